@@ -16,7 +16,7 @@ export LIMIT=${LIMIT:-3000} SLEEP=off
 
 packages() {
   [ -z "${PACKAGES:-}" ] || { printf "%s\n" $PACKAGES && return; }
-  for p in pkg/nft pkg/probe pkg/apply pkg/conntrack pkg/counters pkg/doctor pkg/host pkg/nodeport pkg/takeover test/lab test/scenario test/kernels; do
+  for p in pkg/nft pkg/probe pkg/apply pkg/beside/conntrack pkg/beside/counters pkg/inspect/doctor pkg/host pkg/beside/nodeport pkg/beside/takeover test/lab test/scenario test/kernels; do
     if ls "$p"/*_test.go >/dev/null 2>&1; then echo "$p"; fi
   done
 }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/command"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/daemon"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/command"
 )
 
 // version is set at build time.

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plugin"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/plugin"
 )
 
 // version is set at build time.

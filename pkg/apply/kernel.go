@@ -130,7 +130,7 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		result.Again, result.Crowded = k.ledger.scheduleRetirement(k.Now()), len(k.ledger.crowded) > 0
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
-		// If a table of kube-proxy has an owner, only the owner may delete it. This must not prevent all syncs. pkg/takeover tries again.
+		// If a table of kube-proxy has an owner, only the owner may delete it. This must not prevent all syncs. pkg/beside/takeover tries again.
 		k.takeOver.settle()
 	}
 	return result, err

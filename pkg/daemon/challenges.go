@@ -5,8 +5,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 )
 
 // challenges records the results of challenging the clients of terminated connections.

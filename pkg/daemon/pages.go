@@ -8,11 +8,11 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/statuspage"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/zpages"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/statuspage"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/zpages"
 )
 
 // metricsPort returns the handler of the metrics port: kube-proxy's paths, and the status page.

@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/console"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/console"
 )
 
 const secret = "S3CR3T"

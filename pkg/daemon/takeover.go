@@ -8,11 +8,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 )
 
 // cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:

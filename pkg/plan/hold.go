@@ -14,7 +14,7 @@ import (
 // A Service that scales to zero drops packets while it has no endpoint, so that the client's retry finds the endpoint of a pod that starts
 // meanwhile. The packets fill two sets with the numbers of the service ports:
 //
-//	held     for demandTime after the last held packet: an episode. pkg/demand reads it.
+//	held     for demandTime after the last held packet: an episode. pkg/beside/demand reads it.
 //	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
 //
 // So the kernel alone bounds the time, also while no process runs.

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/report"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/report"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )

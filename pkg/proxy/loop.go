@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 )
 
 // Run keeps the kernel's tables as planned until the context ends. It changes nothing before it has read the source, and keeps the

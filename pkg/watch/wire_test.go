@@ -114,7 +114,7 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 	noteStored(reflect.TypeFor[corev1.Service](), keptOfService, known)
 	noteStored(reflect.TypeFor[discoveryv1.EndpointSlice](), withZones(), known)
 	cfg := &packages.Config{Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo, Dir: "../.."}
-	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/health", "./pkg/report", "./cmd/...")
+	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/beside/health", "./pkg/beside/report", "./cmd/...")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 func (w *world) leaveRules() {
 	w.Helper()
 	for _, command := range []string{
-		"for c in iptables ip6tables; do grep -v nfacct ../../pkg/takeover/testdata/$c.txt | xtables-nft-multi $c-restore -n; done",
-		"for c in iptables ip6tables; do grep -v nfacct ../../pkg/takeover/testdata/$c.txt | xtables-legacy-multi $c-restore -n; done",
+		"for c in iptables ip6tables; do grep -v nfacct ../../pkg/beside/takeover/testdata/$c.txt | xtables-nft-multi $c-restore -n; done",
+		"for c in iptables ip6tables; do grep -v nfacct ../../pkg/beside/takeover/testdata/$c.txt | xtables-legacy-multi $c-restore -n; done",
 		"for f in ip ip6; do nft \"add table $f kube-proxy; add chain $f kube-proxy services\"; done",
 	} {
 		if out, err := w.Node.Command(w.Context(), "sh", "-ec", command).CombinedOutput(); err != nil {

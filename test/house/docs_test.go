@@ -162,7 +162,7 @@ var (
 	inRow  = regexp.MustCompile("(?m)^\\| `(kube(?:nft)?proxy_[a-z0-9_]+)` \\| \\w+ \\|")
 )
 
-// TestNamedMetricsExist compares the metrics in pages and deploy/ with the tables of docs/metrics.md, which pkg/metrics writes.
+// TestNamedMetricsExist compares the metrics in pages and deploy/ with the tables of docs/metrics.md, which pkg/beside/metrics writes.
 func TestNamedMetricsExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, m := range inRow.FindAllStringSubmatch(mustRead(t, "docs/metrics.md"), -1) {

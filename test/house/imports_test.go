@@ -11,57 +11,57 @@ import (
 // pipeline lists, for each package, the packages that it may import: earlier ones, or those with the values that it receives. The
 // console imports the packages whose data it reads, and only the daemon imports nearly all. Only the program imports the daemon.
 var pipeline = map[string][]string{
-	"pkg/inet":      {},
-	"pkg/balance":   {},
-	"pkg/model":     {"pkg/balance", "pkg/inet"},
-	"pkg/netlink":   {},
-	"pkg/nft":       {"pkg/inet", "pkg/netlink"},
-	"pkg/track":     {},
-	"pkg/schedule":  {},
-	"pkg/instance":  {},
-	"pkg/watch":     {"pkg/model", "pkg/track"},
-	"pkg/plan":      {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/probe":     {"pkg/inet", "pkg/nft"},
-	"pkg/apply":     {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
-	"pkg/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
-	"pkg/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
-	"pkg/nodeport":  {"pkg/inet", "pkg/model"},
-	"pkg/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/demand":    {"pkg/nft", "pkg/plan"},
-	"pkg/report":    {"pkg/model"},
-	"pkg/host":      {"pkg/inet"},
-	"pkg/config":    {"pkg/balance", "pkg/inet", "pkg/model"},
-	"pkg/command": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
-		"pkg/trace", "pkg/track", "pkg/usage", "pkg/view", "pkg/watch",
+	"pkg/inet":             {},
+	"pkg/balance":          {},
+	"pkg/model":            {"pkg/balance", "pkg/inet"},
+	"pkg/netlink":          {},
+	"pkg/nft":              {"pkg/inet", "pkg/netlink"},
+	"pkg/track":            {},
+	"pkg/schedule":         {},
+	"pkg/instance":         {},
+	"pkg/watch":            {"pkg/model", "pkg/track"},
+	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/probe":            {"pkg/inet", "pkg/nft"},
+	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
+	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
+	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
+	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
+	"pkg/beside/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
+	"pkg/beside/report":    {"pkg/model"},
+	"pkg/host":             {"pkg/inet"},
+	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
+	"pkg/inspect/command": {
+		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/inspect/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
+		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch",
 	},
-	"pkg/metrics":    {"pkg/counters", "pkg/inet"},
-	"pkg/settings":   {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
-	"pkg/statuspage": {"pkg/view"},
-	"pkg/zpages":     {},
-	"pkg/view":       {},
-	"pkg/usage":      {},
-	"pkg/plugin":     {"pkg/usage", "pkg/view"},
-	"pkg/control":    {"pkg/health"},
-	"pkg/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nodeport", "pkg/probe", "pkg/takeover", "pkg/view"},
-	"pkg/health":     {"pkg/inet", "pkg/model"},
-	"pkg/takeover":   {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
+	"pkg/beside/metrics":     {"pkg/beside/counters", "pkg/inet"},
+	"pkg/settings":           {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
+	"pkg/inspect/statuspage": {"pkg/view"},
+	"pkg/inspect/zpages":     {},
+	"pkg/view":               {},
+	"pkg/inspect/usage":      {},
+	"pkg/inspect/plugin":     {"pkg/inspect/usage", "pkg/view"},
+	"pkg/inspect/control":    {"pkg/beside/health"},
+	"pkg/inspect/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/beside/nodeport", "pkg/probe", "pkg/beside/takeover", "pkg/view"},
+	"pkg/beside/health":      {"pkg/inet", "pkg/model"},
+	"pkg/beside/takeover":    {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
-		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/inet", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
+		"pkg/apply", "pkg/beside/conntrack", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
-	"pkg/console": {
-		"pkg/apply", "pkg/balance", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
-		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
+	"pkg/inspect/console": {
+		"pkg/apply", "pkg/balance", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/demand", "pkg/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
-		"pkg/nft", "pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
-		"pkg/view", "pkg/watch", "pkg/zpages",
+		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
+		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
+		"pkg/view", "pkg/watch", "pkg/inspect/zpages",
 	},
-	"cmd/kube-nftproxy":    {"pkg/command", "pkg/daemon"},
-	"cmd/kubectl-nftproxy": {"pkg/plugin"},
+	"cmd/kube-nftproxy":    {"pkg/inspect/command", "pkg/daemon"},
+	"cmd/kubectl-nftproxy": {"pkg/inspect/plugin"},
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
@@ -75,7 +75,7 @@ var systemFiles = []string{"pkg/nft/listen.go"}
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
 
 // apiTypes lists the packages that use the types of the Kubernetes API.
-var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/health", "pkg/report"}
+var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report"}
 
 func TestImportsFollowThePipeline(t *testing.T) {
 	for _, s := range sources(t) {

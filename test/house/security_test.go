@@ -33,7 +33,7 @@ func TestTheProgramRunsNoOther(t *testing.T) {
 
 // TestServersAreBounded: HTTP servers are created in only one place, which sets their limits (tested there).
 func TestServersAreBounded(t *testing.T) {
-	const where = "pkg/health/bounded.go"
+	const where = "pkg/beside/health/bounded.go"
 	made := 0
 	for _, s := range sources(t) {
 		if !s.program() {

@@ -17,5 +17,5 @@ endpoints as without source ranges. Packets prove each row, for IPv4 and IPv6:
 | No endpoint | dropped, while an admitted source is refused | [source-ranges-policies](../test/scenario/testdata/source-ranges-policies.txtar) |
 | A flow without a reply, after a change of the list | dropped: the flow is deleted | [source-ranges-flows](../test/scenario/testdata/source-ranges-flows.txtar) |
 | A flow with a reply, after a change of the list | continues | [source-ranges-flows](../test/scenario/testdata/source-ranges-flows.txtar) |
-| A node port on loopback (127.0.0.1, ::1) | refused: the program does not listen | [TestClaimsOf](../pkg/loopback/choice_test.go) |
+| A node port on loopback (127.0.0.1, ::1) | refused: the program does not listen | [TestClaimsOf](../pkg/beside/loopback/choice_test.go) |
 `

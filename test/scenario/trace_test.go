@@ -10,9 +10,9 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 

@@ -10,7 +10,7 @@
 // After each switch, a test checks that the rules of the previous program are removed, that the rules of other programs are unchanged,
 // and that a change of a Service takes effect.
 //
-// kube-proxy runs in mode nftables, and in mode iptables with both backends. The tests of pkg/takeover have mode ipvs: they run in virtual
+// kube-proxy runs in mode nftables, and in mode iptables with both backends. The tests of pkg/beside/takeover have mode ipvs: they run in virtual
 // machines, because the kernel needs ipvs.
 //
 // In: one API server, and for each mode of kube-proxy a lab. On the node of the lab, the two programs run by turns.

@@ -1,0 +1,158 @@
+package command
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// ending is the result for a packet.
+type ending struct {
+	text    string
+	stopped bool
+}
+
+// journey is the list of events of one packet.
+type journey struct {
+	events []nft.TraceEvent
+	// table is the name of the program's tables.
+	table string
+	// chains are the base chains of all tables.
+	chains   []nft.BaseChain
+	protocol inet.Protocol
+}
+
+// end describes where the packet was seen last, and its result.
+func (j *journey) end() ending {
+	const dropped = 0
+	last := j.events[len(j.events)-1]
+	where := j.lastAddress()
+	switch {
+	case last.Verdict == dropped && !last.Returned && !strings.HasPrefix(last.Table, liveTable):
+		return ending{j.stopper(last), true}
+	case last.Chain == nft.TraceLeaving, last.Chain == nft.TraceDelivered:
+		text := "The packet left this node."
+		if device, _, err := (host.Routes{}).Out(where.Addr()); err == nil {
+			text = fmt.Sprintf("The packet left this node by %s.", device)
+		}
+		if last.Chain == nft.TraceDelivered {
+			text = "The packet was delivered to this node."
+		}
+		if by := j.translator(); by != "" {
+			text = fmt.Sprintf("It was translated to %s by %s, before the rules of kube-nftproxy. %s", where, by, text)
+		}
+		came := j.answer(where)
+		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
+	}
+	return ending{"The kernel reported nothing more of this packet. Possible causes: this node has no route to the destination, does not forward packets, or drops " +
+		"the packet by strict reverse path filtering (see kube-nftproxy status -o wide), or in a part of the kernel other than nftables.", true}
+}
+
+// stopper names the rule or policy that has dropped the packet, and the command that lists it.
+func (j *journey) stopper(e nft.TraceEvent) string {
+	if e.Table == j.table {
+		return fmt.Sprintf("Stopped by chain %s of table %s.", e.Chain, e.Table)
+	}
+	family := ""
+	for _, ch := range j.chains {
+		if ch.Table == e.Table {
+			family = ch.Family
+			break
+		}
+	}
+	what := fmt.Sprintf("rule %d of chain %s", e.Handle, e.Chain)
+	if e.Policy {
+		what = "the policy of chain " + e.Chain
+	}
+	text := fmt.Sprintf("Stopped by %s of table %s, which belongs to another program", what, strings.TrimSpace(family+" "+e.Table))
+	if family != "" {
+		text += fmt.Sprintf("; to list it: nft -a list chain %s %s %s", family, e.Table, e.Chain)
+	}
+	return text + "."
+}
+
+// translator names the chain of another program that has changed the destination, or returns "".
+func (j *journey) translator() string {
+	var to netip.AddrPort
+	var before nft.TraceEvent
+	for _, e := range j.events {
+		if e.To.IsValid() {
+			foreign := before.Table != j.table && !strings.HasPrefix(before.Table, liveTable)
+			if to.IsValid() && e.To != to && foreign {
+				return fmt.Sprintf("chain %s of table %s", before.Chain, before.Table)
+			}
+			to = e.To
+		}
+		before = e
+	}
+	return ""
+}
+
+func (j *journey) lastAddress() (to netip.AddrPort) {
+	for _, e := range j.events {
+		if e.To.IsValid() {
+			to = e.To
+		}
+	}
+	return to
+}
+
+// own reports whether any rule of this program was evaluated for the packet.
+func (j *journey) own() bool {
+	for _, e := range j.events {
+		if e.Table == j.table {
+			return true
+		}
+	}
+	return false
+}
+
+// replies is the time to wait for an answer. look is the time between two lookups of the connection.
+const (
+	replies = time.Second
+	look    = 20 * time.Millisecond
+)
+
+// answer describes the reply, according to the kernel's connection tracking.
+func (j *journey) answer(where netip.AddrPort) ending {
+	from, to := j.events[0].From, j.events[0].To
+	if !from.IsValid() || !to.IsValid() {
+		return ending{}
+	}
+	for begin := time.Now(); ; time.Sleep(look) {
+		flow, err := conntrack.Lookup(j.protocol, from, to)
+		switch {
+		case err != nil:
+			return ending{}
+		case flow == nil && !j.own():
+			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
+				"of other programs above.", true}
+		case flow == nil && j.protocol == inet.TCP: // the kernel deletes the entry after a reset as the only answer
+			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a firewall on the path rejects it.", where, where.Port()), true}
+		case flow == nil:
+			return ending{}
+		case flow.Replied:
+			return ending{text: fmt.Sprintf("%s answered.", where)}
+		case time.Since(begin) > replies:
+			closed := ""
+			if j.protocol != inet.TCP { // connection tracking does not show a refusal, which is an ICMP error
+				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
+			}
+			return ending{fmt.Sprintf("%s has not answered within %v: %sthe pod is gone or hangs, or the packet or its answer was lost on the path (NetworkPolicy, "+
+				"route, remote node).", where, replies, closed), true}
+		}
+	}
+}
+
+// missed returns the error if no packet arrived, with possible causes.
+func missed(source string, timeout time.Duration) error {
+	return fmt.Errorf("no matching packet within %s: it does not reach this node (check the routes of %s and the address that it connects to), "+
+		"or it is part of an established connection", timeout, cmp.Or(source, "the sender"))
+}

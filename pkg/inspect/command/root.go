@@ -1,0 +1,93 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/cli"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/usage"
+)
+
+// Daemon runs the program until the context ends. It must complete and validate the options, which have only the values of the flags.
+type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
+
+// Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
+func Run(version string, daemon Daemon) int {
+	root, args := newCommand(version, daemon), os.Args[1:]
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if err := mistyped(root, args); err != nil {
+		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+		return exitUnable
+	}
+	if isCommand(root, args) {
+		return execute(root)
+	}
+	return cli.Run(root)
+}
+
+// mistyped returns an error if the first argument is similar to the name of a command. The daemon gets other arguments, and rejects them as kube-proxy
+// does.
+func mistyped(root *cobra.Command, args []string) error {
+	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") {
+		return nil
+	}
+	if found, _, _ := root.Find(args); found != root {
+		return nil
+	}
+	var commands []string
+	for _, c := range root.Commands() {
+		commands = append(commands, c.Name())
+	}
+	if similar := usage.DidYouMean(args[0], commands); similar != "" {
+		return fmt.Errorf("unknown command %q%s", args[0], similar)
+	}
+	return nil
+}
+
+// isCommand reports whether the arguments name a command. Otherwise they are for the daemon.
+func isCommand(root *cobra.Command, args []string) bool {
+	found, _, err := root.Find(args)
+	return err == nil && found != root || len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
+}
+
+// newCommand returns the root command with its subcommands.
+func newCommand(version string, daemon Daemon) *cobra.Command {
+	o := config.NewOptions()
+	o.ControlSocket = control.DefaultPath
+	show := versionFlag("false")
+	cmd := &cobra.Command{
+		Use:   "kube-nftproxy",
+		Short: "Serve Kubernetes Services on a node with nftables",
+		Long:  "kube-nftproxy watches Services and EndpointSlices. It programs nftables on this node, so that pods, processes of the node\nand external clients reach the endpoints of Services.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if strings.Join(args, "") != "" {
+				return fmt.Errorf("%q does not take any arguments, got %q", cmd.CommandPath(), args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if text := show.text(version); text != "" {
+				fmt.Println(text)
+				return nil
+			}
+			if !cmd.Flags().Changed("control-socket") {
+				o.ControlSocket = control.PathOf(o.ServiceProxyName)
+			}
+			return daemon(cmd.Context(), version, o, cmd.Flags())
+		},
+	}
+	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, as vX.Y.Z, is accepted and ignored.")
+	cmd.Flags().Lookup("version").NoOptDefVal = "true"
+	o.AddFlags(cmd.Flags())
+	addCommands(cmd, version)
+	cmd.SetFlagErrorFunc(usage.FlagError)
+	return cmd
+}

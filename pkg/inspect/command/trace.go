@@ -1,0 +1,442 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// traceCommand follows a packet through the rules in the kernel.
+func traceCommand() *cobra.Command {
+	var q question
+	var live bool
+	var timeout time.Duration
+	var namespace string
+	cmd := &cobra.Command{
+		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL] | trace FROM svc/NAMESPACE/NAME[:PORT]",
+		Short: "Show the path of the first packet of a connection, and the reasons for it",
+		Long: `trace reads the rules and maps in the kernel of this node, and evaluates them for the first packet of a connection. It shows the
+Service, the possible endpoints with their probabilities, and the source address that the endpoints see. If the packet is refused,
+trace shows the reason. trace sends nothing. With --live, it waits for a real packet instead. It then shows the chains on the path of
+the packet, the chain of another program that stops or translates the packet, the outgoing interface, and whether the endpoint answers.
+
+FROM is the IP address of a pod or of another machine, "node" for the processes of this node, or pod/NAMESPACE/NAME for a pod that is
+an endpoint of a Service. If the algorithm of the Service is maglev, the endpoint depends on the source port: set it, as in
+198.51.100.7:40000. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
+cluster IP of a Service. Its PORT is a number or a name. Omit it if the Service has only one port.
+
+The command queries the running program only for names, and for node ports on loopback, which the program serves itself. The exit
+code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule stops the packet or the endpoint does not answer.
+-o wide adds the rules that act on the packet.`,
+		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
+  kube-nftproxy trace node 10.96.0.10:53/udp -o wide
+  kube-nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
+  kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
+		Args: cobra.ExactArgs(2),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return []string{sentByNode}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, to, err := q.resolve(cmd.Context(), namespace, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			p, err := parsePacket(from, to)
+			if err != nil {
+				return err
+			}
+			if live {
+				return q.followLive(cmd.OutOrStdout(), p, from != sentByNode, timeout)
+			}
+			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
+				return printPrediction(cmd.OutOrStdout(), &q.output, t)
+			}
+			return q.tracePacket(cmd.OutOrStdout(), p)
+		},
+	}
+	q.flags(cmd)
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "Namespace of pods and Services without one.")
+	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "Time to wait for a packet with --live.")
+	return cmd
+}
+
+// sentByNode is the source of packets of the node's own processes.
+const sentByNode = "node"
+
+func parsePacket(from, to string) (p trace.Packet, err error) {
+	where, name, given := strings.Cut(to, "/")
+	protocol, known := inet.ParseProtocol(strings.ToLower(name))
+	switch {
+	case !given:
+		protocol = inet.TCP
+	case !known:
+		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT/tcp, /udp or /sctp, or svc/NAMESPACE/NAME:PORT for a Service", name)
+	}
+	at, err := netip.ParseAddrPort(where)
+	if err != nil {
+		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp, or "+
+			"svc/NAMESPACE/NAME:PORT for a Service", err)
+	}
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	var source netip.Addr
+	var port uint16
+	if from != sentByNode {
+		client, withPort := netip.ParseAddrPort(from)
+		if source, err = netip.ParseAddr(from); err != nil && withPort == nil {
+			source, port, err = client.Addr(), client.Port(), nil
+		}
+		if err != nil {
+			return p, fmt.Errorf("read source: %w; use an IP address, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
+		}
+	}
+	p, err = trace.From(source.Unmap(), at, protocol, host.Routes{})
+	p.FromPort = port
+	return p, err
+}
+
+// predict reads the tables with a name, and evaluates them for a packet.
+func predict(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer conn.Close() //nolint:errcheck // read only
+	table, err := conn.Read(inet.FamilyOf(p.To.Addr()), tables)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	chains, err := conn.BaseChains(table.Family)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	t, err := trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}, Chains: chains}, p)
+	return t, table, chains, err
+}
+
+func (q *question) tracePacket(to io.Writer, p trace.Packet) error {
+	t, _, _, err := predict(p, plan.Table(q.proxyName))
+	if err != nil {
+		return err
+	}
+	return printPrediction(to, &q.output, t)
+}
+
+func printPrediction(to io.Writer, out *output, t *trace.Trace) error {
+	if err := out.print(to, newTraceView(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
+		return err
+	}
+	for _, w := range t.Ways {
+		if w.Outcome != trace.Translated || w.NoRoute {
+			return errWrong
+		}
+	}
+	return nil
+}
+
+// traceView is the JSON form of a trace.
+type traceView struct {
+	From      string `json:"from"`
+	Interface string `json:"interface,omitempty"`
+	To        string `json:"to"`
+	Protocol  string `json:"protocol"`
+	*trace.Trace
+}
+
+func newTraceView(t *trace.Trace) traceView {
+	return traceView{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), t.Packet.Protocol.String(), t}
+}
+
+func printTrace(p *view.Printer, t *trace.Trace) {
+	how := "sent by this node"
+	switch {
+	case !t.Packet.Own && t.Packet.Interface == "":
+		how = "arrives by an unknown interface"
+	case !t.Packet.Own:
+		how = "arrives by " + t.Packet.Interface
+	}
+	p.Printf("%s, %s\n", t.Packet, how)
+	if t.Frontend != "" {
+		p.Printf("Service port: %s\n", p.Paint(view.Bold, view.Printable(t.Frontend)))
+	}
+	if t.Why != "" {
+		p.Printf("%s\n", p.Paint(view.Bad, t.Why))
+	}
+	p.Printf("\n")
+	printWays(p, t.Ways)
+	printList(p, "Hints:", t.Hints)
+	printList(p, "Chains of other programs on the path (not evaluated):", t.Also)
+	if p.Wide && len(t.Ways) > 0 {
+		printSteps(p, t.Ways[0].Steps)
+	}
+}
+
+// manyWays is the number of ways with the same reason that the output shows, unless it is wide.
+const manyWays = 20
+
+// printWays writes the reason once for all successive ways that share it, and then the ways.
+func printWays(p *view.Printer, ways []trace.Way) {
+	last := ""
+	var rows [][]view.Cell
+	flush := func() {
+		shown := len(rows)
+		if !p.Wide {
+			shown = min(shown, manyWays)
+		}
+		p.Table(nil, rows[:shown])
+		if n := len(rows) - shown; n > 0 {
+			p.Printf("  and %d more; -o wide shows them\n", n)
+		}
+		rows = nil
+	}
+	for _, w := range ways {
+		if w.Why != last {
+			flush()
+			p.Printf("%s\n", view.Printable(w.Why))
+			last = w.Why
+		}
+		rows = append(rows, wayRow(w))
+	}
+	flush()
+}
+
+func wayRow(w trace.Way) []view.Cell {
+	percent := strconv.FormatFloat(w.Probability*100, 'g', 3, 64)
+	chance := view.Cell{Text: "  " + percent + " %"}
+	switch w.Outcome {
+	case trace.Translated:
+		seen := "source kept: " + w.Source.String()
+		if w.Masqueraded {
+			seen = "masqueraded as " + w.Source.String() + ": " + w.MasqueradedWhy
+		}
+		where := "to " + w.To.String()
+		style := view.Good
+		switch {
+		case w.NoRoute:
+			where, style, seen = where+", no route from this node", view.Bad, ""
+		case w.Here:
+			where += " (this node)"
+		}
+		return []view.Cell{chance, {Text: where, Style: style}, {Text: seen}}
+	case trace.Refused, trace.Dropped:
+		return []view.Cell{chance, {Text: strings.TrimSpace(string(w.Outcome) + " " + w.How), Style: view.Bad}}
+	}
+	return []view.Cell{chance, {Text: string(w.Outcome), Style: view.Warn}, {Text: "continues to " + w.To.String() + " with source " + w.Source.String()}}
+}
+
+func printList(p *view.Printer, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	p.Printf("\n%s\n", title)
+	for _, l := range lines {
+		p.Printf("  %s\n", view.Printable(l))
+	}
+}
+
+func printSteps(p *view.Printer, steps []trace.Step) {
+	p.Printf("\nRules that act on the packet, on the first of these paths:\n")
+	for _, s := range steps {
+		p.Printf("  %s %s: %s\n", s.Hook, s.Chain, view.Printable(s.Rule))
+		for _, f := range s.Facts {
+			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(factText(f))))
+		}
+	}
+}
+
+func factText(f trace.Fact) string {
+	switch {
+	case f.Did != "":
+		return f.Did
+	case f.Hash != nil:
+		return fmt.Sprintf("its hash leads to slot %d", *f.Hash)
+	case f.Drawn > 0:
+		return fmt.Sprintf("draws one of %d numbers", f.Drawn)
+	case f.Missing:
+		return fmt.Sprintf("%s: no %s", f.Set, f.Key)
+	}
+	text := f.Set + ": " + f.Key
+	if f.Value != "" {
+		text += " : " + f.Value
+	}
+	if f.Comment != "" {
+		text += "  # " + f.Comment
+	}
+	return text
+}
+
+// liveTable is the name of the table that marks packets.
+const liveTable = "kube-nftproxy-trace"
+
+// liveEvent is an event in words.
+type liveEvent struct {
+	Table string `json:"table"`
+	Chain string `json:"chain"`
+	// Text is the action in words, Rule the rule in nft's language.
+	Text string `json:"text"`
+	Rule string `json:"rule,omitempty"`
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+}
+
+// quiet is the time without events after which the trace of a packet is complete.
+const quiet = 300 * time.Millisecond
+
+// followLive waits for a packet, and prints its events.
+func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, timeout time.Duration) error {
+	predicted, own, chains, err := predict(p, plan.Table(q.proxyName))
+	if err != nil {
+		return err
+	}
+	if p.Own && p.NoRoute { // the kernel sends no packet
+		return printPrediction(to, &q.output, predicted)
+	}
+	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
+	if fromGiven {
+		what.From = p.From
+	}
+	tracer, err := nft.Trace(liveTable+"-"+strconv.Itoa(unix.Getpid()), what)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tracer.Close() }() // after an error, the kernel deletes the table with the process
+	events, err := firstPacket(tracer, timeout)
+	if err == nil && len(events) == 0 {
+		source := ""
+		if fromGiven {
+			source = p.From.String()
+		}
+		return missed(source, timeout)
+	}
+	if err != nil {
+		return err
+	}
+	list := make([]liveEvent, 0, len(events))
+	for _, e := range events {
+		if endOfChain := e.Handle == 0 && !e.Policy; !e.Returned && !endOfChain {
+			list = append(list, inWords(own, e))
+		}
+	}
+	way := journey{events, own.Name, chains, p.Protocol}
+	end := way.end()
+	err = q.print(to, liveView{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+		if predicted.Frontend != "" {
+			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(predicted.Frontend)))
+		}
+		printLive(printer, list, own.Name)
+		printer.Printf("%s\n", end.text)
+	})
+	if err == nil && end.stopped {
+		err = errWrong
+	}
+	return err
+}
+
+// liveView is the JSON form of the events.
+type liveView struct {
+	Frontend string      `json:"frontend"`
+	Events   []liveEvent `json:"events"`
+	End      string      `json:"end"`
+	Stopped  bool        `json:"stopped"`
+}
+
+// firstPacket returns the events of the first packet that arrives, or none after the timeout.
+func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, err error) {
+	deadline := time.Now().Add(timeout)
+	for len(list) == 0 {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return nil, nil
+		}
+		if list, err = t.Next(left); err != nil {
+			return nil, err
+		}
+	}
+	id := list[0].ID
+	for {
+		more, err := t.Next(quiet)
+		if err != nil {
+			return nil, err
+		}
+		if len(more) == 0 {
+			break
+		}
+		list = append(list, more...)
+	}
+	var own []nft.TraceEvent
+	for _, e := range list {
+		if e.ID == id {
+			own = append(own, e)
+		}
+	}
+	return own, nil
+}
+
+// inWords describes an event. For a rule of this program, the text has words; for a rule of another program, it has the handle of the rule.
+func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
+	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: nft.VerdictText(e.Verdict, e.Target)}
+	if e.To.IsValid() {
+		l.From, l.To = e.From.String(), e.To.String()
+	}
+	switch {
+	case e.Policy:
+		l.Text = "policy: " + l.Text
+	case e.Table != own.Name:
+		l.Text = fmt.Sprintf("rule with handle %d: %s", e.Handle, l.Text)
+	default:
+		if r := ruleOf(own, e); r != nil {
+			l.Rule = nft.RuleLine(nft.Text(own.Family, r.Exprs, own.Sets), r.Comment)
+			l.Text = trace.Words(own, r, e.Target)
+		}
+	}
+	return l
+}
+
+func ruleOf(own *nft.ReadTable, e nft.TraceEvent) *nft.ReadRule {
+	if ch := own.Chains[e.Chain]; ch != nil {
+		for i := range ch.Rules {
+			if ch.Rules[i].Handle == e.Handle {
+				return &ch.Rules[i]
+			}
+		}
+	}
+	return nil
+}
+
+func printLive(p *view.Printer, list []liveEvent, table string) {
+	from, to := "", ""
+	own := false
+	for _, l := range list {
+		if l.To != "" && (l.From != from || l.To != to) {
+			from, to = l.From, l.To
+			p.Printf("%s\n", p.Paint(view.Bold, from+" -> "+to))
+		}
+		if strings.HasPrefix(l.Table, liveTable) {
+			continue // this chain only marks the end of the packet's path
+		}
+		own = own || l.Table == table
+		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))
+		if p.Wide && l.Rule != "" {
+			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(l.Rule)))
+		}
+	}
+	if !own {
+		p.Printf("No rule of table %s was evaluated.\n", table)
+	}
+}

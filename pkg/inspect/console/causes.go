@@ -1,0 +1,483 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// objects are the facts about the API's objects that findings need.
+type objects struct {
+	// local are the addresses of endpoints on this node.
+	local []netip.Addr
+	// families are the IP families of Services.
+	families [2]bool
+	// rejected are the Services with parts that are not programmed. broken are the Services whose health check port is not served.
+	rejected, broken affected
+}
+
+// affected has the first Services with a problem.
+type affected struct {
+	names []string
+	more  int
+	// first is the first problem.
+	first string
+}
+
+func (a *affected) add(name, problem string) {
+	if a.first == "" {
+		a.first = problem
+	}
+	if len(a.names) == view.MostNamed {
+		a.more++
+		return
+	}
+	a.names = append(a.names, name)
+}
+
+func (a *affected) count() int { return len(a.names) + a.more }
+
+// readObjects reads each object once. It counts the objects, and returns the facts that findings need.
+func (c *Console) readObjects(s *view.Status) *objects {
+	o := &objects{}
+	facts := c.Loop.Facts()
+	for _, name := range c.Source.Services() {
+		s.Counts.Services++
+		slices := c.Source.Slices(name)
+		for _, slice := range slices {
+			s.Counts.Endpoints += len(slice.Endpoints)
+		}
+		o.local = append(o.local, model.LocalAddresses(slices, c.NodeName)...)
+		built := model.Build(c.Source.Service(name), slices, facts.Node, c.ModelOptions())
+		if built == nil {
+			continue
+		}
+		for _, f := range inet.Families {
+			o.families[f] = o.families[f] || built.Serves(f)
+		}
+		broken := c.Broken(name)
+		if len(built.Problems)+len(broken) > 0 {
+			s.Counts.Problems++
+		}
+		if len(built.Problems) > 0 {
+			p := built.Problems[0]
+			o.rejected.add(name.String(), fmt.Sprintf("%s, %s: %s", doctor.Object(p), p.Field, p.Reason))
+		}
+		if len(broken) > 0 {
+			o.broken.add(name.String(), broken[0])
+		}
+	}
+	if p := c.Pending(); !p.Latest.IsZero() {
+		s.API.LastEvent = &p.Latest
+	}
+	return o
+}
+
+// usedFamilies returns the IP families that the Node or a Service uses: by an address of the Node, by a prefix of pods or Services, or by a
+// cluster IP. Without any, it returns IPv4.
+func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
+	used := o.families
+	use := func(addr netip.Addr) {
+		if addr.IsValid() {
+			used[inet.FamilyOf(addr)] = true
+		}
+	}
+	for f, cidrs := range c.Loop.Facts().ServiceCIDRs {
+		used[f] = used[f] || len(cidrs) > 0
+	}
+	for _, p := range c.podPrefixes() {
+		use(p.Addr())
+	}
+	if node := c.Source.Node(); node != nil {
+		for _, addr := range model.InternalIPs(node) {
+			use(addr)
+		}
+		prefixes, _ := model.PodCIDRs(node)
+		for _, p := range prefixes {
+			use(p.Addr())
+		}
+	}
+	for _, f := range inet.Families {
+		if used[f] {
+			list = append(list, f)
+		}
+	}
+	if len(list) == 0 {
+		return []inet.Family{inet.IPv4}
+	}
+	return list
+}
+
+// causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other programs that write its tables.
+// used are the families that this node or a Service uses.
+func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) []view.Finding {
+	list := c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) })
+	list = append(list, c.unbound(s)...)
+	list = append(list, c.configuration()...)
+	list = append(list, c.unserved(used)...)
+	list = append(list, c.identity(s)...)
+	list = append(list, c.rivals(s)...)
+	pods := podsAmong(o.local)
+	list = append(list, c.withoutPrefix(used)...)
+	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
+}
+
+// onlyProgram lists everything that a restart of this program affects.
+const onlyProgram = "only the program on this node: the rules and all connections stay"
+
+// unserved reports IP families of the host that are not served, because the kernel lacks features. A family that nothing uses is a note.
+func (c *Console) unserved(used []inet.Family) []view.Finding {
+	severity := func(f inet.Family) view.Severity {
+		if slices.Contains(used, f) {
+			return view.Wrong
+		}
+		return view.Note
+	}
+	if family, appeared := c.Appeared(); appeared {
+		return []view.Finding{{
+			Severity: severity(family), Reason: view.FamilyAppeared, Object: c.node(), What: fmt.Sprintf("this host got %s after the program started", family),
+			Impact: fmt.Sprintf("no %s Service is served", family), Fix: "wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
+			Affects: onlyProgram,
+		}}
+	}
+	families := host.Families()
+	if len(families) <= len(c.Families) {
+		return nil
+	}
+	lacks, err := c.Lacks(families)
+	if err != nil || len(lacks) == 0 {
+		return nil
+	}
+	what, fix := probe.Advice(lacks)
+	missing := slices.DeleteFunc(slices.Clone(families), func(f inet.Family) bool { return slices.Contains(c.Families, f) })
+	return []view.Finding{{
+		Severity: severity(missing[0]), Reason: view.FamilyNotServed, Object: c.node(), What: what, Impact: "only Services of " + fmt.Sprint(c.Families) + " are served",
+		Fix: fix, Affects: "the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start",
+	}}
+}
+
+// configuration reports a configuration file that is not in force. It also reports settings without effect that need attention, such as gates and
+// fields of another version of kube-proxy.
+func (c *Console) configuration() (list []view.Finding) {
+	changed, err := c.Unread()
+	object := "file " + c.File
+	switch {
+	case err != nil:
+		list = append(list, view.Finding{
+			Severity: view.Wrong, Reason: view.ConfigurationUnread, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
+			Impact:  "the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
+			Fix:     "correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
+			Affects: "all nodes that use the same ConfigMap",
+		})
+	case changed:
+		list = append(list, view.Finding{
+			Severity: view.Warning, Reason: view.ConfigurationNotUsed, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
+			Impact: "the program runs with the configuration of its start", Fix: fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
+			Affects: "only the program on this node, which then uses the new configuration. Connections stay",
+		})
+	}
+	return append(list, unmet(c.Notes, object)...)
+}
+
+func unmet(notes []config.Note, object string) (list []view.Finding) {
+	for _, n := range notes {
+		if n.Finding {
+			list = append(list, view.Finding{
+				Severity: view.Warning, Reason: view.ConfigurationIgnored, Object: object, What: "configuration, " + n.Subject + ": " + n.Text,
+				Impact: "all other settings of the configuration are in force", Fix: "remove it from the configuration, or update kube-nftproxy to a version that has it",
+				Affects: "nothing now: the setting has no effect",
+			})
+		}
+	}
+	return list
+}
+
+// unbound reports HTTP servers that cannot listen.
+func (c *Console) unbound(s *view.Status) (list []view.Finding) {
+	for _, p := range s.Ports {
+		if p.Error == "" {
+			continue
+		}
+		impact := "Prometheus gets no metrics of this node"
+		if p.Name == "healthz" {
+			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and load balancers may avoid this node"
+		}
+		_, port, _ := net.SplitHostPort(p.Address) // the address has been validated
+		list = append(list, view.Finding{
+			Severity: view.Wrong, Reason: view.PortNotBound, Object: c.node(), What: fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
+			Impact: impact, Fix: fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it to another port", c.NodeName, port),
+			Affects: "only this process. The program tries again every 5 seconds",
+		})
+	}
+	return list
+}
+
+// lately is longer than the time between two attempts to list or watch a resource.
+const lately = 30 * time.Second
+
+// unread reports resources that the program cannot read from the API server. permit returns the fix for missing permissions.
+func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list []view.Finding) {
+	waits := s.Loop != nil && s.Loop.Waits != ""
+	impact := "the program sees no changes, and the rules stay as they are"
+	if waits {
+		impact = "no Service is programmed until the program has read these. The rules of an earlier process stay in place"
+	}
+	add := func(severity view.Severity, reason view.Reason, what, fix, affects string) {
+		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: "API server " + s.API.Source, What: what, Impact: impact, Fix: fix, Affects: affects})
+	}
+	const users = "only the programs that use the same kubeconfig"
+	if !s.API.Answers {
+		add(view.Wrong, view.APIServerUnreachable, "the API server does not answer: "+s.API.Error, "check the address and the certificate authority in the "+
+			"kubeconfig. The address must be reachable without Services: do not use a cluster IP such as 10.96.0.1", users)
+		return list
+	}
+	for _, same := range alikeFailures(s.API.Failures) {
+		f := same[0]
+		if !waits && s.Time.Sub(f.Last) > lately {
+			continue
+		}
+		var resources []string
+		for _, f := range same {
+			resources = append(resources, f.Resource)
+		}
+		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
+		switch {
+		case f.Forbidden:
+			fix, affects := permit()
+			add(view.Wrong, view.APIForbidden, what, fix, affects)
+		case f.Unauthorized:
+			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token or the client certificate: put a valid one into the kubeconfig", users)
+		case waits:
+			add(view.Wrong, view.WatchFailing, what, "check the log of this program and the log of the API server", users)
+		default:
+			add(view.Warning, view.WatchFailing, what, "wait: the program tries again every 5 to 10 seconds. If the finding stays, check the log of the API server", users)
+		}
+	}
+	if waits && len(list) == 0 && s.Loop.Other == "" {
+		add(view.Wrong, view.WaitingForObjects, "nothing is programmed yet: waiting "+s.Loop.Waits, "wait: the first list of a large cluster takes seconds", "nothing")
+	}
+	return list
+}
+
+// alikeFailures groups failures with the same fix.
+func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
+	for _, f := range list {
+		like := func(g []view.WatchFailure) bool {
+			return f.Forbidden && g[0].Forbidden || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error
+		}
+		if i := slices.IndexFunc(groups, like); i >= 0 {
+			groups[i] = append(groups[i], f)
+		} else {
+			groups = append(groups, []view.WatchFailure{f})
+		}
+	}
+	return groups
+}
+
+// identity reports that the program does not run on the Node with its name, or that the Node is being deleted.
+func (c *Console) identity(s *view.Status) []view.Finding {
+	node, waits := c.Source.Node(), s.Loop != nil && s.Loop.Waits != ""
+	if node == nil {
+		if c.API == nil || s.Loop == nil || waits || !s.API.Answers {
+			return nil // unknown yet
+		}
+		return []view.Finding{{
+			Severity: view.Wrong, Reason: view.NodeMissing, Object: c.node(), What: fmt.Sprintf("there is no Node %q", c.NodeName),
+			Impact: "policy Local, zones and node ports: the program finds no endpoint on this node, and health check node ports report no local endpoints",
+			Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
+		}}
+	}
+	if !s.Eligible && !waits { // a loop that waits has not read the Node
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.NodeBeingDeleted, Object: c.node(), What: "the Node is being deleted: /healthz fails, so that load balancers send no new connections",
+			Impact: "none for Services: connections continue, and the program serves all Services", Fix: "none, if the deletion is intended", Affects: "nothing",
+		}}
+	}
+	own, err := host.Addresses()
+	if err != nil {
+		return nil
+	}
+	var internal []string
+	for _, addr := range model.InternalIPs(node) {
+		if slices.Contains(own, addr) {
+			return nil
+		}
+		internal = append(internal, addr.String())
+	}
+	if len(internal) == 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
+		What: fmt.Sprintf("no interface here has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
+		Impact: "all Services, if the pod does not use the host network; node ports and policy Local, if the name belongs to another Node. None, " +
+			"if a gateway outside the node translates the Node's addresses",
+		Fix:     "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node",
+		Affects: "all pods with the same spec",
+	}}
+}
+
+// rivals reports another process that writes the same tables from another plan, for example with other flags. Each process reverts the changes of
+// the other one.
+func (c *Console) rivals(s *view.Status) []view.Finding {
+	const (
+		lately = 5 * time.Minute
+		often  = 3 // a new instance and the old one may both write the tables until the old one exits
+	)
+	if s.Loop == nil {
+		return nil
+	}
+	times, by := 0, ""
+	for _, r := range s.Loop.Repairs {
+		if s.Time.Sub(r.Time) < lately && (r.Program == "kube-nftproxy" || r.Program == "kube-proxy") {
+			times, by = times+1, r.By
+		}
+	}
+	if times < often {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Wrong, Reason: view.TablesFoughtOver, Object: c.node(),
+		What:    fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
+		Impact:  "all Services: the rules alternate between the two programs",
+		Fix:     fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep kube-nftproxy", c.NodeName),
+		Affects: "only the stopped one: the other one serves all Services",
+	}}
+}
+
+// podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without duplicates.
+func podsAmong(local []netip.Addr) []netip.Addr {
+	own, err := host.Addresses()
+	if err != nil {
+		return nil
+	}
+	slices.SortFunc(local, netip.Addr.Compare)
+	local = slices.Compact(local)
+	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
+}
+
+// withoutPrefix reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is used.
+func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
+	mode := c.Config.DetectLocalMode
+	if all, _ := config.Masquerading(c.Config); all || mode != config.ClusterCIDR && mode != config.NodeCIDR || mode == config.NodeCIDR && c.Source.Node() == nil {
+		return nil
+	}
+	var missing []string
+	prefixes := c.podPrefixes()
+	for _, f := range used {
+		if !prefixes[f].IsValid() {
+			missing = append(missing, f.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	what, fix := "clusterCIDR (--cluster-cidr) has no prefix of ", "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode"
+	if mode == config.NodeCIDR {
+		what, fix = "the Node's podCIDRs have no prefix of ", "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
+	}
+	return []view.Finding{{
+		Severity: view.Warning, Reason: view.ClusterCIDRMissing, Object: c.configObject(), What: what + strings.Join(missing, " and "),
+		Impact: "the rules masquerade no connection to a cluster IP because of its source: a client outside of the pod network gets no reply from a cluster IP, " +
+			"unless the reply returns by this node",
+		Fix: fix, Affects: sameConfiguration,
+	}}
+}
+
+// sameConfiguration lists everything that a change of the configuration affects.
+const sameConfiguration = "the source addresses of new connections, on all nodes that use the same configuration"
+
+// configObject returns the configuration as the object of a finding.
+func (c *Console) configObject() string { return "configuration of node " + c.NodeName }
+
+// strangers reports local pods that the configuration does not recognise by their addresses.
+func (c *Console) strangers(pods []netip.Addr) []view.Finding {
+	mode := c.Config.DetectLocalMode
+	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
+		return nil
+	}
+	var strange []string
+	prefixes := c.podPrefixes()
+	for _, addr := range pods {
+		if p := prefixes[inet.FamilyOf(addr)]; p.IsValid() && !p.Contains(addr) {
+			strange = append(strange, addr.String())
+		}
+	}
+	if len(strange) == 0 {
+		return nil
+	}
+	setting := "--cluster-cidr"
+	if mode == config.NodeCIDR {
+		setting = "the Node's podCIDRs"
+	}
+	return []view.Finding{{
+		Severity: view.Warning, Reason: view.PodsOutsideClusterCIDR, Object: c.configObject(),
+		What:   fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), view.Names(strange, 0)),
+		Impact: "source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
+		Fix:    "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode", Affects: sameConfiguration,
+	}}
+}
+
+// bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service, and the endpoint is another
+// pod on the bridge, the reply is not translated back and has an unexpected source. Masqueraded connections work, because their replies pass this
+// node.
+func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
+	bridges, err := host.Bridges()
+	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
+		return nil
+	}
+	for f, name := range [...]string{"iptables", "ip6tables"} {
+		setting := "bridge-nf-call-" + name
+		if text, err := os.ReadFile("/proc/sys/net/bridge/" + setting); err == nil && strings.TrimSpace(string(text)) == "1" {
+			continue
+		}
+		for _, b := range bridges {
+			behind := func(addr netip.Addr) bool { return inet.FamilyOf(addr) == inet.Family(f) && within(b.Prefixes, addr) }
+			if !slices.ContainsFunc(pods, behind) {
+				continue
+			}
+			list = append(list, view.Finding{
+				Severity: view.Wrong, Reason: view.BridgeBypassesRules, Object: c.node(),
+				What:    fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
+				Impact:  fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
+				Fix:     fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
+				Affects: "the rules of all firewalls on this node apply to packets on all its bridges, until the next boot",
+			})
+		}
+	}
+	return list
+}
+
+// podPrefixes returns the configured prefixes of pods.
+func (c *Console) podPrefixes() (list [2]netip.Prefix) {
+	if pods := c.Loop.Facts().PodCIDRs; pods != list {
+		return pods
+	}
+	for f := range list {
+		list[f] = c.LocalPods[f].Prefix
+	}
+	return list
+}
+
+func joinPrefixes(list [2]netip.Prefix) string {
+	var parts []string
+	for _, p := range list {
+		if p.IsValid() {
+			parts = append(parts, p.String())
+		}
+	}
+	return strings.Join(parts, ",")
+}

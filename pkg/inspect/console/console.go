@@ -1,0 +1,141 @@
+package console
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/statuspage"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// Loop answers queries about the daemon's loop.
+type Loop interface {
+	// Facts returns the facts of the last sync, at once. The other methods wait for the end of the current sync, or of the context.
+	Facts() proxy.Facts
+	Status(context.Context) (*view.Loop, error)
+	Syncs(context.Context) ([]view.Sync, error)
+	Elements(context.Context) ([2]int, error)
+	Conflicts(context.Context, []types.NamespacedName) ([]plan.Conflict, error)
+	Behaviours(context.Context, []types.NamespacedName) (map[types.NamespacedName]proxy.Behaviours, error)
+	Numbers(context.Context) (*plan.Numbers, error)
+	Starts(context.Context) (map[types.NamespacedName]*model.Starts, error)
+}
+
+// Source holds the API objects.
+type Source interface {
+	settings.Source
+	// Synced returns a channel that is closed when Services and EndpointSlices were both read.
+	Synced() <-chan struct{}
+}
+
+// Parts are the parts of the daemon that a console reads. The functions must be safe for concurrent use.
+type Parts struct {
+	*settings.Settings
+	// Version is the program's version, Started the time of its start.
+	Version string
+	Started time.Time
+	// Families are the served IP families. Tables are the options of the plan for them.
+	Families []inet.Family
+	Tables   plan.Options
+	Source   Source
+	Loop     Loop
+	// API is nil if the objects come from a folder.
+	API      *API
+	Commits  *Commits
+	Problems *Problems
+	Gatherer prometheus.Gatherer
+	// Pending returns the changes that the loop has not taken yet. Account returns the health of the program, and the
+	// time since which a sync is due. Connections returns the counts of frontends, ToEndpoint the count of an endpoint as of the last reading.
+	Pending     func() track.Pending
+	Account     func() health.Account
+	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
+	ToEndpoint  func(port model.PortName, to netip.AddrPort) (n uint64, counted bool)
+	// Broken returns the reasons why a Service's health check port is not served.
+	Broken func(types.NamespacedName) []string
+	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and connections.
+	LoopbackAt    func(model.Key) (netip.AddrPort, error)
+	LoopbackState func() loopback.State
+	// Rival looks for a running kube-proxy. NodePorts returns the node ports that collide with another use of the port.
+	Rival     func(context.Context) takeover.Rival
+	NodePorts func() ([]model.Problem, error)
+	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
+	Challenges func() error
+	// Ports returns the program's HTTP servers. Instances returns the names of other instances that stand by while this one serves. If another
+	// process holds the socket by which instances agree, unreachable is the reason why this instance cannot communicate with it, otherwise "".
+	Ports     func() []view.Port
+	Instances func() (guests []string, unreachable string)
+	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
+	Rejected func() []model.Problem
+	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the
+	// kernel lacks.
+	Appeared func() (inet.Family, bool)
+	Lacks    func([]inet.Family) ([]probe.Missing, error)
+}
+
+// Console answers queries about the daemon.
+type Console struct {
+	Parts
+	// verifying serializes verifications, because each takes as much memory as all tables.
+	verifying sync.Mutex
+	// attention serves the status page.
+	attention attention
+}
+
+// New returns a console that reads the given parts.
+func New(p Parts) *Console { return &Console{Parts: p} }
+
+// Handler returns the handler of the control socket's pages.
+func (c *Console) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/"+control.PageStatus, control.Answer(func(r *http.Request) (*view.Status, error) { return c.status(r.Context()), nil }))
+	mux.Handle("/"+control.PageServices, control.Answer(func(r *http.Request) (*view.Services, error) {
+		return c.services(r.Context(), query{control.Param(r, "namespace"), control.Param(r, "selector"), r.URL.Query()["name"]})
+	}))
+	mux.Handle("/"+control.PagePod, control.Answer(func(r *http.Request) ([]string, error) {
+		return c.pod(r.Context(), control.Param(r, "namespace"), control.Param(r, "name"))
+	}))
+	mux.Handle("/"+control.PageSettings, control.Answer(func(*http.Request) (*view.Settings, error) { return c.settings() }))
+	mux.HandleFunc("/"+control.PageObjects, c.objects)
+	mux.Handle("/"+control.PageStarts, control.Answer(func(r *http.Request) (map[string][]model.Share, error) { return c.starts(r.Context()) }))
+	mux.Handle("/"+control.PageNames, control.Answer(func(*http.Request) ([]string, error) { return c.names(), nil }))
+	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
+		return c.verify(r.Context(), control.Param(r, "flows") != "")
+	}))
+	mux.Handle("/"+control.PageWatch, control.Stream(&c.Commits.Feed, func(v *view.Commit, n uint64) { v.Lost = n }))
+	mux.HandleFunc("/"+control.PageBundle, c.bundle)
+	return mux
+}
+
+// Install adds the status page, which shows the same data as the commands.
+func (c *Console) Install(mux *http.ServeMux) {
+	statuspage.Install(mux, statuspage.Config{Status: c.status, Syncs: c.syncs, Services: c.search})
+}
+
+// Commits passes the commits of the loop to the commands that watch.
+type Commits struct{ control.Feed[view.Commit] }
+
+// Committed implements [proxy.Observer].
+func (c *Commits) Committed(v view.Commit) { c.Publish(v) }
+
+var _ proxy.Observer = &Commits{}
+
+// askLoop is the timeout of a query to the loop. A sync of a large cluster takes a second.
+const askLoop = 3 * time.Second

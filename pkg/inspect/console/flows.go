@@ -1,0 +1,151 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale entries beside the loop, within
+// seconds after a change. So flows returns only entries that a second search also finds.
+func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
+	const between = 2500 * time.Millisecond // long enough for the end of a pass of the reconciler, and for another pass
+	first, err := c.searchFlows(ctx, nil)
+	if err != nil || first.stale.total == 0 {
+		return first.view(), err
+	}
+	select {
+	case <-time.After(between):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	second, err := c.searchFlows(ctx, first)
+	return second.view(), err
+}
+
+const (
+	// mostFlows is the number of flows of each kind in the answer. mostStale is the number of flows of each kind that a search counts.
+	mostFlows, mostStale = 20, 10_000
+)
+
+// search is one search for flows.
+type search struct {
+	seen    int
+	partial bool
+	stale   found
+	// removed are established TCP connections to endpoints that no EndpointSlice has.
+	removed found
+	// before has the IDs of the stale flows of the first search; it is nil in the first search.
+	before map[uint32]struct{}
+	// endpoints are the addresses of all endpoints, ready or not, of the Services that were looked up.
+	endpoints map[types.NamespacedName]map[netip.Addr]struct{}
+}
+
+// found are flows of one kind: the IDs, the first flows, and their number.
+type found struct {
+	ids   map[uint32]struct{}
+	list  []view.Flow
+	total int
+}
+
+func (f *found) add(flow *conntrack.Flow, service string) {
+	if _, twice := f.ids[flow.ID]; twice || len(f.ids) == mostStale {
+		return
+	}
+	f.ids[flow.ID] = struct{}{}
+	if f.total++; len(f.list) < mostFlows {
+		f.list = append(f.list, view.Flow{
+			Protocol: flow.Protocol.String(), Client: flow.Source.String(), Frontend: flow.Destination.String(), Endpoint: flow.Server.String(),
+			Service: service, Replied: flow.Replied,
+		})
+	}
+}
+
+func (s *search) view() *view.Flows {
+	if s == nil {
+		return nil
+	}
+	return &view.Flows{
+		Read: s.seen, Partial: s.partial, Stale: s.stale.list, StaleTotal: s.stale.total, Removed: s.removed.list, RemovedTotal: s.removed.total,
+	}
+}
+
+// searchFlows reads connection tracking once. first is the first search, or nil if this is the first.
+func (c *Console) searchFlows(ctx context.Context, first *search) (*search, error) {
+	p, _, err := c.planAgain(ctx)
+	if err != nil {
+		return nil, err
+	}
+	facts := c.Loop.Facts()
+	desired := &conntrack.Desired{Undnated: true}
+	s := &search{
+		endpoints: map[types.NamespacedName]map[netip.Addr]struct{}{}, stale: found{ids: map[uint32]struct{}{}}, removed: found{ids: map[uint32]struct{}{}},
+	}
+	if first != nil {
+		s.before = first.stale.ids
+	}
+	p.Keys(func(k model.Key) { addDesired(desired, p, k) })
+	for _, f := range c.Families {
+		desired.NodeAddresses(f, facts.NodeAddresses[f])
+	}
+	table, err := conntrack.OpenNetlink()
+	if err != nil {
+		return nil, fmt.Errorf("open connection tracking: %w", err)
+	}
+	defer func() { _ = table.Close() }() // read only
+	for _, f := range c.Families {
+		seen, partial, err := table.Each(ctx, f, func(flow *conntrack.Flow) { s.judge(c, p, desired, flow) })
+		if err != nil {
+			return nil, fmt.Errorf("read connection tracking of %s: %w", f, err)
+		}
+		s.seen, s.partial = s.seen+seen, s.partial || partial
+	}
+	return s, nil
+}
+
+// addDesired adds the wanted state of a frontend.
+func addDesired(d *conntrack.Desired, p *plan.Planner, k model.Key) {
+	allowed, denied, _ := p.FlowSources(k)
+	d.Frontend(k, p.FlowEndpoints(k))
+	d.Restrict(k, allowed, denied)
+}
+
+// judge adds a flow to the search if it contradicts the present endpoints.
+func (s *search) judge(c *Console, p *plan.Planner, desired *conntrack.Desired, flow *conntrack.Flow) {
+	k, known := desired.FrontendOf(flow)
+	if !known {
+		return
+	}
+	name, _ := p.Holder(k)
+	switch {
+	case desired.Stale(flow):
+		if _, before := s.before[flow.ID]; s.before == nil || before {
+			s.stale.add(flow, name.String())
+		}
+	case flow.Established && flow.DNAT:
+		if _, exists := s.endpointsOf(c, name.NamespacedName)[flow.Server.Addr()]; !exists {
+			s.removed.add(flow, name.String())
+		}
+	}
+}
+
+// endpointsOf returns the addresses of all endpoints of a Service, ready or not.
+func (s *search) endpointsOf(c *Console, name types.NamespacedName) map[netip.Addr]struct{} {
+	if known, ok := s.endpoints[name]; ok {
+		return known
+	}
+	all := map[netip.Addr]struct{}{}
+	for _, addr := range model.EndpointAddresses(c.Source.Slices(name)) {
+		all[addr.Unmap()] = struct{}{}
+	}
+	s.endpoints[name] = all
+	return all
+}

@@ -1,0 +1,83 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// settings returns the configuration in effect, without secrets.
+func (c *Console) settings() (*view.Settings, error) {
+	text, err := c.ConfigText()
+	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountEndpoints: c.CountEndpoints,
+		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing}, err
+}
+
+// objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.
+func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(control.AnswerTime))
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	kinds := r.URL.Query()["kind"]
+	e := json.NewEncoder(w) // an error means that the client has closed the connection
+	if node := c.Source.Node(); node != nil && slices.Contains(kinds, control.KindNode) {
+		node.APIVersion, node.Kind = "v1", control.KindNode
+		_ = e.Encode(node)
+	}
+	if slices.Contains(kinds, control.KindServiceCIDR) {
+		for _, cidr := range c.Source.ServiceCIDRs() {
+			cidr.APIVersion, cidr.Kind = "networking.k8s.io/v1", control.KindServiceCIDR
+			_ = e.Encode(cidr)
+		}
+	}
+	if !slices.Contains(kinds, control.KindService) {
+		return
+	}
+	for _, name := range c.Source.Services() {
+		if svc := c.Source.Service(name); svc != nil {
+			svc.APIVersion, svc.Kind = "v1", control.KindService
+			_ = e.Encode(svc)
+		}
+		for _, slice := range c.Source.Slices(name) {
+			slice.APIVersion, slice.Kind = "discovery.k8s.io/v1", "EndpointSlice"
+			if e.Encode(slice) != nil {
+				return
+			}
+		}
+	}
+}
+
+// starts returns the starting endpoints of all Services.
+func (c *Console) starts(ctx context.Context) (map[string][]model.Share, error) {
+	all, err := c.Loop.Starts(ctx)
+	v := map[string][]model.Share{}
+	for name, starts := range all {
+		v[name.String()] = starts.Shares()
+	}
+	return v, err
+}
+
+// pod returns the addresses of a pod. Only pods that are endpoints of a Service are known.
+func (c *Console) pod(ctx context.Context, namespace, name string) ([]string, error) {
+	list, known := c.API.podAddresses(ctx, namespace, name)
+	switch {
+	case c.API == nil:
+		return nil, control.NotFound("pods are known only with an API server: use the address of the pod")
+	case !known:
+		return nil, fmt.Errorf("the API server does not answer: use the address of pod %s/%s", namespace, name)
+	case len(list) == 0:
+		return nil, control.NotFound(fmt.Sprintf("pod %[1]s/%[2]s is not an endpoint of a Service, so its address is unknown here: use the address "+
+			"(kubectl -n %[1]s get pod %[2]s -o wide), or kubectl nftproxy trace pod/%[1]s/%[2]s", namespace, name))
+	}
+	return list, nil
+}

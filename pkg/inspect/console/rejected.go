@@ -1,0 +1,74 @@
+package console
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// rejected reports files and objects with parts that are not programmed. A finding about a file is wrong, because files belong to the node's
+// administrator. A finding about an object is a warning, because tenants write objects and must not be able to make nodes unhealthy.
+func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.Finding) {
+	list = c.rejectedFiles()
+	warn := func(reason view.Reason, a *affected, what, impact, fix string) {
+		if a.count() == 0 {
+			return
+		}
+		list = append(list, view.Finding{
+			Severity: view.Warning, Reason: reason, Object: "Service " + view.Names(a.names, a.more), What: fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
+		})
+	}
+	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
+		"clients cannot use the rejected parts. All other parts of these Services are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
+	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %s are not served. The first reason: %s",
+		"load balancers send no traffic of these Services to this node", fmt.Sprintf("on node %s: stop the process that has the port, or move it to another port. "+
+			"To list the ports: kube-nftproxy services --wrong", c.NodeName))
+	var lost affected
+	for i, conflict := range conflicts {
+		if i == 0 || conflict.Loser.NamespacedName != conflicts[i-1].Loser.NamespacedName {
+			lost.add(conflict.Loser.NamespacedName.String(), fmt.Sprintf("%s, which %s has", keyText(conflict.Key), conflict.Winner))
+		}
+	}
+	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",
+		"connections to this address and port reach the other Service", view.FixConflict)
+	if failures := c.LoopbackState().Failures; failures > 0 {
+		list = append(list, view.Finding{
+			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports are not served on loopback, because other processes have the ports: %d", failures),
+			Impact: "processes of this node cannot reach these node ports at 127.0.0.1 or ::1", Fix: "stop the processes. To list the ports: kube-nftproxy services --wrong",
+			Affects: "only these processes",
+		})
+	}
+	return list
+}
+
+// rejectedFiles reports documents of the manifests that the program cannot use.
+func (c *Console) rejectedFiles() (list []view.Finding) {
+	if c.Rejected == nil {
+		return nil
+	}
+	problems := c.Rejected()
+	for _, p := range problems[:min(len(problems), view.MostNamed)] {
+		list = append(list, view.Finding{
+			Severity: view.Wrong, Reason: view.ManifestRejected, Object: doctor.Object(p), What: fmt.Sprintf("%s: %s", doctor.Object(p), p.Text()),
+			Impact: "the objects of the document are not served, or are served as before the change", Fix: "correct the file. The program reads it again at once",
+			Affects: "only the objects of this file",
+		})
+	}
+	if more := len(problems) - view.MostNamed; more > 0 {
+		list[view.MostNamed-1].What += fmt.Sprintf(" (and %d more problems of files; the log has all)", more)
+	}
+	return list
+}
+
+// keyText returns, for example, 203.0.113.5:80/TCP or node port 30080/TCP.
+func keyText(k model.Key) string {
+	protocol := strings.ToUpper(k.Protocol.String())
+	if !k.Addr.IsValid() {
+		return fmt.Sprintf("node port %d/%s", k.Port, protocol)
+	}
+	return fmt.Sprintf("%s/%s", k.Address(), protocol)
+}

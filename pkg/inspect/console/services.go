@@ -1,0 +1,332 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// names returns the names of all served Services, for shell completion.
+func (c *Console) names() []string {
+	list := []string{}
+	for _, n := range c.Source.Services() {
+		if model.DeclaredAs(c.Source.Service(n), c.ServiceProxyName).WhyNot == "" {
+			list = append(list, n.String())
+		}
+	}
+	return list
+}
+
+// query selects Services.
+type query struct {
+	// namespace is empty for all namespaces, selector for all labels.
+	namespace, selector string
+	// wanted are names, with or without a namespace, addresses with or without a port, and node ports; empty for all Services.
+	wanted []string
+}
+
+// mostDetailed is the number of Services in one answer with details that require a request to the API server.
+const mostDetailed = 20
+
+// services describes the selected Services. If the query has names or addresses, services adds details, and a message for each name or address
+// without a Service.
+func (c *Console) services(ctx context.Context, q query) (*view.Services, error) {
+	wanted := q.wanted
+	if len(wanted) == 0 {
+		wanted = []string{""}
+	}
+	var labelled map[types.NamespacedName]bool
+	if q.selector != "" {
+		var err error
+		if labelled, err = c.API.labelled(ctx, q.namespace, q.selector); err != nil {
+			return nil, err
+		}
+	}
+	var names []types.NamespacedName
+	var missing []string
+	seen := map[types.NamespacedName]bool{}
+	for _, want := range wanted {
+		found, whyNone := c.find(q.namespace, want)
+		served := 0
+		for _, n := range found {
+			if svc := c.Source.Service(n); svc == nil || want != "" && model.DeclaredAs(svc, c.ServiceProxyName).WhyNot != "" {
+				continue
+			}
+			served++
+			if !seen[n] && (labelled == nil || labelled[n]) {
+				seen[n], names = true, append(names, n)
+			}
+		}
+		if served == 0 && want != "" {
+			if whyNone == "" {
+				namespace, name := split(q.namespace, want)
+				whyNone = c.notServed(ctx, namespace, name, found)
+			}
+			missing = append(missing, whyNone)
+		}
+	}
+	slices.SortFunc(names, model.CompareNames)
+	out, err := c.explain(ctx, names)
+	out.NotFound = missing
+	if len(q.wanted) > 0 {
+		for i := range out.Services[:min(len(out.Services), mostDetailed)] {
+			c.addSelector(ctx, &out.Services[i])
+			c.addPods(ctx, &out.Services[i])
+			addFirewall(&out.Services[i])
+		}
+	}
+	return out, err
+}
+
+// explain describes the named Services.
+func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*view.Services, error) {
+	facts := c.Loop.Facts()
+	out := &view.Services{Node: c.NodeName, NodePortAddresses: []string{}, Services: []view.Service{}}
+	for _, list := range facts.NodeAddresses {
+		for _, a := range list {
+			out.NodePortAddresses = append(out.NodePortAddresses, a.String())
+		}
+	}
+	out.Unread = c.unreadKinds()
+	lost, err := c.lost(ctx, names)
+	behaviours, starts := c.behaviours(ctx, names), c.startsInTime(ctx)
+	noter, options := c.newNoter(&facts), c.ModelOptions()
+	var keys []model.Key
+	for _, n := range names {
+		options.Starts = starts[n]
+		if x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, options); x != nil {
+			s := serviceView(x, &facts, lost)
+			c.addLoopback(s, x)
+			s.RefusesUnusedPorts, s.AnswersPing = texts(behaviours[n].Refused), texts(behaviours[n].Pinged)
+			notes, wrong := noter.notes(x)
+			s.Notes, s.Problems = notes, append(s.Problems, wrong...)
+			out.Services = append(out.Services, *s)
+			for _, p := range x.Ports {
+				for i := range p.Frontends {
+					keys = append(keys, p.Frontends[i].Key)
+				}
+			}
+		}
+	}
+	c.countConnections(out, keys)
+	return out, err
+}
+
+// behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or if the loop is busy.
+func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) map[types.NamespacedName]proxy.Behaviours {
+	if o := c.ModelOptions(); !o.UnusedPorts.Any() && !o.Ping.Answers() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	list, err := c.Loop.Behaviours(ctx, names)
+	if err != nil {
+		return nil
+	}
+	return list
+}
+
+// mostAddresses is the number of addresses that a list of a Service shows.
+const mostAddresses = 100
+
+// texts returns the first addresses of a list as text, and the number of the others.
+func texts(addrs []netip.Addr) (list []string) {
+	for _, a := range addrs[:min(len(addrs), mostAddresses)] {
+		list = append(list, a.String())
+	}
+	if more := len(addrs) - mostAddresses; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return list
+}
+
+// addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program cannot listen.
+func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
+	for i := range x.Ports {
+		for j := range x.Ports[i].Frontends {
+			at, err := c.LoopbackAt(x.Ports[i].Frontends[j].Key)
+			f := &s.Ports[i].Frontends[j]
+			switch {
+			case errors.Is(err, loopback.ErrProtocol):
+				f.LoopbackRefused = true
+			case err != nil:
+				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows the process that has the port)", at, err, at.Port()))
+			case at.IsValid():
+				f.Loopback = at.Addr().String()
+				if f.Does == noNodeAddress {
+					f.Does = "served on loopback only: no other address of this node is in --nodeport-addresses"
+				}
+			}
+		}
+	}
+}
+
+// lost returns the frontends of the named Services that belong to other Services, with the names of these. It returns none if the loop is busy.
+func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	conflicts, err := c.Loop.Conflicts(ctx, names)
+	lost := map[claim]string{}
+	for _, f := range conflicts {
+		lost[claim{f.Loser, f.Key}] = f.Winner.String()
+	}
+	return lost, ctxErrorOnly(err)
+}
+
+// startsInTime returns the starting endpoints of all Services. It returns none if the loop is busy.
+func (c *Console) startsInTime(ctx context.Context) map[types.NamespacedName]*model.Starts {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	starts, err := c.Loop.Starts(ctx)
+	if err != nil {
+		klog.V(2).InfoS("Shares of starting endpoints are shown as full", "err", err)
+	}
+	return starts
+}
+
+// countConnections sets the numbers of connections of the frontends, in the order in which they are shown. If the kernel's
+// counters cannot be read in time, the numbers are those of the last reading.
+func (c *Console) countConnections(v *view.Services, keys []model.Key) {
+	const patience = time.Second
+	counts, err := c.Connections(keys, patience)
+	if err != nil {
+		klog.V(2).InfoS("Numbers of connections may be old", "err", err)
+	}
+	for i := range v.Services {
+		for j := range v.Services[i].Ports {
+			fronts := v.Services[i].Ports[j].Frontends
+			for k := range fronts {
+				n := counts[0]
+				counts = counts[1:]
+				v.Services[i].Ports[j].Full = n.Refused[counters.AtMaximum]
+				fronts[k].Dropped = n.Refused[counters.NoLocalEndpoints] + n.Refused[counters.SourceRange]
+				refused := n.Refused[counters.NoEndpoints] + n.Refused[counters.Held] + fronts[k].Dropped
+				fronts[k].Connections, fronts[k].Refused = &n.Connections, &refused
+			}
+			c.countEndpoints(&v.Services[i], &v.Services[i].Ports[j])
+		}
+	}
+}
+
+// countEndpoints sets the numbers of connections of the endpoints of a service port, if the program counts them.
+func (c *Console) countEndpoints(s *view.Service, p *view.ServicePort) {
+	name := model.PortName{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: p.Name}
+	for i := range p.Endpoints {
+		to, err := netip.ParseAddrPort(p.Endpoints[i].Address)
+		if err != nil {
+			continue
+		}
+		if n, counted := c.ToEndpoint(name, to); counted {
+			p.Endpoints[i].Connections = &n
+		}
+	}
+}
+
+// ctxErrorOnly returns nil for the error of a busy loop, and other errors unchanged.
+func ctxErrorOnly(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	return err
+}
+
+// split returns the namespace and the name in NAMESPACE/NAME or NAME.
+func split(namespace, want string) (string, string) {
+	if before, name, found := strings.Cut(want, "/"); found {
+		return before, name
+	}
+	return namespace, want
+}
+
+// find returns the names of the Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is empty.
+// If no Service has the address, it also returns a message.
+func (c *Console) find(namespace, want string) (found []types.NamespacedName, whyNone string) {
+	target, isTarget := parseTarget(want)
+	facts := c.Loop.Facts()
+	target.NodePorts = slices.Contains(facts.NodeAddresses[inet.IPv4], target.Addr) || slices.Contains(facts.NodeAddresses[inet.IPv6], target.Addr)
+	inNamespace, name := split(namespace, want)
+	for _, n := range c.Source.Services() {
+		if isTarget && (namespace == "" || n.Namespace == namespace) {
+			if svc := c.Source.Service(n); svc != nil && model.Mentions(svc, c.Source.Slices(n), facts.Node, c.ModelOptions(), target) {
+				found = append(found, n)
+			}
+		} else if !isTarget && (inNamespace == "" || n.Namespace == inNamespace) && (name == "" || n.Name == name) {
+			found = append(found, n)
+		}
+	}
+	if isTarget && len(found) == 0 {
+		whyNone = fmt.Sprintf("no Service has %s, and no endpoint of a Service", want)
+		if target.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(target.Addr)], target.Addr) {
+			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so this node drops packets to it", want)
+		}
+	}
+	return found, whyNone
+}
+
+// parseTarget parses an address, an address with a port, or a node port. A name of a Service is none of these.
+func parseTarget(text string) (t model.Target, ok bool) {
+	if port, err := strconv.ParseUint(text, 10, 16); err == nil {
+		return model.Target{Port: uint16(port)}, true
+	}
+	if at, err := netip.ParseAddrPort(text); err == nil {
+		return model.Target{Addr: at.Addr().Unmap(), Port: at.Port()}, true
+	}
+	addr, err := netip.ParseAddr(text)
+	return model.Target{Addr: addr.Unmap()}, err == nil
+}
+
+// addPods adds the names of the pods of a Service's endpoints.
+func (c *Console) addPods(ctx context.Context, s *view.Service) {
+	pods := c.API.pods(ctx, s.Namespace, s.Name)
+	name := func(list []view.Endpoint) {
+		for i := range list {
+			addr, _, err := net.SplitHostPort(list[i].Address)
+			if err != nil {
+				addr = list[i].Address
+			}
+			list[i].Pod = pods[podAt{list[i].Slice, addr}]
+		}
+	}
+	for i := range s.Ports {
+		name(s.Ports[i].Endpoints)
+	}
+	name(s.Unusable)
+}
+
+// claim is a frontend that a service port claims.
+type claim struct {
+	port model.PortName
+	key  model.Key
+}
+
+// unreadKinds returns the required kinds of objects that cannot be read.
+func (c *Console) unreadKinds() (kinds []string) {
+	select {
+	case <-c.Source.Synced():
+		return nil
+	default:
+	}
+	if c.API == nil {
+		return []string{"the folder"}
+	}
+	if kinds = c.API.failing(); len(kinds) == 0 {
+		kinds = []string{"services", "endpointslices"} // it has just started
+	}
+	return kinds
+}

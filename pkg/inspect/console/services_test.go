@@ -1,0 +1,207 @@
+package console
+
+import (
+	"context"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+)
+
+// idleLoop is a loop with facts, and without conflicts and starting endpoints.
+type idleLoop struct {
+	Loop
+	facts proxy.Facts
+}
+
+func (l *idleLoop) Facts() proxy.Facts { return l.facts }
+func (l *idleLoop) Conflicts(context.Context, []types.NamespacedName) ([]plan.Conflict, error) {
+	return nil, nil
+}
+func (l *idleLoop) Starts(context.Context) (map[types.NamespacedName]*model.Starts, error) {
+	return nil, nil
+}
+
+const consoleObjects = `
+{apiVersion: v1, kind: Node, metadata: {name: node-1}}
+---
+{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: c}, spec: {cidrs: [10.96.0.0/16]}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: web}, spec: {type: NodePort, clusterIP: 10.96.0.1, ports: [{port: 80, nodePort: 30080}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: api}, spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: other, name: web}, spec: {clusterIP: 10.96.0.3, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: headless}, spec: {clusterIP: None, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: ext}, spec: {type: ExternalName, externalName: db.example.com}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: "", port: 8080}]
+endpoints: [{addresses: [10.244.0.9], conditions: {ready: true}}, {addresses: [10.244.0.10], conditions: {ready: false}}]
+`
+
+// newConsole returns a console over consoleObjects.
+func newConsole(t *testing.T, objects string) *Console {
+	t.Helper()
+	o := config.NewOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	err := fs.Parse([]string{"--hostname-override=node-1"})
+	if err == nil {
+		err = o.Complete(fs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := settings.New(o, fs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := watch.NewManifests(watch.Config{NodeName: "node-1", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
+	source.LoadFrom("objects", []byte(objects))
+	facts := proxy.Facts{}
+	facts.NodeAddresses[inet.IPv4] = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	facts.ServiceCIDRs[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	return New(Parts{
+		Settings: s, Source: source, Loop: &idleLoop{facts: facts}, Broken: func(types.NamespacedName) []string { return nil },
+		ToEndpoint: func(model.PortName, netip.AddrPort) (uint64, bool) { return 0, false },
+		Connections: func(keys []model.Key, _ time.Duration) ([]counters.Counts, error) {
+			return make([]counters.Counts, len(keys)), nil
+		},
+		LoopbackAt: func(model.Key) (netip.AddrPort, error) { return netip.AddrPort{}, nil }, LoopbackState: func() loopback.State { return loopback.State{} },
+	})
+}
+
+// TestRequestedServices: a query finds Services by name and by address. The answer has a reason for each name or address without a Service.
+func TestRequestedServices(t *testing.T) {
+	c := newConsole(t, consoleObjects)
+	for _, tc := range []struct {
+		query
+		want    string
+		missing []string
+	}{
+		{query{}, "other/web shop/api shop/web", nil},
+		{query{namespace: "shop"}, "shop/api shop/web", nil},
+		{query{wanted: []string{"web"}}, "other/web shop/web", nil},
+		{query{namespace: "shop", wanted: []string{"web"}}, "shop/web", nil},
+		{query{wanted: []string{"shop/web", "other/web", "shop/web"}}, "other/web shop/web", nil},
+		{query{wanted: []string{"10.96.0.2"}}, "shop/api", nil},
+		{query{wanted: []string{"10.96.0.1:80"}}, "shop/web", nil},
+		{query{wanted: []string{"10.244.0.10"}}, "shop/web", nil},
+		{query{wanted: []string{"10.244.0.9:8080"}}, "shop/web", nil},
+		{query{wanted: []string{"30080"}}, "shop/web", nil},
+		{query{wanted: []string{"192.0.2.1:30080"}}, "shop/web", nil},
+		{query{namespace: "other", wanted: []string{"30080"}}, "", []string{"no Service has 30080"}},
+		{query{wanted: []string{"10.96.7.7"}}, "", []string{"it is an address of a ServiceCIDR"}},
+		{query{wanted: []string{"10.9.9.9:80", "shop/api"}}, "shop/api", []string{"no Service has 10.9.9.9:80, and no endpoint of a Service"}},
+		{query{wanted: []string{"shop/headless"}}, "", []string{"except for headless Services"}},
+		{query{wanted: []string{"shop/ext"}}, "", []string{"it is of type ExternalName"}},
+		{query{wanted: []string{"shop/wbe", "nosuch"}}, "", []string{"did you mean shop/web?", "there is no Service nosuch in the manifests"}},
+	} {
+		v, err := c.services(t.Context(), tc.query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, s := range v.Services {
+			names = append(names, s.Namespace+"/"+s.Name)
+		}
+		if strings.Join(names, " ") != tc.want || len(v.NotFound) != len(tc.missing) {
+			t.Errorf("%+v: %q and %q, want %q", tc.query, names, v.NotFound, tc.want)
+			continue
+		}
+		for i, m := range tc.missing {
+			if !strings.Contains(v.NotFound[i], m) {
+				t.Errorf("%+v: %q, want %q", tc.query, v.NotFound[i], m)
+			}
+		}
+	}
+	if want := []string{"other/web", "shop/api", "shop/web"}; !slices.Equal(c.names(), want) {
+		t.Errorf("names for completion: %q, want %q", c.names(), want)
+	}
+	if _, err := c.services(t.Context(), query{selector: "app=web"}); err == nil {
+		t.Error("a label selector is accepted without an API server")
+	}
+}
+
+// TestObjects: a console whose source has read the objects of another console sends the same objects.
+func TestObjects(t *testing.T) {
+	page := func(c *Console) string {
+		w := httptest.NewRecorder()
+		c.objects(w, httptest.NewRequestWithContext(t.Context(), "GET", "/objects?kind=Node&kind=ServiceCIDR&kind=Service", nil))
+		return w.Body.String()
+	}
+	first := page(newConsole(t, consoleObjects))
+	if n := strings.Count(first, "\n"); n != 7 {
+		t.Errorf("%d objects, want 7:\n%s", n, first)
+	}
+	if again := page(newConsole(t, first)); again != first {
+		t.Errorf("the objects change:\n%s\n%s", first, again)
+	}
+}
+
+// TestPodsAndLabels queries the API server for data that the program does not store.
+func TestPodsAndLabels(t *testing.T) {
+	slice := func(name, service, pod, address string) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"kubernetes.io/service-name": service}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints: []discoveryv1.Endpoint{
+				{Addresses: []string{address}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: pod}},
+				{Addresses: []string{"10.9.9.9"}}, {Addresses: []string{"10.9.9.8"}, TargetRef: &corev1.ObjectReference{Kind: "VM", Name: pod}},
+			},
+		}
+	}
+	c := newConsole(t, consoleObjects)
+	c.API = NewAPI(func() string { return "" }, fake.NewClientset(
+		slice("web-1", "web", "web-abc", "10.244.0.9"), slice("api-1", "api", "api-abc", "10.244.0.10"), slice("api-2", "api", "api-abc", "fd00::10"),
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}},
+	), nil)
+	v, err := c.services(t.Context(), query{selector: "app=web"})
+	if err != nil || len(v.Services) != 1 || v.Services[0].Name != "web" {
+		t.Errorf("Services with the label: %+v, %v; want shop/web", v, err)
+	}
+	v, err = c.services(t.Context(), query{wanted: []string{"shop/web"}})
+	if err != nil || len(v.Services) != 1 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	pods := map[string]string{}
+	for _, e := range v.Services[0].Ports[0].Endpoints {
+		pods[e.Address] = e.Pod
+	}
+	if pods["10.244.0.9:8080"] != "web-abc" || pods["10.244.0.10:8080"] != "" {
+		t.Errorf("pods of shop/web: %v, want web-abc for 10.244.0.9", pods)
+	}
+	if list, err := c.pod(t.Context(), "shop", "api-abc"); err != nil || !slices.Equal(list, []string{"10.244.0.10", "fd00::10"}) {
+		t.Errorf("addresses of pod api-abc: %q, %v", list, err)
+	}
+	if _, err := c.pod(t.Context(), "shop", "cart"); err == nil || !strings.Contains(err.Error(), "pod shop/cart is not an endpoint of a Service") {
+		t.Errorf("the error for an unknown pod: %v", err)
+	}
+}

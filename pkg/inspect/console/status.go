@@ -1,0 +1,146 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// status describes the program and its node. Each problem is a finding, and the health, the exit code and the text follow from the findings.
+func (c *Console) status(ctx context.Context) *view.Status {
+	now := time.Now()
+	s := &view.Status{
+		SchemaVersion: view.SchemaVersion, Node: c.NodeName, Version: c.Version, Kernel: host.Release(), Time: now, Started: c.Started,
+		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ServiceProxyName: c.ServiceProxyName, ConfigFile: c.File, Ports: c.Ports(), Findings: []view.Finding{},
+	}
+	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
+		s.API = c.API.State(ctx)
+	}
+	s.Features = kernelFeatures(s.Kernel)
+	for _, f := range c.Families {
+		s.Families = append(s.Families, f.String())
+	}
+	if s.Mode == "" {
+		s.Mode = "iptables (the default)"
+	}
+	for _, f := range c.LoopbackFamilies(c.Families) {
+		if s.Loopback == nil {
+			state := c.LoopbackState()
+			s.Loopback = &view.Loopback{Listeners: state.Listeners, Connections: state.Connections, Failures: state.Failures}
+		}
+		s.Loopback.Addresses = append(s.Loopback.Addresses, inet.Localhost[f].String())
+	}
+	o := c.readObjects(s)
+	conflicts := c.askStatus(ctx, s)
+	used := c.usedFamilies(o)
+	s.Findings = append(s.Findings, c.judge(s)...)
+	s.Findings = append(s.Findings, c.causes(ctx, s, o, used)...)
+	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
+	node := doctor.Config{
+		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
+	}
+	if c.ServiceProxyName == "" { // with a name, the rules of kube-proxy are not leftovers
+		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
+	}
+	if guests, _ := c.Instances(); len(guests) > 0 || s.Loop != nil && s.Loop.Other != "" {
+		node.Monitors = nil // the other instance monitors nftables, and is already a finding
+	}
+	s.Findings = append(s.Findings, doctor.Look(ctx, node)...)
+	s.Conclude()
+	return s
+}
+
+// askStatus queries the loop, sets the fields that only the loop knows, and returns the conflicts of Services. If the loop does not answer, Loop is
+// nil.
+func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []plan.Conflict) {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	var err error
+	if s.Loop, err = c.Loop.Status(ctx); err != nil {
+		return nil
+	}
+	p := c.Pending()
+	if s.Loop.Pending += p.Services; !p.Since.IsZero() {
+		s.Loop.OldestChange = &p.Since
+	}
+	s.Counts.Elements = map[string]int{}
+	if n, err := c.Loop.Elements(ctx); err == nil {
+		for _, f := range c.Families {
+			s.Counts.Elements[f.String()] = n[f]
+		}
+	}
+	if list, err := c.Loop.Conflicts(ctx, c.Source.Services()); err == nil {
+		claims := map[model.Key]bool{}
+		for _, conflict := range list {
+			claims[conflict.Key] = true
+		}
+		s.Counts.Conflicts, conflicts = len(claims), list
+	}
+	return conflicts
+}
+
+// judge sets Live, Ready and Eligible, and returns the findings about the loop and about other instances.
+func (c *Console) judge(s *view.Status) (list []view.Finding) {
+	a := c.Account()
+	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
+	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
+	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
+		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
+	}
+	restart := fmt.Sprintf("save kube-nftproxy bundle for a bug report, then delete the pod of this program on node %s", c.NodeName)
+	if s.Loop == nil {
+		add(view.Wrong, view.LoopBusy, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
+			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
+		return list
+	}
+	if !a.Owed.IsZero() && (s.Loop.OldestChange == nil || a.Owed.Before(*s.Loop.OldestChange)) {
+		s.Loop.OldestChange = &a.Owed
+	}
+	if f := s.Loop.Failure; f != nil {
+		add(view.Wrong, view.SyncFailing, fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
+	} else if !a.Healthy {
+		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Owed).Round(time.Second)), previous,
+			"read the log of this program. If it has no new lines, "+restart, onlyProgram)
+	}
+	if s.Loop.Other != "" {
+		add(view.Warning, view.StandingBy, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
+			"none, if one instance replaces the other. The newer instance serves with its own configuration",
+			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
+	}
+	guests, unreachable := c.Instances()
+	if len(guests) > 0 {
+		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(guests, "; "),
+			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
+			fmt.Sprintf("unless it is being replaced, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
+	}
+	if unreachable != "" {
+		add(view.Warning, view.ServingAlone, "another process holds the socket by which instances agree: "+unreachable,
+			"if the process is another kube-nftproxy, both write the tables", fmt.Sprintf("on node %s: ss -xlp | grep kube-nftproxy/instance shows the process. Stop it", c.NodeName),
+			"only this process")
+	}
+	return list
+}
+
+// node returns this Node as the object of a finding.
+func (c *Console) node() string { return "Node " + c.NodeName }
+
+// kernelFeatures returns the features of newer kernels from which the program benefits, and whether this kernel has them.
+func kernelFeatures(release string) []view.Feature {
+	var major, minor int
+	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	since := func(m, n int) bool { return err == nil && (major > m || major == m && minor >= n) }
+	return []view.Feature{
+		{Name: "chains freed at once (6.2)", Has: since(6, 2)},
+		{Name: "sets that grow (6.5)", Has: since(6, 5)},
+		{Name: "numbers of elements reported (6.16)", Has: since(6, 16)},
+	}
+}

@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// Config lists the checks. A check whose function is nil is skipped.
+type Config struct {
+	// NodeName is the name of the Node.
+	NodeName string
+	// Sysctls is the directory of the sysctls, usually /proc/sys.
+	Sysctls string
+	// Families are the IP families that this node or a Service uses. The checks skip all other families.
+	Families []inet.Family
+	// Drops returns the chains that drop forwarded packets by default.
+	Drops func([]inet.Family) ([]Drop, error)
+	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
+	Leftovers func() (takeover.Leftovers, error)
+	Rival     func(context.Context) takeover.Rival
+	// NodePorts returns the node ports that collide with another use of the port.
+	NodePorts func() ([]model.Problem, error)
+	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
+	Challenges func() error
+	// Monitors returns other programs that receive a copy of each change of the ruleset.
+	Monitors func() ([]Monitor, error)
+}
+
+// Look runs all checks. If a check fails, its error becomes a finding.
+func Look(ctx context.Context, c Config) []view.Finding {
+	list := c.sysctls()
+	unable := func(what string, err error) {
+		if err != nil {
+			list = append(list, view.Finding{
+				Severity: view.Warning, Reason: view.CheckFailed, Object: c.node(), What: fmt.Sprintf("cannot check %s: %v", what, err), Impact: "unknown",
+				Fix: "run the program with the capability NET_ADMIN in the node's network namespace", Affects: "only the program on this node",
+			})
+		}
+	}
+	if c.Drops != nil {
+		drops, err := c.Drops(c.Families)
+		for _, d := range drops {
+			list = append(list, d.finding(c.NodeName))
+		}
+		unable("chains of other programs", err)
+	}
+	if c.Leftovers != nil {
+		left, err := c.Leftovers()
+		var rival takeover.Rival
+		if c.Rival != nil {
+			rival = c.Rival(ctx)
+		}
+		list = append(list, c.kubeProxy(left, rival)...)
+		unable("leftovers of kube-proxy", err)
+	}
+	if c.NodePorts != nil {
+		problems, err := c.NodePorts()
+		for _, p := range problems {
+			list = append(list, nodePort(p))
+		}
+		unable("the sockets of this node", err)
+	}
+	if c.Challenges != nil {
+		list = append(list, c.notAtOnce(c.Challenges())...)
+	}
+	if c.Monitors != nil {
+		monitors, err := c.Monitors()
+		list = append(list, c.slowCommits(monitors)...)
+		unable("programs that monitor nftables", err)
+	}
+	view.SortFindings(list)
+	return list
+}
+
+func (c *Config) node() string { return "Node " + c.NodeName }
+
+// on returns a fix: a command, and the node on which to run it.
+func (c *Config) on(command string) string { return fmt.Sprintf("on node %s: %s", c.NodeName, command) }
+
+// kubeProxy reports a running kube-proxy, or leftovers of kube-proxy.
+func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view.Finding {
+	there := Counts(left)
+	fix, affects := takeover.Remedy(c.NodeName)
+	switch {
+	case rival.Page != "":
+		if there != "" {
+			there = " (" + there + ")"
+		}
+		return []view.Finding{{
+			Severity: view.Wrong, Reason: view.KubeProxyRunning, Object: c.node(),
+			What:   fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
+			Impact: "both programs translate connections to Services: the first rule that matches wins", Fix: fix, Affects: affects,
+		}}
+	case rival.Unknown != nil:
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.KubeProxyUnknown, Object: c.node(),
+			What:   fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
+			Impact: "if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
+			Fix:    c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"), Affects: "only this process",
+		}}
+	case there != "":
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.KubeProxyLeftovers, Object: c.node(), What: "a kube-proxy has left rules on this node: " + there,
+			Impact: "new connections may match stale rules of kube-proxy first. Some IPVS entries stay until their connections end",
+			Fix: fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
+				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save | grep KUBE-", c.NodeName),
+			Affects: "only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay",
+		}}
+	}
+	return nil
+}
+
+// Counts returns the numbers of leftovers by kind, or "".
+func Counts(left takeover.Leftovers) string {
+	var parts []string
+	for _, k := range takeover.Kinds {
+		if n := left[k]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", k, n))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// nodePort converts a collision to a finding.
+func nodePort(p model.Problem) view.Finding {
+	f := view.Finding{
+		Severity: view.Warning, Reason: view.NodePortTaken, Object: Object(p), What: p.Reason, Impact: p.Impact, Fix: p.Fix,
+		Affects: "the clients of this process, or of this node port on all nodes",
+	}
+	if p.Event == "NodePortInEphemeralRange" {
+		f.Severity, f.Reason, f.Affects = view.Note, view.NodePortEphemeral, "ports of outgoing connections of this node"
+	}
+	return f
+}
+
+// Object returns the kind and name of a problem's object.
+func Object(p model.Problem) string {
+	if p.Name.Namespace == "" {
+		return p.Kind + " " + p.Name.Name
+	}
+	return p.Kind + " " + p.Name.String()
+}
+
+// serves reports whether the checks apply to a family.
+func (c *Config) serves(f inet.Family) bool { return slices.Contains(c.Families, f) }

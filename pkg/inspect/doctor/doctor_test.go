@@ -1,0 +1,230 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// settings creates a directory of sysctls: those of a healthy node, with some changed.
+func settings(t *testing.T, changed map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	all := map[string]string{
+		"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
+		"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/default/rp_filter": "1", "net/ipv4/conf/lo/rp_filter": "1",
+		"net/ipv4/conf/eth0/rp_filter": "0", "net/ipv4/conf/eth1.7/rp_filter": "2",
+		"net/netfilter/nf_conntrack_count": "100", "net/netfilter/nf_conntrack_max": "1000", "net/netfilter/nf_conntrack_tcp_be_liberal": "1",
+	}
+	for name, value := range changed {
+		all[name] = value
+	}
+	for name, value := range all {
+		file := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// brief returns the severity and the fact of each finding, and an extra line for a finding that lacks a field.
+func brief(list []view.Finding) (out []string) {
+	for _, f := range list {
+		if f.Impact == "" || f.Fix == "" || f.Affects == "" || f.Reason == "" || f.Object == "" {
+			out = append(out, fmt.Sprintf("lacks a field: %+v", f))
+		}
+		out = append(out, string(f.Severity)+": "+f.What)
+	}
+	return out
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		changed map[string]string
+		want    []string
+	}{
+		{"a healthy node", nil, nil},
+		{"no forwarding", map[string]string{"net/ipv4/ip_forward": "0"}, []string{"wrong: this node does not forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
+		{"no forwarding of IPv6", map[string]string{"net/ipv6/conf/all/forwarding": "0"},
+			[]string{"wrong: this node does not forward IPv6 packets (net.ipv6.conf.all.forwarding = 0)"}},
+		{"one interface does not forward", map[string]string{"net/ipv4/conf/eth1.7/forwarding": "0", "net/ipv4/conf/eth0/forwarding": "1", "net/ipv4/conf/lo/forwarding": "0"},
+			[]string{"warning: this node does not forward IPv4 packets that arrive by eth1.7 (forwarding = 0)"}},
+		{"no interface forwards", map[string]string{"net/ipv4/ip_forward": "0", "net/ipv4/conf/eth0/forwarding": "0"},
+			[]string{"wrong: this node does not forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
+		{"strict on one interface", map[string]string{"net/ipv4/conf/eth0/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
+		{"strict for all, loose on one", map[string]string{"net/ipv4/conf/all/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
+		{"loose for all", map[string]string{"net/ipv4/conf/all/rp_filter": "2", "net/ipv4/conf/eth0/rp_filter": "1"}, nil},
+		{"conntrack is at 79 %", map[string]string{"net/netfilter/nf_conntrack_count": "799"}, nil},
+		{"conntrack is at 80 %", map[string]string{"net/netfilter/nf_conntrack_count": "800"}, []string{"warning: connection tracking is 80 % full (800 of 1000 connections)"}},
+		{"conntrack is full", map[string]string{"net/netfilter/nf_conntrack_count": "1000"}, []string{"wrong: connection tracking is 100 % full (1000 of 1000 connections)"}},
+		{"not liberal", map[string]string{"net/netfilter/nf_conntrack_tcp_be_liberal": "0"},
+			[]string{"note: the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)"}},
+		{"not loose", map[string]string{"net/netfilter/nf_conntrack_tcp_loose": "0"},
+			[]string{"note: the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)"}},
+		{"not a number", map[string]string{"net/ipv4/ip_forward": "?"}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("a family that isn't served", func(t *testing.T) {
+		root := settings(t, map[string]string{"net/ipv6/conf/all/forwarding": "0"})
+		if got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: root, Families: inet.Families[:1]})); len(got) > 0 {
+			t.Errorf("%q, want nothing", got)
+		}
+	})
+}
+
+func TestEverythingElse(t *testing.T) {
+	c := Config{
+		NodeName: "n", Sysctls: settings(t, nil),
+		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
+		Leftovers: func() (takeover.Leftovers, error) {
+			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
+		},
+		Rival: func(context.Context) takeover.Rival { return takeover.Rival{Page: "http://127.0.0.1:10249/proxyMode"} },
+		NodePorts: func() ([]model.Problem, error) {
+			return []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
+				Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}, nil
+		},
+		Challenges: func() error { return errors.New("no capability") },
+		Monitors:   func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
+	}
+	want := []string{
+		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
+		"warning: cannot check chains of other programs: not permitted",
+		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
+		"warning: terminated connections are not reset at once: no capability",
+		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
+	}
+	got := Look(t.Context(), c)
+	if diff := cmp.Diff(want, brief(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if collision := got[2]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
+		t.Errorf("the collision: %+v", collision)
+	}
+	for text, rival := range map[string]takeover.Rival{
+		"warning: a kube-proxy has left rules on this node: ipvs 3":         {},
+		"warning: a kube-proxy may run on this node: 127.0.0.1:10249 hangs": {Unknown: errors.New("127.0.0.1:10249 hangs")},
+	} {
+		c.Rival = func(context.Context) takeover.Rival { return rival }
+		if got := brief(Look(t.Context(), c)); !slices.Contains(got, text) {
+			t.Errorf("%q, want %q", got, text)
+		}
+	}
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+// TestChainsThatDrop creates chains as firewalls do, and runs the command of each finding. Then the chain accepts packets of translated
+// connections, and the finding disappears.
+func TestChainsThatDrop(t *testing.T) {
+	const forward = "{ type filter hook forward priority 0; policy drop; }"
+	for _, c := range []struct {
+		name, nft string
+		iptables  []string
+		want      []Drop
+	}{
+		{"none", "add table ip x; add chain ip x c { type filter hook forward priority 0; policy accept; }", nil, nil},
+		{"another hook", "add table ip x; add chain ip x c { type filter hook input priority 0; policy drop; }", nil, nil},
+		{"inet, once for both families", "add table inet x; add chain inet x c " + forward, nil,
+			[]Drop{{Chain: "table inet x, chain c", Command: "nft add rule inet x c ct status dnat accept"}}},
+		{"with rules", "add table ip6 x; add chain ip6 x c " + forward + "; add rule ip6 x c tcp dport 80 ct status dnat accept; add rule ip6 x c ct status snat accept", nil,
+			[]Drop{{Chain: "table ip6 x, chain c", Command: "nft add rule ip6 x c ct status dnat accept", Rules: true}}},
+		{"of Docker", "add table ip y; add chain ip y c " + forward + "; add chain ip y DOCKER-USER; add rule ip y c jump DOCKER-USER", nil,
+			[]Drop{{Chain: "table ip y, chain c", Command: "nft add rule ip y c ct status dnat accept", Rules: true, Firewall: "Docker"}}},
+		{"accepts", "add table inet x; add chain inet x c " + forward + "; add rule inet x c ct status dnat counter accept comment \"Services\"", nil, nil},
+		{"iptables-nft", "", []string{"iptables-nft", "-P", "FORWARD", "DROP"},
+			[]Drop{{Chain: "table ip filter, chain FORWARD", Command: "iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"}}},
+		{"iptables-legacy", "", []string{"iptables-legacy", "-P", "FORWARD", "DROP"},
+			[]Drop{{Chain: "chain FORWARD of iptables-legacy", Command: "iptables-legacy -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", Rules: true}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lab.EnterNamespace(t)
+			if c.nft != "" {
+				run(t, "nft", c.nft)
+			}
+			if len(c.iptables) > 0 {
+				run(t, c.iptables[0], c.iptables[1:]...)
+			}
+			drops := func() []Drop {
+				got, err := Drops(inet.Families[:])
+				if err != nil {
+					t.Fatal(err)
+				}
+				return got
+			}
+			got := drops()
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			for _, d := range got {
+				args := strings.Fields(strings.Replace(d.Command, "iptables ", "iptables-nft ", 1))
+				run(t, args[0], args[1:]...)
+			}
+			if got := drops(); len(got) > 0 && c.name != "iptables-legacy" { // the program does not read the rules of iptables-legacy
+				t.Errorf("after the fix: %+v", got)
+			}
+		})
+	}
+}
+
+// TestMonitors starts nft's monitor beside a listener of this process.
+func TestMonitors(t *testing.T) {
+	lab.EnterNamespace(t)
+	own, err := nft.Listen("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if got, err := Monitors(); err != nil || len(got) > 0 {
+		t.Errorf("without a monitor: %v, %v", got, err)
+	}
+	cmd := exec.CommandContext(t.Context(), "nft", "monitor")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	want := []Monitor{{PID: cmd.Process.Pid, Name: "nft"}}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // until it listens
+		got, err := Monitors()
+		if err == nil && cmp.Equal(want, got) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v, %v; want %v", got, err, want)
+		}
+	}
+}
