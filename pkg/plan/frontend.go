@@ -362,10 +362,12 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 // change the elements of another one.
 func (l *layout) shared(p *port, each func(nft.Element)) {
 	for i := range p.frontends {
-		if f := &p.frontends[i]; f.AtClusterIP() {
+		f := &p.frontends[i]
+		if f.AtClusterIP() {
 			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
 			each(l.network(f.Addr))
-		} else if f.Last != 0 {
+		}
+		if f.Last != 0 {
 			each(nft.Element{Set: l.rangeAddresses, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}

@@ -30,7 +30,7 @@ type layout struct {
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
 	held, holding *nft.Set
 	// ranges and restrictedRanges are services and restricted for ranges of ports, rangeBackends has the address of each endpoint id of these.
-	// rangeAddresses has the addresses of ranges that are no cluster IPs.
+	// rangeAddresses has the addresses of ranges.
 	ranges, restrictedRanges, rangeAddresses *nft.Set
 	rangeBackends                            [lists]*nft.Set
 	sources                                  [sourceLists]*nft.Set
@@ -119,7 +119,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.ranges = &nft.Set{Name: RangesSet, Key: l.vip(), Data: word, Interval: true, Comment: "address, ports -> class, service port"}
 	l.restrictedRanges = &nft.Set{Name: "ranges-restricted", Key: l.vip(), Data: word, Interval: true,
 		Comment: "address, ports -> class, service port, for allowed sources"}
-	l.rangeAddresses = l.hash("range-addresses", "with port ranges, and no cluster IP", []nft.Field{daddr}, nil)
+	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
 	for list := range sourceLists {
 		l.sources[list] = &nft.Set{Name: list.set(), Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + list.field()}
 	}
@@ -130,7 +130,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 		Comment: "cluster IPs with connections to a port that no service has"}
 	l.vips(o)
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
-		Comment: "for addresses that no service has, and addresses with port ranges"}
+		Comment: "for addresses that no service has"}
 	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
 		Comment: "renewed while kube-nftproxy runs; without renewal, other DNAT rules are first"}

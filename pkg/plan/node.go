@@ -30,11 +30,15 @@ func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 	if l == nil {
 		return
 	}
-	p.cidrs[f] = nil
+	var elements []nft.Element
 	for _, c := range cidrs {
-		p.cidrs[f] = append(p.cidrs[f], model.RangeOf(c))
+		r := model.RangeOf(c)
+		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
+		if next := r.Last.Next(); next.IsValid() {
+			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+		}
 	}
-	p.setCIDRs(f)
+	p.setRange(l.serviceCIDRs, elements)
 }
 
 func (p *Planner) setRange(s *nft.Set, elements []nft.Element) {

@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -25,12 +24,10 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// places are the ranges of ports that are claimed. singles are the other keys that are claimed, nil before the first range. beaten are those that overlap one of a better claim, with that one.
-	// rangedAddresses counts the ranges at each address that is no cluster IP. cidrs are the ServiceCIDRs.
+	// places are the ranges of ports that are claimed. singles are the other keys that are claimed, nil before the first range. beaten are the
+	// ranges that overlap a range of a better claim, with that range.
 	places, singles keysByPlace
 	beaten          map[model.Key]model.Key
-	rangedAddresses map[netip.Addr]int
-	cidrs           [2][]model.AddrRange
 	// losers counts the claims that lost to another Service.
 	losers int
 	// shared counts, for each shared element, the service ports that need it.
@@ -118,9 +115,6 @@ func New(o Options) *Planner {
 		stances:  map[nft.ID]stances{},
 		places:   keysByPlace{},
 		beaten:   map[model.Key]model.Key{},
-
-		rangedAddresses: map[netip.Addr]int{},
-
 		lost:       map[types.NamespacedName]struct{}{},
 		namespaces: map[string]*taken{},
 		waiting:    map[string]map[types.NamespacedName]struct{}{},
@@ -240,8 +234,6 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.share(old, -1)
 	p.takeStances(now, 1)
 	p.takeStances(old, -1)
-	p.shareAddresses(now, 1)
-	p.shareAddresses(old, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)

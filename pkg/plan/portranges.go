@@ -5,17 +5,16 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables/expr"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // A Service can have ranges of ports. Packets keep their port. The rules look for ranges only after they have found no port, node port or rule of
-// another program for a packet: in the chains for unclaimed packets. Thus exact ports win, and no other traffic has a lookup more:
-//
-//	a cluster IP          is in the set cluster-ips, which leads to the chain unused-port.
-//	any other address     is in the set service-cidrs, together with the ServiceCIDRs, which the rules look up for all unclaimed packets. It is also in
-//	                      range-addresses, so that the rules drop no other packets to it.
+// another program for a packet: in the chains for unclaimed packets. Thus exact ports win. The hash set range-addresses keeps all packets to other
+// addresses from the lookup in the ranges, whose cost grows with their number.
 //
 // The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
 // map range-backends has the addresses of these. The classes that only ranges have are in the dispatch maps only while a range uses them: at each
@@ -34,9 +33,14 @@ func (l *layout) vipOfFlow() []nft.Field {
 	return []nft.Field{nft.DstAddr(l.family), nft.FlowProtocol(), nft.DstPort()}
 }
 
-// inRange: meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-ranges
-func (l *layout) inRange() nft.Rule {
-	return rule("a port range", setPriority(key(l.vipOfFlow()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
+// inRange: ip daddr @range-addresses meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-range
+func (l *layout) inRange(arrived bool) nft.Rule {
+	var notReset []expr.Any
+	if !arrived {
+		notReset = related(expr.CmpOpEq)
+	}
+	return rule("a port range", in(l.rangeAddresses, []nft.Field{nft.DstAddr(l.family)}, false), notReset,
+		setPriority(key(l.vipOfFlow()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
 }
 
 // rangeChain is the name of the chain for port ranges with source ranges.
@@ -220,56 +224,6 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 func (p *Planner) servesNodePorts(k model.Key) bool {
 	is := func(e nft.Element) bool { return e.Key == nft.Value{}.Addr(k.Addr) }
 	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.ranges[p.layouts[k.Family].nodeAddresses], is)
-}
-
-// setCIDRs sets the elements of service-cidrs: the ServiceCIDRs, and addresses with ranges outside of these. Adjacent intervals are not merged: then
-// a change would add an element inside of an interval whose elements do not change, which the kernel refuses (EEXIST).
-func (p *Planner) setCIDRs(f inet.Family) {
-	l := p.layouts[f]
-	ranges := slices.Clone(p.cidrs[f])
-	for a := range p.rangedAddresses {
-		within := func(r model.AddrRange) bool { return r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 }
-		if inet.FamilyOf(a) == f && !slices.ContainsFunc(p.cidrs[f], within) {
-			ranges = append(ranges, model.AddrRange{First: a, Last: a})
-		}
-	}
-	slices.SortFunc(ranges, func(a, b model.AddrRange) int { return a.First.Compare(b.First) })
-	var elements []nft.Element
-	for _, r := range ranges {
-		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
-		if next := r.Last.Next(); next.IsValid() {
-			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
-		}
-	}
-	p.setRange(l.serviceCIDRs, elements)
-}
-
-// shareAddresses counts the ranges at addresses other than cluster IPs. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) shareAddresses(s *service, n int) {
-	if s == nil || s.portRanges == 0 {
-		return
-	}
-	var changed [2]bool
-	for _, port := range s.ports {
-		for i := range port.frontends {
-			f := &port.frontends[i]
-			if f.Last == 0 || f.AtClusterIP() {
-				continue
-			}
-			users := p.rangedAddresses[f.Addr]
-			if users+n > 0 {
-				p.rangedAddresses[f.Addr] = users + n
-			} else {
-				delete(p.rangedAddresses, f.Addr)
-			}
-			changed[port.family] = changed[port.family] || users == 0 || users+n == 0
-		}
-	}
-	for _, f := range p.options.Families {
-		if changed[f] {
-			p.setCIDRs(f)
-		}
-	}
 }
 
 // rangesOf returns the number of ranges times addresses of a Service that the planner serves.

@@ -166,17 +166,13 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 		forwarded = destinationIsThisNode(expr.CmpOpNeq)
 		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))
 	}
-	rules = append(append(rules, l.vipRules(o, arrived)...),
+	rules = append(append(append(rules, l.inRange(arrived)), l.vipRules(o, arrived)...),
 		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
 		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back())) // negated: the counters of the elements count only the last rule
 	if !arrived {
-		// The kernel sends the reset that refuses a connection of this node by the output hook, as a related packet without a translation.
-		rules = append(rules, rule("a reset to an address of this node", related(), back()))
+		rules = append(rules, rule("a reset to an address of this node", related(expr.CmpOpNeq), back()))
 	}
-	return append(rules,
-		l.inRange(),
-		rule("another port of an address with port ranges", in(l.rangeAddresses, daddr, false), back()),
-		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
+	return append(rules, rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
 // NoServiceAddress is the comment of the rule that leaves a packet to any other address alone.
@@ -191,7 +187,6 @@ const unusedPort = "unused-port"
 // ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
 func (l *layout) unused(o *Options) []nft.Rule {
 	return []nft.Rule{
-		l.inRange(),
 		rule("a batch may have replaced the port just now", jump("services")),
 		rule("counted", enter(l.unusedPorts, nft.DstAddr(l.family), 0)),
 		rule(unusedComment(o), goTo(kindReject.name(selector{}))),

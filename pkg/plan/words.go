@@ -215,13 +215,14 @@ func dnatted() []expr.Any {
 	}
 }
 
-// related: ct state related
-func related() []expr.Any {
+// related: ct state related, or with CmpOpEq: ct state & related == 0. The kernel sends the reset that refuses a connection of this node by the output
+// hook, as a related packet without a translation.
+func related(op expr.CmpOp) []expr.Any {
 	const bit = 1 << 2
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
+		&expr.Cmp{Op: op, Register: reg, Data: word(0)},
 	}
 }
 
