@@ -34,6 +34,8 @@ func (l *layout) vipOfFlow() []nft.Field {
 }
 
 // inRange: ip daddr @range-addresses meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-range
+//
+// For packets of this node it has also ct state & related == 0, see [related].
 func (l *layout) inRange(arrived bool) nft.Rule {
 	var notReset []expr.Any
 	if !arrived {

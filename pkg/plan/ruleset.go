@@ -154,9 +154,10 @@ func (l *layout) reject() []nft.Rule {
 
 // unclaimed handles packets that no program has translated:
 //   - to Services, after the lease has expired: another proxy may have taken over since,
+//   - to ranges of ports, see portranges.go,
 //   - to service addresses and ports that no service port has, and echo requests, see vips.go.
 //
-// Of the second kind, it handles arriving packets only if the kernel would forward them. A program on this node may have the address and answer, for
+// Of the last kind, it handles arriving packets only if the kernel would forward them. A program on this node may have the address and answer, for
 // example a node-local DNS cache. Or policy routing may lead the packet to a transparent proxy on this node.
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
