@@ -108,13 +108,13 @@ func (c *claim) rank() int {
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:  o,
-		services: map[types.NamespacedName]*service{},
-		claims:   map[model.Key]contenders{},
-		shared:   map[nft.ID]int32{},
-		stances:  map[nft.ID]stances{},
-		places:   keysByPlace{},
-		beaten:   map[model.Key]model.Key{},
+		options:    o,
+		services:   map[types.NamespacedName]*service{},
+		claims:     map[model.Key]contenders{},
+		shared:     map[nft.ID]int32{},
+		stances:    map[nft.ID]stances{},
+		places:     keysByPlace{},
+		beaten:     map[model.Key]model.Key{},
 		lost:       map[types.NamespacedName]struct{}{},
 		namespaces: map[string]*taken{},
 		waiting:    map[string]map[types.NamespacedName]struct{}{},
