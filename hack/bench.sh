@@ -4,6 +4,7 @@
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
+#   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
 #   CILIUM=1           only the first sync of 45,000 Services beside Cilium's benchmark of its load balancer, by turns; two minutes after its build
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md and README.md, and docs/plots
@@ -29,10 +30,12 @@ if [ -n "${CILIUM:-}" ]; then
 fi
 if [ -n "${LIMITS:-}" ]; then limits && exit; fi
 if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
+if [ -n "${VIPS:-}" ]; then bin/compare -vips -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"
+  bin/compare -vips -output "${OUTPUT:-}"
   limits
 fi
 if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -32,6 +32,8 @@ type settings struct {
 	limitElements, limitPairs, limitRanges int
 	// algorithms selects the measurement of algorithms instead.
 	algorithms bool
+	// vips selects the measurement of VIPs and port ranges instead.
+	vips bool
 	// starts selects the measurement of the API server instead, with this number of nodes.
 	starts int
 }
@@ -55,6 +57,7 @@ func main() {
 	flag.IntVar(&s.limitPairs, "limit-pairs", model.DefaultLimits().Pairs, "endpoints times ports of each of its Services, with -limits")
 	flag.IntVar(&s.limitRanges, "limit-ranges", plan.DefaultRoom().SourceRanges/4, "its source ranges, with -limits")
 	flag.BoolVar(&s.algorithms, "algorithms", false, "measure Services of each algorithm instead of the plan; -quick measures each only once")
+	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -74,6 +77,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.algorithms {
 		return measureAlgorithms(ctx, s)
+	}
+	if s.vips {
+		return measureVIPs(ctx, s)
 	}
 	if s.starts > 0 {
 		return measureStarts(ctx, s)

@@ -135,18 +135,24 @@ var streams = []stream{
 	{newAffinity1000, atProxy, func(t *timer, s *site) []byte { return t.syn(s, t.affinityVIP(1000), servicePort) }},
 }
 
-// timer measures packets.
+// timer measures the packets of streams at sites. The field at of a stream is the index of its site.
 type timer struct {
 	*world
-	sites [places]*site
+	streams []stream
+	sites   []*site
 	// connections counts the connections of all streams, so that all are different.
 	connections int
+}
+
+// newTimer returns a timer of all streams, without sites.
+func newTimer(w *world) *timer {
+	return &timer{world: w, streams: streams, sites: make([]*site, places)}
 }
 
 // measurePackets measures a number of packets of each stream.
 func measurePackets(ctx context.Context, w *world, packets int, f *Figures) error {
 	log.Printf("%s, %s: packets", w.size, f.Program)
-	t := &timer{world: w}
+	t := newTimer(w)
 	defer t.close()
 	for p := range places {
 		if err := t.open(ctx, p); err != nil {
@@ -207,13 +213,13 @@ func (t *timer) time(ctx context.Context, rounds int, f *Figures) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		for _, i := range rand.Perm(len(streams)) {
-			each, err := t.burst(&streams[i])
+		for _, i := range rand.Perm(len(t.streams)) {
+			each, err := t.burst(&t.streams[i])
 			if err != nil {
 				return err
 			}
 			if n > 0 {
-				f.add(streams[i].quantity, each)
+				f.add(t.streams[i].quantity, each)
 			}
 		}
 		if n%between == 0 {
@@ -279,15 +285,25 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 			return err
 		}
 	}
-	if err := s.lab.Node.Do(s.readNode); err != nil {
-		return err
-	}
-	if err := s.sender().Do(s.openSocket); err != nil {
+	if err := s.connect(); err != nil {
 		return err
 	}
 	if err := t.establish(ctx, s, p); err != nil {
 		return err
 	}
+	return s.deafen(ctx)
+}
+
+// connect prepares the sender.
+func (s *site) connect() error {
+	if err := s.lab.Node.Do(s.readNode); err != nil {
+		return err
+	}
+	return s.sender().Do(s.openSocket)
+}
+
+// deafen adds the rules at the ends.
+func (s *site) deafen(ctx context.Context) error {
 	for _, h := range s.ends() {
 		if err := load(ctx, h, deaf); err != nil {
 			return err

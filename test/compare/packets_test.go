@@ -51,7 +51,7 @@ func TestDroppedPacketsAreAnError(t *testing.T) {
 func droppedPacketsAreAnError(t *testing.T, family inet.Family) {
 	t.Helper()
 	w := &world{size: size{10, 10, family}, lab: lab.ForTest(t, packetLab)}
-	tm := &timer{world: w}
+	tm := newTimer(w)
 	t.Cleanup(tm.close)
 	ctx := context.Background()
 	if err := tm.open(ctx, atSingle); err != nil {
