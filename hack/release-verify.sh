@@ -80,7 +80,7 @@ for arch in $architectures; do
   [ "$(rpm --query --package --nosignature --queryformat '%{NAME} %{VERSION} %{ARCH}' "$program.rpm")" = "kube-nftproxy ${version#v} ${rpm[$arch]:-$arch}" ] || fail "$program.rpm has another name, version or architecture"
   rpm --query --package --nosignature --queryformat '[%{FILENAMES} %{FILEDIGESTS}\n]' "$program.rpm" >"$work/rpm"
   grep -qx "/usr/bin/kube-nftproxy $digest" "$work/rpm" || fail "$program.rpm has another program"
-  diff <(cut -d ' ' -f 1 "$work/rpm" | sort) <(printf '%s\n' "$installed" "$pages" /usr/share/zsh/site-functions/_kube-nftproxy | sort) >&2 || fail "$program.rpm has other files"
+  diff <(cut -d ' ' -f 1 "$work/rpm" | sort) <(printf '%s\n' "$installed" "$pages" /usr/share/doc/kube-nftproxy /usr/share/zsh/site-functions/_kube-nftproxy | sort) >&2 || fail "$program.rpm has other files"
 done
 
 # within ARCHIVE FILE LINE: a file in an archive has a line.
