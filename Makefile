@@ -50,6 +50,9 @@ site: ## write the pages as a site into bin/site, with Hugo; builds it first, in
 test-site: ## the site in headless Chromium: links, search, narrow windows
 	hack/test.sh site
 
+test-release: ## a whole release, built twice and compared; cosign, Helm and QEMU use its files (root); builds them first
+	hack/test.sh release
+
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
@@ -92,4 +95,4 @@ update: ## rewrite expected results of tests: goldens, the table in docs/flags.m
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image plugin release release-verify demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin site test-site test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image plugin release release-verify demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin site test-site test-release test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs missing programs that the demo and the tests need, with apt-get, on Debian 12 or newer. It does nothing
-# if none is missing. Go must be installed. Usage: hack/deps.sh
+# if none is missing. Go must be installed. Usage: hack/deps.sh ["PROGRAM PACKAGE" ...], for more programs
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -14,8 +14,9 @@ command -v go >/dev/null || fail "go is not installed; see https://go.dev/doc/in
 # Which program comes with which package. gcc is for the race detector.
 missing=()
 while read -r program package; do
+  [ -n "$program" ] || continue
   command -v "$program" >/dev/null || missing+=("$package")
-done <<'LIST'
+done <<LIST
 nft       nftables
 ip        iproute2
 conntrack conntrack
@@ -29,6 +30,8 @@ xtables-legacy-multi iptables
 ipset     ipset
 ipvsadm   ipvsadm
 gcc       gcc
+rpm       rpm
+$([ $# -eq 0 ] || printf '%s\n' "$@")
 LIST
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 [ -e /etc/protocols ] || missing+=(netbase) # by which nft knows tcp

@@ -7,7 +7,7 @@
 #   REVISION=COMMIT          commit in the label of the image, by default from git
 #   IMAGE=NAME:TAG           name of the image in the tar file, kube-nftproxy:$VERSION by default
 #   ARCHITECTURES="amd64 …"  architectures, by default amd64 and arm64
-#   SBOMS=FOLDER             also writes the SBOM of each architecture into this folder
+#   DOCUMENTS=FOLDER         also writes the SBOM and the notices of each architecture into this folder
 #   PUSH=REGISTRY/NAME:TAG   also pushes the image, with the credentials of docker login
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,4 +26,4 @@ for arch in ${ARCHITECTURES:-amd64 arm64}; do
   programs+=("bin/image/$arch/kube-nftproxy")
 done
 bin/image/make -version "$VERSION" -revision "$revision" -epoch "$epoch" -image "${IMAGE:-kube-nftproxy:$VERSION}" \
-  -output bin/image/kube-nftproxy.tar -push "${PUSH:-}" -sboms "${SBOMS:-}" "${programs[@]}"
+  -output bin/image/kube-nftproxy.tar -push "${PUSH:-}" -documents "${DOCUMENTS:-}" "${programs[@]}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes programs of the tests and the demo, and Helm, from test/kubernetes into bin/kubernetes, each only when it
+# Builds the Kubernetes programs of the tests and the demo, Helm and cosign, from test/kubernetes into bin/kubernetes, each only when it
 # is missing or older than that module's go.mod or go.sum. The first build takes minutes, later ones use Go's cache.
 # Usage: hack/kubernetes.sh [program ...]     (default: etcd kube-apiserver)
 #   KUBERNETES=v1.36.3   another release of Kubernetes, into bin/kubernetes/v1.36.3, from a module with its versions
@@ -55,6 +55,8 @@ for name in "$@"; do
     flags="-s -w -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$minor -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=$minor"
     ;;
   cilium-benchmark) module=$here/cilium folder=$bin package=github.com/cilium/cilium/pkg/loadbalancer/benchmark/cmd flags="-s -w" ;;
+  cosign) module=$here/cosign folder=$bin package=github.com/sigstore/cosign/v3/cmd/cosign flags="-s -w" ;;
+  registry) module=$root/hack/image folder=$bin package=github.com/google/go-containerregistry/cmd/registry flags="-s -w" ;;
   coredns) module=$here/coredns folder=$bin package=. flags="-s -w" ;;
   *) echo "unknown program: $name" >&2 && exit 2 ;;
   esac

@@ -8,6 +8,7 @@
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
 #   ratios kube-proxy and kube-nftproxy, measured on one small cluster; fails if a ratio is wrong by a factor
 #   twin   the tests with the build tag twin, with the real kube-proxy; runs only if named
+#   release  a whole release, twice, and its files: cosign, Helm, QEMU; runs only if named
 #   site   the pages as a site, in headless Chromium; runs only if named
 # The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
@@ -72,6 +73,10 @@ twin() {
   local packages
   packages=$(tagged twin)
   hack/kubernetes.sh etcd kube-apiserver kube-proxy && REQUIRE_NETNS=1 tests twin -tags twin -run 'Twin|KubeProxy' -p 1 $packages
+}
+release() {
+  root || return 1
+  hack/deps.sh "qemu-s390x qemu-user" "skopeo skopeo" "man man-db" && hack/kubernetes.sh registry helm-v3 helm-v4 cosign && tests release -timeout 120m -tags release ./test/release
 }
 site() { tests site -tags site ./test/site; }
 

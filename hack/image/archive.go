@@ -40,7 +40,11 @@ func (s settings) writeArchive(index v1.ImageIndex) error {
 	if err != nil {
 		return err
 	}
-	files = append(files, file{name: "manifest.json", mode: 0o644, content: manifest})
+	return s.writeFiles(append(files, file{name: "manifest.json", mode: 0o644, content: manifest}))
+}
+
+// writeFiles writes the tar file, or nothing.
+func (s settings) writeFiles(files []file) error {
 	part, err := os.Create(s.output + ".part")
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Command image makes an OCI image of built programs, one for each architecture, without a container engine. Nothing of it
-// depends on the machine or the time: the same programs and the same arguments give the same bytes.
+// Command image makes an OCI image of built programs, one for each architecture, without a container engine; or, with -chart, the OCI artifact
+// of a Helm chart. Nothing of it depends on the machine or the time: the same files and the same arguments give the same bytes.
 //
 // In: static programs, built with -trimpath, as arguments; the module around the working directory, whose packages they are
 // made of; the modules' license files, where Go has them.
@@ -29,8 +29,10 @@ type settings struct {
 	tag name.Tag
 	// output is the tar file, push the reference to push to, or empty.
 	output, push string
-	// sboms is the folder for a copy of each SBOM, or empty.
-	sboms    string
+	// documents is the folder for copies of each SBOM and of the notices, or empty.
+	documents string
+	// chart is the archive of a Helm chart. With it, there is no program: the output is the artifact of the chart.
+	chart    string
 	programs []string
 }
 
@@ -55,11 +57,15 @@ func parse(args []string) (s settings, err error) {
 	image := fs.String("image", "", "name and tag of the image in the tar file")
 	fs.StringVar(&s.output, "output", "", "tar file to write")
 	fs.StringVar(&s.push, "push", "", "repository and tag to push to as well")
-	fs.StringVar(&s.sboms, "sboms", "", "folder for a copy of the SBOM of each architecture")
+	fs.StringVar(&s.documents, "documents", "", "folder for copies of the SBOM and the notices of each architecture")
+	fs.StringVar(&s.chart, "chart", "", "archive of a Helm chart, to make its artifact instead of an image")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
 	s.created, s.programs = time.Unix(*epoch, 0).UTC(), fs.Args()
+	if s.chart != "" {
+		return s, nil
+	}
 	if s.version == "" || s.output == "" || len(s.programs) == 0 {
 		return s, fmt.Errorf("parse arguments: -version, -output and a program are needed")
 	}
@@ -69,6 +75,9 @@ func parse(args []string) (s settings, err error) {
 
 // run makes the image and says what became of it.
 func (s settings) run(ctx context.Context) error {
+	if s.chart != "" {
+		return s.writeChart()
+	}
 	r, err := newRecogniser()
 	if err != nil {
 		return fmt.Errorf("read known licenses: %w", err)
@@ -88,8 +97,8 @@ func (s settings) run(ctx context.Context) error {
 	if err := s.writeArchive(index); err != nil {
 		return fmt.Errorf("write %s: %w", s.output, err)
 	}
-	if err := s.writeBOMs(programs); err != nil {
-		return fmt.Errorf("write SBOM: %w", err)
+	if err := s.writeDocuments(programs); err != nil {
+		return fmt.Errorf("write documents: %w", err)
 	}
 	digest, err := index.Digest()
 	if err != nil {

@@ -57,9 +57,9 @@ func (p *program) bom(created time.Time) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// writeBOMs writes the SBOM of each program into the folder for them, if there is one.
-func (s settings) writeBOMs(programs []*program) error {
-	if s.sboms == "" {
+// writeDocuments writes the SBOM and the notices of each program into the folder for them, if there is one.
+func (s settings) writeDocuments(programs []*program) error {
+	if s.documents == "" {
 		return nil
 	}
 	for _, p := range programs {
@@ -67,8 +67,11 @@ func (s settings) writeBOMs(programs []*program) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(s.sboms, "kube-nftproxy-linux-"+p.arch+".spdx.json"), bom, 0o644); err != nil {
-			return err
+		name := filepath.Join(s.documents, "kube-nftproxy-linux-"+p.arch)
+		for suffix, content := range map[string][]byte{".spdx.json": bom, ".notices.txt": p.notices()} {
+			if err := os.WriteFile(name+suffix, content, 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

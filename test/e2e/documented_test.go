@@ -48,6 +48,17 @@ var notRun = map[string][]string{
 		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
 		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
 	},
+	"TestVerifyRefuses (test/release) runs it": {
+		"openssl ecparam -name prime256v1 -genkey -noout -out release.pem",
+		"openssl pkey -in release.pem -pubout -out release.pub",
+		"openssl dgst -sha256 -verify release.pub -signature <(base64 --decode SHA256SUMS.sig) SHA256SUMS",
+		"sha256sum --check SHA256SUMS",
+	},
+	"TestWhole (test/release) runs it, with a registry on a loopback address": {
+		"cosign verify-blob --key release.pub --signature SHA256SUMS.sig --insecure-ignore-tlog SHA256SUMS",
+		"helm push kube-nftproxy-0.2.0.tgz oci://registry.example.com/charts",
+		"skopeo copy oci-archive:kube-nftproxy-chart-oci.tar docker://registry.example.com/charts/kube-nftproxy:0.2.0",
+	},
 	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "kubectl rollout undo"},
 	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"TestDeploy runs it": {

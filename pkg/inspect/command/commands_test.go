@@ -43,7 +43,7 @@ func TestIsCommand(t *testing.T) {
 		"--feature-gates=A=true --init-only":   false,
 		"--nodeport-addresses services,verify": false,
 	} {
-		root := newCommand("dev", nil)
+		root := New("dev", nil)
 		root.InitDefaultHelpCmd()
 		list := strings.Fields(args)
 		root.InitDefaultCompletionCmd(list...)
@@ -60,7 +60,7 @@ func TestMistypedCommands(t *testing.T) {
 		"staus": "status", "staus -o json": "status", "servces default/web": "services", "veriffy": "verify",
 		"status": "", "extra arg": "", "": "", "-v 2 staus": "", "--staus": "",
 	} {
-		root := newCommand("dev", nil)
+		root := New("dev", nil)
 		err := mistyped(root, strings.Fields(args))
 		if (err != nil) != (similar != "") || err != nil && !strings.Contains(err.Error(), similar) {
 			t.Errorf("%q: %v, want an error with %q", args, err, similar)
@@ -190,7 +190,7 @@ func (a *fakeDaemon) run(args string) (out string, code int) {
 	defer file.Close()
 	before := os.Stdout
 	os.Stdout = file
-	root := newCommand("v1", nil)
+	root := New("v1", nil)
 	root.SetOut(file)
 	root.SetArgs(append(strings.Fields(args), "--control-socket", a.socket))
 	code = execute(root)
@@ -258,7 +258,7 @@ func TestExitCodes(t *testing.T) {
 			t.Errorf("docs/debugging.md lacks %q", row)
 		}
 	}
-	for _, cmd := range newCommand("v1", nil).Commands() {
+	for _, cmd := range New("v1", nil).Commands() {
 		if !tested[cmd.Name()] {
 			t.Errorf("no exit code of %s is tested", cmd.Name())
 		}
@@ -276,7 +276,7 @@ func TestSimilarFlags(t *testing.T) {
 		"services --namspace x": "did you mean --namespace?", "status --ouput json": "did you mean --output?", "--cluster-cdir 10.0.0.0/8": "did you mean --cluster-cidr?",
 		"services --completely-different": "", "services -x": "", "--nosuch": "",
 	} {
-		root := newCommand("v1", nil)
+		root := New("v1", nil)
 		root.SilenceErrors, root.SilenceUsage = true, true
 		root.SetArgs(strings.Fields(args))
 		err := root.Execute()

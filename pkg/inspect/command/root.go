@@ -20,7 +20,7 @@ type Daemon func(ctx context.Context, version string, o *config.Options, flags *
 
 // Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
 func Run(version string, daemon Daemon) int {
-	root, args := newCommand(version, daemon), os.Args[1:]
+	root, args := New(version, daemon), os.Args[1:]
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
 	if err := mistyped(root, args); err != nil {
@@ -58,8 +58,8 @@ func isCommand(root *cobra.Command, args []string) bool {
 	return err == nil && found != root || len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
 }
 
-// newCommand returns the root command with its subcommands.
-func newCommand(version string, daemon Daemon) *cobra.Command {
+// New returns the root command with its subcommands.
+func New(version string, daemon Daemon) *cobra.Command {
 	o := config.NewOptions()
 	o.ControlSocket = control.DefaultPath
 	show := versionFlag("false")

@@ -59,6 +59,20 @@ func Run(version string, args []string, in io.Reader, out, err io.Writer) int {
 func (o *options) execute(version string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	cmd := o.newCommand(version)
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(o.err, "kubectl nftproxy: %v\n", err)
+		return exitUnable
+	}
+	return o.code
+}
+
+// New returns the command of the plugin, for its manual page.
+func New(version string) *cobra.Command { return new(options).newCommand(version) }
+
+// newCommand returns the command, whose flags set the options.
+func (o *options) newCommand(version string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nftproxy [NODE | --all | --of NAMESPACE/POD] COMMAND [ARGUMENT]...",
 		Short: "Run a command of kube-nftproxy on nodes of the cluster",
@@ -78,12 +92,11 @@ The exit code is the highest exit code of the command on all selected nodes: 0 n
   kubectl nftproxy node-1 bundle`,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"},
 		Version:     version, SilenceErrors: true, SilenceUsage: true, Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(ctx, cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), cmd, args) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetOut(o.out)
 	cmd.SetErr(o.err)
-	cmd.SetArgs(args)
 	f := cmd.Flags()
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	f.Bool("version", false, "Print the version of the plugin and exit.")
@@ -97,11 +110,7 @@ The exit code is the highest exit code of the command on all selected nodes: 0 n
 	f.BoolVar(&o.all, "all", false, "Run the command on all nodes.")
 	f.StringVar(&o.of, "of", "", "Run the command on the node of this pod, as NAMESPACE/POD.")
 	f.IntVarP(&o.parallel, "parallel", "P", 50, "Number of nodes on which the command runs at the same time.")
-	if err := cmd.Execute(); err != nil {
-		fmt.Fprintf(o.err, "kubectl nftproxy: %v\n", err)
-		return exitUnable
-	}
-	return o.code
+	return cmd
 }
 
 // dial reads the kubeconfig, and makes a client of the API server.

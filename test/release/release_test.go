@@ -1,0 +1,173 @@
+//go:build e2e || release
+
+package release
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const (
+	repository = "../.."
+	version    = "v9.9.9"
+)
+
+// shell runs a script of bash in a folder, with more variables.
+func shell(ctx context.Context, dir, script string, env ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-O", "extglob", "-c", script)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	return string(bytes.TrimSpace(out)), err
+}
+
+func mustShell(t *testing.T, dir, script string, env ...string) string {
+	t.Helper()
+	out, err := shell(t.Context(), dir, script, env...)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	return out
+}
+
+// commit copies the source, with its uncommitted changes, into a repository with one commit. Each copy has the same commit.
+func commit(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	mustShell(t, repository, `git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' f; do [ ! -e "$f" ] && [ ! -L "$f" ] || printf '%s\0' "$f"; done |
+tar --create --null --no-recursion --files-from=- | tar --extract --directory "$TO"`, "TO="+dir)
+	mustShell(t, dir, `git init --quiet --initial-branch=main
+git add --all
+git -c user.name=test -c user.email=test@example.com commit --quiet --no-verify --message=release --date=@1700000000`, "GIT_COMMITTER_DATE=@1700000000")
+	return dir
+}
+
+// keys makes a pair of keys, as docs/releasing.md does.
+func keys(t *testing.T) (private, public string) {
+	t.Helper()
+	dir := t.TempDir()
+	mustShell(t, dir, "openssl ecparam -name prime256v1 -genkey -noout -out key.pem; openssl pkey -in key.pem -pubout -out key.pub")
+	return filepath.Join(dir, "key.pem"), filepath.Join(dir, "key.pub")
+}
+
+// build builds a release in a copy of the source, which also verifies it, and returns its folder.
+func build(t *testing.T, settings string, env ...string) string {
+	t.Helper()
+	dir := commit(t)
+	out := mustShell(t, dir, settings+"; exec make release VERSION="+version, env...)
+	if !strings.Contains(out, "verified: "+version+" for ") {
+		t.Fatalf("the release is not verified:\n%s", out)
+	}
+	return filepath.Join(dir, "bin/release", version)
+}
+
+// verify runs hack/release-verify.sh.
+func verify(ctx context.Context, dir, public string) (string, error) {
+	return shell(ctx, repository, `hack/release-verify.sh "$DIR"`, "DIR="+dir, "PUBLIC_KEY="+public)
+}
+
+// reseal repeats the last steps of a release after a change of its files, as an attacker can who has no key.
+const reseal = `
+sha256sum -- !(SHA256SUMS*|provenance*) | jq -Rn --slurpfile p provenance.intoto.json '$p[0] + {subject: [inputs | {name: .[66:], digest: {sha256: .[:64]}}]}' >p
+mv p provenance.intoto.json
+sha256sum -- !(SHA256SUMS*) >sums
+mv sums SHA256SUMS`
+
+// repack changes a file in a layer of files: an archive is unpacked, a script runs in its folder, and the archive is replaced.
+const repack = `
+repack() {
+  mkdir x && tar -xf "$1" -C x && (cd x && eval "$2") && rm "$1"
+  case $1 in *gz) tar -czf "$1" -C x . --transform 's|^\./||' ;; *) tar -cf "$1" -C x . --transform 's|^\./||' ;; esac
+  rm -r x
+}
+# blobs gives each blob of an OCI layout the name of its digest, and changes the references to it, up to the index.
+blobs() {
+  local changed=1 b s
+  while [ $changed = 1 ]; do
+    changed=0
+    for b in blobs/sha256/*; do
+      s=$(sha256sum "$b" | cut -d ' ' -f 1)
+      [ "${b##*/}" != "$s" ] || continue
+      mv "$b" "blobs/sha256/$s" && grep -lr "${b##*/}" index.json blobs | xargs -r sed -i "s/${b##*/}/$s/g"
+      changed=1
+    done
+  done
+}
+`
+
+// changes are changes of a release for amd64, and the complaint about each.
+var changes = []struct{ name, script, want string }{
+	{"changed file", "rm LINUX; echo changed >LINUX", "FAILED"},
+	{"added file", "echo added >c", "differ from the list"},
+	{"missing file", "rm nftproxy.yaml", "differ from the list"},
+	{"added link", "ln -s nftproxy.yaml c", "not a regular file"},
+	{"no checksums", "rm SHA256SUMS; touch SHA256SUMS", "differ from the list"},
+	{"invalid line", "echo x >>SHA256SUMS", "differ from the list"},
+	{"second checksum", "tail -1 SHA256SUMS >>SHA256SUMS", "differ from the list"},
+	{"changed and signed by nobody", "rm nftproxy.yaml; echo >nftproxy.yaml" + reseal, "is not the signature"},
+	{"no signature", "rm SHA256SUMS.sig", "is not the signature"},
+}
+
+// consistent are changes after which all checksums are right. They are verified without a signature.
+var consistent = []struct{ name, script, want string }{
+	{"file of no release", "echo x >notes.txt", "not the files of a release"},
+	{"no package", "rm LINUX.deb", "not the files of a release"},
+	{"another program", "printf x >>LINUX", "not the SBOM of"},
+	{"program of another architecture", `printf '\xb7' | dd of=LINUX bs=1 seek=18 conv=notrunc status=none`, "another architecture"},
+	{"SBOM without licenses", `jq '.packages[3].licenseConcluded = "NOASSERTION"' LINUX.spdx.json >x; mv x LINUX.spdx.json`, "not the SBOM of"},
+	{"SBOM with an additional module", `jq '.packages[3].name = "example.com/x"' LINUX.spdx.json >x; mv x LINUX.spdx.json`, "other modules"},
+	{"image with another program", `repack kube-nftproxy-image.tar 'layer=$(jq -r "[.layers[].digest][0] | .[7:]" $(grep -l "\"layers\"" blobs/sha256/*))
+mkdir y; tar -xzf blobs/sha256/$layer -C y; echo x >>y/usr/local/bin/kube-nftproxy; tar -czf blobs/sha256/$layer -C y usr; rm -r y; blobs'`, "has another program"},
+	{"image with a changed blob", `repack kube-nftproxy-image.tar 'for b in blobs/sha256/*; do echo >>$b; break; done'`, "changed blob"},
+	{"image for another platform", `repack kube-nftproxy-image.tar 'sed -i "s/\"architecture\":\"amd64\"/\"architecture\":\"arm64\"/" $(grep -l manifests blobs/sha256/*); blobs'`, "other platforms"},
+	{"image of another name", `repack kube-nftproxy-image.tar 'sed -i s/registry.example.com/registry.example.org/ index.json'`, "another name"},
+	{"Debian package of another version", `dpkg-deb -R LINUX.deb x; sed -i 's/^Version: .*/Version: 1/' x/DEBIAN/control; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has another name"},
+	{"Debian package with another program", `dpkg-deb -R LINUX.deb x; echo x >>x/usr/bin/kube-nftproxy; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has another program"},
+	{"Debian package without manual pages", `dpkg-deb -R LINUX.deb x; rm -r x/usr/share/man; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has other files"},
+	{"damaged RPM package", `printf x | dd of=LINUX.rpm bs=1 seek=200000 conv=notrunc status=none`, "LINUX.rpm is damaged"},
+	{"no manual pages", `repack kube-nftproxy-man.tar.gz 'rm man/*.8'`, "no manual pages"},
+	{"manifests with another image", `repack kube-nftproxy-manifests.tar.gz 'sed -i s/registry.example.com/registry.example.org/ deploy/base/kustomization.yaml'`, "has no line"},
+	{"chart of another version", `repack kube-nftproxy-9.9.9.tgz 'sed -i "s/^version: .*/version: 1.0.0/" kube-nftproxy/Chart.yaml'`, "has no line"},
+	{"chart with another image", `repack kube-nftproxy-9.9.9.tgz 'sed -i "s/^appVersion: .*/appVersion: v1/" kube-nftproxy/Chart.yaml'`, "another appVersion"},
+	{"artifact of another chart", `repack kube-nftproxy-9.9.9.tgz 'echo "# x" >>kube-nftproxy/values.yaml'`, "not the artifact"},
+	{"plugin with another checksum", `echo >>kubectl-nftproxy-linux-amd64.tar.gz`, "another checksum"},
+	{"no plugin", `sed -i '/uri:/d' nftproxy.yaml`, "names no plugin"},
+	{"provenance without a commit", `sed -i s/gitCommit/gitcommit/ provenance.intoto.json`, "names no commit"},
+	{"provenance of another version", `sed -i 's/"version": "v9.9.9"/"version": "v9.9.8"/' provenance.intoto.json`, "not the files of a release"},
+}
+
+// TestVerifyRefuses changes the files of a release in each way that hack/release-verify.sh must detect.
+func TestVerifyRefuses(t *testing.T) {
+	private, public := keys(t)
+	_, other := keys(t)
+	dir := build(t, "umask 022", "ARCHITECTURES=amd64", "PLATFORMS=linux/amd64", "KEY="+private)
+	for _, key := range []string{public, ""} {
+		if out, err := verify(t.Context(), dir, key); err != nil {
+			t.Fatalf("key %q: %v\n%s", key, err, out)
+		}
+	}
+	if out, err := verify(t.Context(), dir, other); err == nil || !strings.Contains(out, "is not the signature") {
+		t.Errorf("with another key: %v\n%s", err, out)
+	}
+	expand := strings.NewReplacer("LINUX", "kube-nftproxy-linux-amd64")
+	refuses := func(name, script, key, want string) {
+		t.Run(name, func(t *testing.T) {
+			changed := filepath.Join(t.TempDir(), "release")
+			mustShell(t, dir, `cp -r . "$TO"`, "TO="+changed)
+			mustShell(t, changed, repack+expand.Replace(script))
+			if out, err := verify(t.Context(), changed, key); err == nil || !strings.Contains(out, expand.Replace(want)) {
+				t.Errorf("%v, want %q\n%s", err, want, out)
+			}
+		})
+	}
+	for _, c := range changes {
+		refuses(c.name, c.script, public, c.want)
+	}
+	for _, c := range consistent {
+		refuses(c.name, c.script+reseal, "", c.want)
+	}
+}
