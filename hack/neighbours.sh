@@ -41,7 +41,7 @@ root() {
 }
 
 root "$bin/root"
-mkdir -p "$bin/cni"
+mkdir -p "$bin/programs"
 version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
-(cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/cni/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)
+(cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/programs/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)
 OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "TestNeighbours/${RUN:-}" -v ./test/neighbours

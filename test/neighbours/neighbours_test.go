@@ -31,6 +31,10 @@ type neighbour struct {
 	// allowed and denied are packets that the neighbour lets through and drops, with or without kube-nftproxy. services are more checks that
 	// need both programs.
 	allowed, denied, services func(n *node) []check
+	// through are checks of services whose connections count during a reload and a restart.
+	through func(n *node) []check
+	// after are checks of services that only hold after the removal of the neighbour.
+	after func(n *node) []check
 	// lossless lists the steps without failed connections.
 	lossless []string
 	// leaves is true if the neighbour leaves rules after its removal.
@@ -44,7 +48,7 @@ func TestNeighbours(t *testing.T) {
 	path := program.BuildForTest(t)
 	var rows []Row
 	for i, nb := range slices.Concat(firewalls, networks()) {
-		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services} {
+		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services, &nb.through, &nb.after} {
 			if *f == nil {
 				*f = none
 			}
@@ -87,7 +91,7 @@ func (nb neighbour) asInstalled(t *testing.T, path string) (got []string, unset 
 		t.Errorf("without the setting, these checks fail: %q, want %q", got, want)
 	}
 	if len(got) == 0 {
-		s := n.during(func() { nb.reload(n) })
+		s := n.during(nil, func() { nb.reload(n) })
 		s.Name, s.First = stepReload, true
 		n.must("after the reload", n.services())
 		unset = &s
@@ -112,7 +116,11 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	}
 	step := func(name string, f func()) {
 		t.Helper()
-		s := n.during(f)
+		var through []check
+		if name == stepReload || name == stepRestart {
+			through = nb.through(n)
+		}
+		s := n.during(through, f)
 		s.Name, s.First = name, first
 		row.Steps = append(row.Steps, s)
 		t.Logf("%s: %d of %d new connections failed, %d of %d established ones broke", name, s.Failed, s.Made, s.Broken, s.Flows)
@@ -143,7 +151,7 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	checks("after the restart")
 	if first {
 		step(stepRemove, func() { nb.remove(n) })
-		n.must("after the removal of the neighbour", n.services())
+		n.must("after the removal of the neighbour", append(n.services(), nb.after(n)...))
 		n.own("verify", "--control-socket="+n.dir+"/control")
 		if !nb.leaves {
 			n.unchanged("removal of the neighbour", alone)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // networks are container engines, network plugins, and other users of routing.
@@ -53,52 +54,8 @@ func networks() []neighbour {
 			},
 			lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
 		},
-		neighbour{
-			name: "policy routing of a VPN", version: "ip -V | sed 's/.*iproute2-//; s/,.*//'",
-			policy: "only the tunnel reaches the address of the tunnel. The rules are those of wg-quick; the tunnel was a bridge, because the kernel of the test lacks WireGuard",
-			install: func(n *node, _ bool) {
-				n.sh("ip link add wg0 type bridge; ip addr add 10.9.0.2/24 dev wg0; ip link set wg0 up")
-				n.sh("ip route add default dev wg0 table 51820; ip rule add not fwmark 51820 table 51820; ip rule add table main suppress_prefixlength 0")
-				wgRules(n)
-			},
-			reload: func(n *node) { n.sh("nft delete table ip wg-quick-wg0"); wgRules(n) },
-			remove: func(n *node) {
-				n.sh("nft delete table ip wg-quick-wg0; ip rule del table 51820; ip rule del table main suppress_prefixlength 0; ip link del wg0")
-			},
-			denied: func(n *node) []check {
-				return []check{{name: "client to the address of the tunnel", from: n.Client, proto: inet.TCP, to: netip.MustParseAddrPort("10.9.0.2:9999"), server: "-"}}
-			},
-			lossless: []string{stepReload, stepRestart},
-		},
-		neighbour{
-			name: "NodeLocal DNSCache", version: "xtables-nft-multi iptables --version | sed 's/ (.*//'",
-			policy: "packets to the cluster IP of its Service reach the node's own server. Only its rules (NOTRACK) and its address were tested, not the program",
-			prepare: func(n *node) {
-				if _, err := n.Node.ServeEcho(80); err != nil {
-					n.t.Fatal(err)
-				}
-				if _, err := n.Node.Serve(inet.UDP, 80); err != nil {
-					n.t.Fatal(err)
-				}
-			},
-			install: func(n *node, _ bool) {
-				n.sh("ip link add nodelocaldns type bridge; ip link set nodelocaldns up; ip addr add 10.96.0.21/32 dev nodelocaldns")
-				cacheRules(n, "-A")
-			},
-			reload: func(n *node) { cacheRules(n, "-D"); cacheRules(n, "-A") },
-			remove: func(n *node) { cacheRules(n, "-D"); n.sh("ip link del nodelocaldns") },
-			allowed: func(n *node) (list []check) {
-				for _, from := range n.Hosts() {
-					if from == n.Node || from == n.caller() {
-						for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
-							list = append(list, check{name: "cluster IP of the cache", from: from, proto: proto, to: netip.MustParseAddrPort("10.96.0.21:80"), server: "node"})
-						}
-					}
-				}
-				return list
-			},
-			leaves: true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
-		},
+		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
+		wireguard(), dnsCache(), networkPolicies(),
 	}
 }
 
@@ -108,29 +65,8 @@ func startDocker(n *node) {
 }
 
 func stopDocker(n *node) {
-	n.sh("pid=$(cat /run/pid-dockerd); kill -TERM $pid; while kill -0 $pid 2>/dev/null; do sleep 0.05; done; rm -f /run/docker.sock /run/docker.pid /var/run/docker.pid")
-}
-
-// wgRules are the rules that wg-quick loads.
-func wgRules(n *node) {
-	n.sh("nft -f - <<'E'\n%s\nE", `table ip wg-quick-wg0 {
- chain preraw { type filter hook prerouting priority raw; iifname != "wg0" ip daddr 10.9.0.2 fib saddr type != local drop; }
- chain premangle { type filter hook prerouting priority mangle; meta l4proto udp meta mark set ct mark; }
- chain postmangle { type filter hook postrouting priority mangle; meta l4proto udp meta mark 51820 ct mark set mark; }
-}`)
-}
-
-// cacheRules adds or deletes the rules of node-local DNS caches, for port 80.
-func cacheRules(n *node, verb string) {
-	for _, proto := range []string{"tcp", "udp"} {
-		for _, rule := range []string{
-			"raw %s PREROUTING -p %s -d 10.96.0.21 --dport 80 -j NOTRACK", "filter %s INPUT -p %s -d 10.96.0.21 --dport 80 -j ACCEPT",
-			"raw %s OUTPUT -p %s -s 10.96.0.21 --sport 80 -j NOTRACK", "filter %s OUTPUT -p %s -s 10.96.0.21 --sport 80 -j ACCEPT",
-			"raw %s OUTPUT -p %s -d 10.96.0.21 --dport 80 -j NOTRACK",
-		} {
-			n.sh("iptables -w -t %s", fmt.Sprintf(rule, verb, proto))
-		}
-	}
+	n.end("dockerd")
+	n.sh("rm -f /run/docker.sock /run/docker.pid")
 }
 
 // published is the host port that leads to the container.
@@ -152,9 +88,9 @@ func fromContainer(n *node) []check {
 	}
 }
 
-// unplug removes the device of the container, which the neighbour replaces.
-func unplug(n *node) {
-	if out, err := n.container().Command(n.t.Context(), "ip", "link", "del", "eth0").CombinedOutput(); err != nil {
+// unplug removes the device of a pod, which the neighbour replaces.
+func (n *node) unplug(pod *lab.Host) {
+	if out, err := pod.Command(n.t.Context(), "ip", "link", "del", "eth0").CombinedOutput(); err != nil {
 		n.t.Fatalf("%v: %s", err, out)
 	}
 }
@@ -168,7 +104,7 @@ func podman(firewall string) neighbour {
 "port_mappings": [{"container_port": 8080, "host_ip": "", "host_port": 8088, "protocol": "tcp", "range": 1}]}`)
 	}
 	return neighbour{
-		name: "Podman (netavark, " + firewall + ")", version: "/usr/lib/podman/netavark --version | sed 's/^netavark //'", prepare: unplug,
+		name: "Podman (netavark, " + firewall + ")", version: "/usr/lib/podman/netavark --version | sed 's/^netavark //'", prepare: func(n *node) { n.unplug(n.container()) },
 		policy:  "a published port leads to its container, and the container reaches Services",
 		install: func(n *node, _ bool) { run(n, "setup") },
 		reload:  func(n *node) { run(n, "teardown"); run(n, "setup") },
@@ -181,13 +117,13 @@ func podman(firewall string) neighbour {
 func cni(backend string) neighbour {
 	run := func(n *node, verb string) {
 		n.sh(`CAP_ARGS='{"portMappings": [{"hostPort": 8088, "containerPort": 8080, "protocol": "tcp"}], "bandwidth": {"ingressRate": 100000000, "ingressBurst": 10000000}}' \
-CNI_PATH=/opt/cni NETCONFPATH=/etc/cni/net.d /opt/cni/cnitool %s net /run/netns/%s`, verb, n.container().Netns)
+CNI_PATH=/opt/programs NETCONFPATH=/etc/cni/net.d /opt/programs/cnitool %s net /run/netns/%s`, verb, n.container().Netns)
 	}
 	return neighbour{
-		name: "CNI plugins bridge, portmap, firewall, bandwidth (" + backend + ")", version: "/opt/cni/portmap 2>&1 | sed -n 's/.*plugin v*//p' | head -1",
+		name: "CNI plugins bridge, portmap, firewall, bandwidth (" + backend + ")", version: "/opt/programs/portmap 2>&1 | sed -n 's/.*plugin v*//p' | head -1",
 		policy: "with a chain FORWARD that drops, the plugin firewall lets its pod pass, and no client reaches another pod; a host port leads to its pod",
 		prepare: func(n *node) {
-			unplug(n)
+			n.unplug(n.container())
 			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-net.conflist <<'E'\n%s\nE", fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "plugins": [
 {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": %q, "ipam": {"type": "host-local", "subnet": "10.244.7.0/24", "routes": [{"dst": "0.0.0.0/0"}]}},
 {"type": "portmap", "backend": %[1]q, "capabilities": {"portMappings": true}},

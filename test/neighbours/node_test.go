@@ -10,10 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -46,17 +44,13 @@ var (
 	localIPs   = []netip.Addr{netip.MustParseAddr("203.0.113.11"), netip.MustParseAddr("2001:db8:1::11")}
 )
 
-// node is a node on which kube-nftproxy and a neighbour run. A neighbour runs in the network namespace of the node, and has its own mounts,
-// among them a copy of the root file system in bin/neighbours, and its own process IDs.
+// node is a node on which kube-nftproxy and a neighbour run. Its dir also has the objects.
 type node struct {
 	*lab.Lab
-	t *testing.T
-	// dir has the objects and logs, path is kube-nftproxy.
-	dir, path string
-	running   *program.Program
-	// keeper is the first process of the neighbour's PID namespace.
-	keeper *lab.Cmd
-	pid    int
+	machine
+	// path is kube-nftproxy.
+	path    string
+	running *program.Program
 	// old are established connections.
 	old []net.Conn
 }
@@ -72,7 +66,8 @@ func (n *node) banned() *lab.Host { return n.Clients[1] }
 
 func newNode(t *testing.T, path string) *node {
 	t.Helper()
-	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), t: t, path: path}
+	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 2, Clients: 3}), path: path}
+	n.t, n.host = t, n.Node
 	// The mount options of an overlay cannot contain the commas of a test's name.
 	var err error
 	if n.dir, err = os.MkdirTemp("", "neighbours"); err != nil {
@@ -83,17 +78,7 @@ func newNode(t *testing.T, path string) *node {
 			t.Error(err)
 		}
 	})
-	serve := func(hosts ...*lab.Host) {
-		for _, h := range hosts {
-			if _, err := h.ServeEcho(backendPort); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := h.Serve(inet.UDP, backendPort); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	serve(n.Pods[0], n.Pods[1], n.Remotes[0], n.container())
+	n.serve(n.Pods[0], n.Pods[1], n.Remotes[0], n.container())
 	if _, err := n.Node.ServeEcho(ownPort); err != nil {
 		t.Fatal(err)
 	}
@@ -141,141 +126,6 @@ func loadBalancer(name string, ips []netip.Addr, port int32) *corev1.Service {
 }
 
 func (n *node) manifests() string { return filepath.Join(n.dir, "manifests") }
-func (n *node) root() string      { return filepath.Join(n.dir, "merged") }
-
-// bin returns the folder with the programs.
-func bin(t *testing.T) string {
-	t.Helper()
-	out, err := exec.Command("go", "env", "GOMOD").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "bin", "neighbours")
-}
-
-// mount starts the keeper of the neighbour's namespaces.
-func (n *node) mount() {
-	n.t.Helper()
-	for _, name := range []string{"merged", "upper", "work", "ready"} {
-		if err := os.MkdirAll(filepath.Join(n.dir, name), 0o755); err != nil {
-			n.t.Fatal(err)
-		}
-	}
-	script := fmt.Sprintf(`set -e
-mount -t tmpfs neighbour %[2]s/upper
-mkdir %[2]s/upper/u %[2]s/upper/w
-mount -t overlay overlay -o lowerdir=%[1]s/root,upperdir=%[2]s/upper/u,workdir=%[2]s/upper/w %[2]s/merged
-cd %[2]s/merged
-mount -t proc proc proc
-mount -t sysfs sysfs sys
-mount --rbind /sys/fs/cgroup sys/fs/cgroup; mount -o remount,bind,ro sys/fs/cgroup
-mount --rbind /dev dev
-mount -t tmpfs tmpfs run
-mkdir -p run/dbus run/lock run/xtables opt/cni run/netns
-mount --rbind /run/netns run/netns
-mount --bind %[1]s/cni opt/cni
-echo ready
-exec sleep infinity`, bin(n.t), n.dir)
-	n.keeper = n.Node.Command(context.Background(), "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script)
-	out, err := n.keeper.StdoutPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	var errs strings.Builder
-	n.keeper.Stderr = &errs
-	if err := n.keeper.Start(); err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() {
-		_ = n.keeper.Process.Kill() // it runs until then
-		_ = n.keeper.Wait()
-	})
-	line := make([]byte, 6)
-	if _, err := io.ReadFull(out, line); err != nil {
-		n.t.Fatalf("the namespaces of the neighbour: %v: %s", err, errs.String())
-	}
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", n.keeper.Process.Pid))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if n.pid, err = strconv.Atoi(strings.Fields(string(children))[0]); err != nil {
-		n.t.Fatal(err)
-	}
-}
-
-// command prepares a shell command of the neighbour.
-func (n *node) command(text string) *lab.Cmd {
-	cmd := n.Node.Command(context.WithoutCancel(n.t.Context()), "nsenter", "-t", strconv.Itoa(n.pid), "-m", "-p", "-u", "-i", "chroot", n.root(), "sh", "-c", text)
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
-	return cmd
-}
-
-// try runs a shell command of the neighbour, and returns its output.
-func (n *node) try(text string) (string, error) {
-	out, err := n.command(text).CombinedOutput()
-	return strings.TrimSpace(string(out)), err
-}
-
-// sh is try for commands that must succeed.
-func (n *node) sh(format string, args ...any) string {
-	n.t.Helper()
-	text := fmt.Sprintf(format, args...)
-	out, err := n.try(text)
-	if err != nil {
-		n.t.Fatalf("%s: %v: %s", text, err, out)
-	}
-	return out
-}
-
-// daemon starts a program of the neighbour, and waits until a command succeeds. stop ends it with SIGTERM, and waits for its exit.
-func (n *node) daemon(text, ready string) (stop func()) {
-	n.t.Helper()
-	name := strings.Fields(text)[0]
-	log, err := os.OpenFile(filepath.Join(n.dir, filepath.Base(name)+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	cmd := n.command("echo $$ > /run/pid-" + filepath.Base(name) + "; exec " + text)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
-	exited := make(chan struct{})
-	go func() {
-		_ = cmd.Wait() // a signal ends it
-		close(exited)
-	}()
-	n.t.Cleanup(func() { <-exited; log.Close() })
-	n.t.Cleanup(func() { _, _ = n.try("kill -KILL $(cat /run/pid-" + filepath.Base(name) + ")") })
-	n.eventually("the start of "+name, func() error {
-		out, err := n.try(ready)
-		if err != nil {
-			text, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("%w: %s; its log: %s", err, out, text)
-		}
-		return nil
-	})
-	return func() {
-		n.t.Helper()
-		n.sh("kill -TERM $(cat /run/pid-%s)", filepath.Base(name))
-		select {
-		case <-exited:
-		case <-time.After(lab.Patience):
-			n.t.Fatalf("%s does not exit", name)
-		}
-	}
-}
-
-func (n *node) eventually(what string, f func() error) {
-	n.t.Helper()
-	var err error
-	for begin := time.Now(); time.Since(begin) < lab.Patience/2; time.Sleep(50 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	n.t.Fatalf("%s: %v", what, err)
-}
 
 // start starts kube-nftproxy, and waits for its first sync.
 func (n *node) start() {
@@ -319,9 +169,14 @@ type check struct {
 	server string
 	// source is the source address that the server must see; the zero value for any.
 	source netip.Addr
+	// query is a name, for a query to a name server; resolved is the address in its answer.
+	query, resolved string
 }
 
 func (c check) run(ctx context.Context) error {
+	if c.query != "" {
+		return c.resolve(ctx)
+	}
 	if c.to.Port() == healthPort || c.to.Port() == 10256 {
 		return c.connect(ctx)
 	}
@@ -358,7 +213,7 @@ func (n *node) services() (list []check) {
 		own := n.Node.Addrs()[i]
 		add := func(name string, from *lab.Host, to netip.Addr, port uint16, server string, source netip.Addr) {
 			for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
-				list = append(list, check{name, from, proto, netip.AddrPortFrom(to, port), server, source})
+				list = append(list, check{name: name, from: from, proto: proto, to: netip.AddrPortFrom(to, port), server: server, source: source})
 			}
 		}
 		add("cluster IP, from a pod", n.caller(), clusterIPs[i], 80, "*", netip.Addr{})
@@ -439,10 +294,11 @@ func (n *node) unchanged(when, before string) {
 	}
 }
 
-// during runs f while new connections are opened to all kinds of addresses. It fails for none: the caller judges the numbers.
-func (n *node) during(f func()) (s Step) {
+// during runs f while new connections are opened to all kinds of addresses, and to further ones. It fails for none: the caller judges the numbers.
+func (n *node) during(further []check, f func()) (s Step) {
 	n.t.Helper()
-	n.connect()
+	checks := append(slices.DeleteFunc(n.services(), func(c check) bool { return c.proto != inet.TCP || c.to.Port() == healthPort }), further...)
+	n.connect(checks)
 	s.Flows = len(n.old)
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -451,10 +307,7 @@ func (n *node) during(f func()) (s Step) {
 	// rest waits until each source has opened some connections.
 	ticks := make(chan struct{})
 	sources := 0
-	for _, c := range n.services() {
-		if c.proto != inet.TCP || c.to.Port() == healthPort {
-			continue
-		}
+	for _, c := range checks {
 		sources++
 		all.Go(func() {
 			for ctx.Err() == nil {
@@ -481,22 +334,30 @@ func (n *node) during(f func()) (s Step) {
 	rest()
 	stop()
 	all.Wait()
+	// The next step may end the paths of the further ones.
+	ended := func(conn net.Conn) bool {
+		return slices.ContainsFunc(further, func(c check) bool { return c.to.String() == conn.RemoteAddr().String() })
+	}
 	n.old = slices.DeleteFunc(n.old, func(conn net.Conn) bool {
-		if err := exchange(conn); err != nil {
+		err := exchange(conn)
+		if err != nil {
 			n.t.Logf("established connection to %s: %v", conn.RemoteAddr(), err)
 			s.Broken++
-			return true
 		}
-		return false
+		if err == nil && !ended(conn) {
+			return false
+		}
+		_ = conn.Close() // it has served
+		return true
 	})
 	return s
 }
 
-// connect opens the connections of old that do not exist.
-func (n *node) connect() {
+// connect opens the TCP connections of old that do not exist.
+func (n *node) connect(checks []check) {
 	n.t.Helper()
-	for _, c := range n.services() {
-		if c.proto != inet.TCP || c.to.Port() == healthPort || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
+	for _, c := range checks {
+		if c.proto != inet.TCP || c.query != "" || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)
