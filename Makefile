@@ -38,7 +38,7 @@ test-hostile: ## objects of one tenant against packets of another tenant, in two
 test-e2e: ## tests with a real etcd and kube-apiserver; builds both first (root)
 	hack/test.sh e2e
 
-test-ratios: ## measure kube-proxy and kube-nftproxy in two minutes; fails if a ratio is wrong by a factor (root)
+test-ratios: ## measure kube-proxy and kube-nftproxy in two minutes; fails if a ratio or a stage is wrong by a factor (root)
 	hack/test.sh ratios
 
 test-twin: ## the same packets through the rules of the real kube-proxy; builds it first (root)
@@ -68,8 +68,8 @@ skew: ## kube-nftproxy with API servers of all supported releases (root); builds
 neighbours: ## kube-nftproxy beside firewalls, container engines and network plugins, in ten minutes (root); RUN=regexp; OUTPUT=. writes docs/compatibility.md
 	RUN='$(RUN)' OUTPUT='$(OUTPUT)' hack/neighbours.sh
 
-bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; CILIUM=1: beside Cilium's benchmark; OUTPUT=. writes the figures into docs/
-	QUICK='$(QUICK)' LIMITS='$(LIMITS)' ALGORITHMS='$(ALGORITHMS)' CILIUM='$(CILIUM)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
+bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; GROWTH=1: only the growth of costs; CILIUM=1: beside Cilium's benchmark; OUTPUT=. writes the figures into docs/
+	QUICK='$(QUICK)' LIMITS='$(LIMITS)' ALGORITHMS='$(ALGORITHMS)' CILIUM='$(CILIUM)' GROWTH='$(GROWTH)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
 bench-kernels: ## measure the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. writes them into docs/
 	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)

@@ -6,15 +6,16 @@
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
 #   CILIUM=1           only the first sync of 45,000 Services beside Cilium's benchmark of its load balancer, by turns; two minutes after its build
+#   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
-#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md and README.md, and docs/plots
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 hack/deps.sh
 hack/build.sh
-hack/kubernetes.sh etcd kube-apiserver kube-proxy
+[ -n "${GROWTH:-}" ] || hack/kubernetes.sh etcd kube-apiserver kube-proxy
 go build -o bin/compare ./test/compare
 limits() {
   REQUIRE_NETNS=1 go test -run '^$' -bench 'Limits|Room' -benchtime 1x ./pkg/proxy
@@ -29,6 +30,7 @@ if [ -n "${CILIUM:-}" ]; then
   exit
 fi
 if [ -n "${LIMITS:-}" ]; then limits && exit; fi
+if [ -n "${GROWTH:-}" ]; then bin/compare -growth -output "${OUTPUT:-}" && exit; fi
 if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
 if [ -n "${VIPS:-}" ]; then bin/compare -vips -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" && exit; fi

@@ -101,7 +101,7 @@ func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
 
 // put stores a Service with one slice. Each round replaces the first endpoint.
 func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
-	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+	name := types.NamespacedName{Namespace: fmt.Sprint("tenant-", i%16), Name: fmt.Sprintf("svc-%d", i)}
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
 	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, CreationTimestamp: metav1.Unix(int64(i), 0)},

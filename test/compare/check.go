@@ -83,9 +83,11 @@ func judge(theirs, ours *Figures) (list []outcome) {
 	return list
 }
 
-// check writes a line for each bound, and the outcomes to a file, if one is named. It fails if a bound is violated.
-func (r *Report) check(w io.Writer, file string) error {
+// check writes a line for each bound and each outcome of a stage, and all outcomes to a file, if one is named. It fails if a bound is
+// violated.
+func (r *Report) check(w io.Writer, file string, stages ...outcome) error {
 	outcomes := judge(r.find(kubeProxyNftables, checkSize.String()), r.find(kubeNftproxy, checkSize.String()))
+	outcomes = append(outcomes, stages...)
 	failed := 0
 	var events strings.Builder
 	for _, o := range outcomes {
@@ -102,7 +104,7 @@ func (r *Report) check(w io.Writer, file string) error {
 		err = os.WriteFile(file, []byte(events.String()), 0o644)
 	}
 	if failed > 0 {
-		err = errors.Join(err, fmt.Errorf("%d of %d ratios to kube-proxy are off", failed, len(outcomes)))
+		err = errors.Join(err, fmt.Errorf("%d of %d ratios exceed their bounds", failed, len(outcomes)))
 	}
 	return err
 }

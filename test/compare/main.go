@@ -36,6 +36,8 @@ type settings struct {
 	vips bool
 	// starts selects the measurement of the API server instead, with this number of nodes.
 	starts int
+	// growth selects the measurement of the growth of costs instead.
+	growth bool
 }
 
 func main() {
@@ -59,6 +61,7 @@ func main() {
 	flag.BoolVar(&s.algorithms, "algorithms", false, "measure Services of each algorithm instead of the plan; -quick measures each only once")
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
+	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -74,6 +77,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.limits {
 		return measureLimits(ctx, s)
+	}
+	if s.growth {
+		return measureGrowth(s)
 	}
 	if s.algorithms {
 		return measureAlgorithms(ctx, s)
@@ -94,7 +100,11 @@ func run(ctx context.Context, s settings) error {
 	if err := report.publish(s.output); err != nil || !s.check {
 		return err
 	}
-	return report.check(os.Stdout, s.outcomes)
+	stages, err := measureStages()
+	if err != nil {
+		return err
+	}
+	return report.check(os.Stdout, s.outcomes, judgeStages(stages, unitOfWork())...)
 }
 
 // wanted reports whether a name is selected: its list is empty, or contains it.

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// point is the median of each quantity of BenchmarkGrowth at one size of the cluster.
+type point struct {
+	// Services have Endpoints each. If Large is not 0, a further Service has this number of endpoints, and the changes are its changes.
+	Services, Endpoints, Large int
+	Values                     map[string]float64
+}
+
+// curve is a series of points in which one number grows.
+type curve struct {
+	title, unit string
+	of          func(point) bool
+	x           func(point) float64
+}
+
+var curves = []curve{
+	{"Services with one endpoint", "1,000 Services", func(p point) bool { return p.Endpoints == 1 && p.Large == 0 }, services},
+	{"Services with five endpoints", "1,000 Services", func(p point) bool { return p.Endpoints == 5 && p.Large == 0 }, services},
+	{"1,000 Services with more endpoints each", "1,000 endpoints",
+		func(p point) bool { return p.Services == 1_000 && p.Endpoints >= 10 }, func(p point) float64 { return float64(p.Services * p.Endpoints) }},
+	{"one large Service beside 1,000 small ones", "1,000 endpoints", func(p point) bool { return p.Large > 0 }, func(p point) float64 { return float64(p.Large) }},
+}
+
+func services(p point) float64 { return float64(p.Services) }
+
+// growthColumns are the quantities of BenchmarkGrowth with their titles, and whether they grow with the size.
+var growthColumns = []struct {
+	quantity, title string
+	format          string
+	grows           bool
+}{
+	{"elements", "elements", "%.0f", true},
+	{"first-ms", "first sync, ms", "%.0f", true},
+	{"commit-ms", "of this the kernel, ms", "%.0f", true},
+	{"heap-MB", "memory in use, MB", "%.1f", true},
+	{"adopt-ms", "adoption, ms", "%.1f", true},
+	{"change-us", "a change, µs", "%.0f", true},
+	{"slow-us", "99 of 100 changes, µs", "%.0f", false},
+}
+
+// growthFile is the file of a checkout with the raw figures.
+const growthFile = "docs/growth.json"
+
+// measureGrowth measures how the cost grows with the size of the cluster, and prints the tables. With an output, it also writes the raw
+// figures and the tables of docs/scale.md.
+func measureGrowth(s settings) error {
+	r, err := bench("^BenchmarkGrowth$", "./pkg/proxy", "-benchtime", "1x", "-count", "3")
+	if err != nil {
+		return err
+	}
+	points, err := pointsOf(r)
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprintf("Linux %s, %d processors, %s; medians of three.\n", kernel(), runtime.NumCPU(), runtime.Version()) + growthTables(points)
+	fmt.Print(text)
+	if s.output == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(points, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(s.output, growthFile), append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	return page.Write(filepath.Join(s.output, "docs/scale.md"), "growth", text)
+}
+
+// pointsOf returns the points of the results, in the order of their sizes.
+func pointsOf(r results) (list []point, err error) {
+	for name, values := range r {
+		size, ok := strings.CutPrefix(name, "Growth/")
+		if !ok {
+			continue
+		}
+		p := point{Values: map[string]float64{}}
+		if _, err := fmt.Sscanf(size, "%dx%d+%d", &p.Services, &p.Endpoints, &p.Large); err != nil {
+			return nil, fmt.Errorf("size %q: %w", size, err)
+		}
+		for _, c := range growthColumns {
+			if len(values[c.quantity]) == 0 {
+				return nil, fmt.Errorf("size %q: no %s", size, c.quantity)
+			}
+			p.Values[c.quantity] = medianOf(values[c.quantity])
+		}
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b point) int {
+		return slices.Compare([]int{a.Large, a.Endpoints, a.Services}, []int{b.Large, b.Endpoints, b.Services})
+	})
+	return list, nil
+}
+
+func medianOf(list []float64) float64 {
+	sorted := slices.Sorted(slices.Values(list))
+	return sorted[len(sorted)/2]
+}
+
+// growthTables returns a table for each curve: its points, and the lines that fit them.
+func growthTables(all []point) string {
+	var b strings.Builder
+	for _, c := range curves {
+		var points []point
+		for _, p := range all {
+			if c.of(p) {
+				points = append(points, p)
+			}
+		}
+		if len(points) < 3 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n### %s\n\n| %s |", strings.ToUpper(c.title[:1])+c.title[1:], map[string]string{"1,000 Services": "Services", "1,000 endpoints": "endpoints"}[c.unit])
+		for _, column := range growthColumns {
+			fmt.Fprintf(&b, " %s |", column.title)
+		}
+		b.WriteString("\n|---|" + strings.Repeat("---|", len(growthColumns)) + "\n")
+		for _, p := range points {
+			fmt.Fprintf(&b, "| %.0f |", c.x(p))
+			for _, column := range growthColumns {
+				fmt.Fprintf(&b, " "+column.format+" |", p.Values[column.quantity])
+			}
+			b.WriteString("\n")
+		}
+		slope, exponent := "| each "+c.unit+" more |", "| exponent |"
+		for _, column := range growthColumns {
+			x, y := c.series(points, column.quantity)
+			if !column.grows {
+				slope, exponent = slope+" |", exponent+" |"
+				continue
+			}
+			slope += fmt.Sprintf(" %+.3g |", 1000*slopeOf(x, y))
+			exponent += fmt.Sprintf(" %.2f |", exponentOf(x, y))
+		}
+		b.WriteString(slope + "\n" + exponent + "\n")
+	}
+	return b.String()
+}
+
+func (c curve) series(points []point, quantity string) (x, y []float64) {
+	for _, p := range points {
+		x, y = append(x, c.x(p)), append(y, p.Values[quantity])
+	}
+	return x, y
+}
+
+// slopeOf returns the slope of the straight line with the least sum of squared distances from the points.
+func slopeOf(x, y []float64) float64 {
+	var sx, sy, sxx, sxy float64
+	for i := range x {
+		sx, sy, sxx, sxy = sx+x[i], sy+y[i], sxx+x[i]*x[i], sxy+x[i]*y[i]
+	}
+	n := float64(len(x))
+	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
+}
+
+// exponentOf returns the exponent with which y grows with x, from the larger half of the points: 1 is proportional, 0 is constant.
+func exponentOf(x, y []float64) float64 {
+	var lx, ly []float64
+	for i := len(x) / 2; i < len(x); i++ {
+		lx, ly = append(lx, math.Log(x[i])), append(ly, math.Log(max(y[i], 1e-9)))
+	}
+	return slopeOf(lx, ly)
+}

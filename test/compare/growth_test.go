@@ -1,0 +1,51 @@
+package main
+
+import (
+	"math"
+	"strings"
+	"testing"
+)
+
+func TestCurvesAreFitted(t *testing.T) {
+	x := []float64{1000, 3000, 10000, 30000}
+	linear, square, constant := make([]float64, 4), make([]float64, 4), []float64{5, 5, 5, 5}
+	for i := range x {
+		linear[i], square[i] = 7+0.5*x[i], x[i]*x[i]
+	}
+	near := func(name string, got, want, tolerance float64) {
+		if math.Abs(got-want) > tolerance {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	near("slope of a line", slopeOf(x, linear), 0.5, 1e-9)
+	near("exponent of a line", exponentOf(x, linear), 1, 0.01)
+	near("exponent of a square", exponentOf(x, square), 2, 1e-9)
+	near("exponent of a constant", exponentOf(x, constant), 0, 1e-9)
+}
+
+func TestGrowthTables(t *testing.T) {
+	const values = "1 adopt-ms 30 change-us 100 commit-ms 3000 elements %ID first-ms 2 heap-MB 140 slow-us"
+	var output strings.Builder
+	for _, size := range []string{"1000x1+0 300", "3000x1+0 900", "10000x1+0 3000"} {
+		name, first, _ := strings.Cut(size, " ")
+		for range 3 {
+			output.WriteString("BenchmarkGrowth/" + name + "-2 1 " + first + "000 ns/op " + strings.Replace(values, "%ID", first, 1) + "\n")
+		}
+	}
+	points, err := pointsOf(parse(strings.NewReader(output.String())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := growthTables(points)
+	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0 | +300 | +0 |", "| exponent | 0.00 | 1.00 |"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "five endpoints") {
+		t.Errorf("a curve without points:\n%s", text)
+	}
+	if _, err := pointsOf(parse(strings.NewReader("BenchmarkGrowth/1000x1+0-2 1 300 ns/op 1 adopt-ms"))); err == nil {
+		t.Error("a point without all quantities is accepted")
+	}
+}
