@@ -367,3 +367,39 @@ func compareCandidates(a, b Candidate) int {
 	}
 	return strings.Compare(a.Slice, b.Slice)
 }
+
+// loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no address yet.
+func loadBalancerNotes(svc *corev1.Service) (notes []string) {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	if len(svc.Status.LoadBalancer.Ingress) == 0 {
+		return []string{"it has no load balancer yet: status.loadBalancer is empty; a load-balancer controller must assign an address"}
+	}
+	for _, ing := range svc.Status.LoadBalancer.Ingress {
+		switch {
+		case ing.IP == "":
+			notes = append(notes, "its load balancer has a name, not an address, and sends traffic to the node ports")
+		case ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP:
+			notes = append(notes, fmt.Sprintf("%s is not served here (its ipMode is %s): packets to it, also from pods, reach the load balancer, which "+
+				"sends traffic to the node ports", ing.IP, *ing.IPMode))
+		}
+	}
+	return notes
+}
+
+// terminationNotes returns a note if connections of the Service are terminated.
+func terminationNotes(svc *corev1.Service, built *Service) []string {
+	if !built.TerminateGone {
+		return nil
+	}
+	by := "--terminate-connections"
+	if _, given := svc.Annotations[terminate]; given {
+		by = "its annotation " + terminate
+	}
+	when := "after 5 s"
+	if built.TerminateAtOnce {
+		when += ", with a reset at once"
+	}
+	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated " + when + ", because of " + by}
+}

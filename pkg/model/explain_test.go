@@ -191,3 +191,33 @@ func TestEndpointsAboveALimitAreExplained(t *testing.T) {
 		}
 	}
 }
+
+func TestAddressesOfLoadBalancers(t *testing.T) {
+	vip, proxied := corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy
+	balancer := func(list ...corev1.LoadBalancerIngress) *corev1.Service {
+		return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: list}}}
+	}
+	for _, c := range []struct {
+		name string
+		svc  *corev1.Service
+		want []string
+	}{
+		{"another type", &corev1.Service{}, nil},
+		{"none", balancer(), []string{"no load balancer yet"}},
+		{"all served", balancer(corev1.LoadBalancerIngress{IP: "203.0.113.1"}, corev1.LoadBalancerIngress{IP: "203.0.113.2", IPMode: &vip}), nil},
+		{"one of each kind", balancer(corev1.LoadBalancerIngress{IP: "203.0.113.1"}, corev1.LoadBalancerIngress{IP: "203.0.113.2", IPMode: &proxied},
+			corev1.LoadBalancerIngress{Hostname: "lb.example.com"}), []string{"203.0.113.2 is not served here", "has a name"}},
+	} {
+		got := loadBalancerNotes(c.svc)
+		if len(got) != len(c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+			continue
+		}
+		for i := range got {
+			if !strings.Contains(got[i], c.want[i]) {
+				t.Errorf("%s: %q, want %q", c.name, got[i], c.want[i])
+			}
+		}
+	}
+}

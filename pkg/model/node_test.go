@@ -102,3 +102,21 @@ func TestPodCIDRs(t *testing.T) {
 		})
 	}
 }
+
+func TestInternalIPs(t *testing.T) {
+	node := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "node"}, {Type: corev1.NodeExternalIP, Address: "203.0.113.1"}, {Type: corev1.NodeInternalIP, Address: "?"},
+		{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.2"},
+	}}}
+	want := []string{"192.0.2.1", "2001:db8::1", "192.0.2.2"}
+	if diff := cmp.Diff(want, texts(InternalIPs(node))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func texts(list []netip.Addr) (out []string) {
+	for _, a := range list {
+		out = append(out, a.String())
+	}
+	return out
+}

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // Termination says which established TCP connections of a Service the program terminates.
@@ -62,20 +60,4 @@ func (b *builder) listed() {
 	}
 	slices.SortFunc(list, netip.Addr.Compare)
 	b.out.Listed = slices.Clip(slices.Compact(list))
-}
-
-// terminationNotes returns a note if connections of the Service are terminated.
-func terminationNotes(svc *corev1.Service, built *Service) []string {
-	if !built.TerminateGone {
-		return nil
-	}
-	by := "--terminate-connections"
-	if _, given := svc.Annotations[terminate]; given {
-		by = "its annotation " + terminate
-	}
-	when := "after 5 s"
-	if built.TerminateAtOnce {
-		when += ", with a reset at once"
-	}
-	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated " + when + ", because of " + by}
 }

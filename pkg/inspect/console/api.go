@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -145,7 +144,7 @@ const askAPI = 2 * time.Second
 
 // live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them. known is false without an API
 // server, or without an answer.
-func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []model.Declared, known bool) {
+func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []declared, known bool) {
 	if a == nil {
 		return nil, false
 	}
@@ -158,7 +157,7 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 		return nil, false
 	}
 	for i := range found.Items {
-		list = append(list, model.DeclaredAs(&found.Items[i], serviceProxyName))
+		list = append(list, declaredAs(&found.Items[i], serviceProxyName))
 	}
 	return list, true
 }

@@ -26,7 +26,7 @@ import (
 func (c *Console) names() []string {
 	list := []string{}
 	for _, n := range c.Source.Services() {
-		if model.DeclaredAs(c.Source.Service(n), c.ServiceProxyName).WhyNot == "" {
+		if declaredAs(c.Source.Service(n), c.ServiceProxyName).WhyNot == "" {
 			list = append(list, n.String())
 		}
 	}
@@ -65,7 +65,7 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 		found, whyNone := c.find(q.namespace, want)
 		served := 0
 		for _, n := range found {
-			if svc := c.Source.Service(n); svc == nil || want != "" && model.DeclaredAs(svc, c.ServiceProxyName).WhyNot != "" {
+			if svc := c.Source.Service(n); svc == nil || want != "" && declaredAs(svc, c.ServiceProxyName).WhyNot != "" {
 				continue
 			}
 			served++
@@ -257,13 +257,13 @@ func split(namespace, want string) (string, string) {
 // find returns the names of the Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is empty.
 // If no Service has the address, it also returns a message.
 func (c *Console) find(namespace, want string) (found []types.NamespacedName, whyNone string) {
-	target, isTarget := parseTarget(want)
+	to, isTarget := parseTarget(want)
 	facts := c.Loop.Facts()
-	target.NodePorts = slices.Contains(facts.NodeAddresses[inet.IPv4], target.Addr) || slices.Contains(facts.NodeAddresses[inet.IPv6], target.Addr)
+	to.NodePorts = slices.Contains(facts.NodeAddresses[inet.IPv4], to.Addr) || slices.Contains(facts.NodeAddresses[inet.IPv6], to.Addr)
 	inNamespace, name := split(namespace, want)
 	for _, n := range c.Source.Services() {
 		if isTarget && (namespace == "" || n.Namespace == namespace) {
-			if svc := c.Source.Service(n); svc != nil && model.Mentions(svc, c.Source.Slices(n), facts.Node, c.ModelOptions(), target) {
+			if svc := c.Source.Service(n); svc != nil && mentions(svc, c.Source.Slices(n), facts.Node, c.ModelOptions(), to) {
 				found = append(found, n)
 			}
 		} else if !isTarget && (inNamespace == "" || n.Namespace == inNamespace) && (name == "" || n.Name == name) {
@@ -272,7 +272,7 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, wh
 	}
 	if isTarget && len(found) == 0 {
 		whyNone = fmt.Sprintf("no Service has %s, and no endpoint of a Service", want)
-		if target.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(target.Addr)], target.Addr) {
+		if to.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(to.Addr)], to.Addr) {
 			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so this node drops packets to it", want)
 		}
 	}
@@ -280,15 +280,15 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, wh
 }
 
 // parseTarget parses an address, an address with a port, or a node port. A name of a Service is none of these.
-func parseTarget(text string) (t model.Target, ok bool) {
+func parseTarget(text string) (t target, ok bool) {
 	if port, err := strconv.ParseUint(text, 10, 16); err == nil {
-		return model.Target{Port: uint16(port)}, true
+		return target{Port: uint16(port)}, true
 	}
 	if at, err := netip.ParseAddrPort(text); err == nil {
-		return model.Target{Addr: at.Addr().Unmap(), Port: at.Port()}, true
+		return target{Addr: at.Addr().Unmap(), Port: at.Port()}, true
 	}
 	addr, err := netip.ParseAddr(text)
-	return model.Target{Addr: addr.Unmap()}, err == nil
+	return target{Addr: addr.Unmap()}, err == nil
 }
 
 // addPods adds the names of the pods of a Service's endpoints.

@@ -1,4 +1,4 @@
-package model
+package console
 
 import (
 	"net/netip"
@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // TestMentions: a Service is found by each of its addresses, by its node port, and by endpoints that are not ready.
@@ -25,13 +27,13 @@ func TestMentions(t *testing.T) {
 		"10.244.0.9:80": false, "10.96.0.2:0": false, "192.0.2.1:30080": true, "192.0.2.1:80": false, "192.0.2.2:30080": false,
 	} {
 		at := netip.MustParseAddrPort(text)
-		target := Target{Addr: at.Addr(), Port: at.Port(), NodePorts: at.Addr() == netip.MustParseAddr("192.0.2.1")}
-		if got := Mentions(svc, []*discoveryv1.EndpointSlice{slice}, Node{}, Options{}, target); got != want {
+		to := target{Addr: at.Addr(), Port: at.Port(), NodePorts: at.Addr() == netip.MustParseAddr("192.0.2.1")}
+		if got := mentions(svc, []*discoveryv1.EndpointSlice{slice}, model.Node{}, model.Options{}, to); got != want {
 			t.Errorf("%s: %v, want %v", text, got, want)
 		}
 	}
 	for port, want := range map[uint16]bool{30080: true, 80: false, 8080: false} {
-		if got := Mentions(svc, []*discoveryv1.EndpointSlice{slice}, Node{}, Options{}, Target{Port: port}); got != want {
+		if got := mentions(svc, []*discoveryv1.EndpointSlice{slice}, model.Node{}, model.Options{}, target{Port: port}); got != want {
 			t.Errorf("node port %d: %v, want %v", port, got, want)
 		}
 	}

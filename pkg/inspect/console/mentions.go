@@ -1,30 +1,32 @@
-package model
+package console
 
 import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Target is an address and a port to search for. A zero port stands for any port. Without an address, the port is a node port.
-type Target struct {
+// target is an address and a port to search for. A zero port stands for any port. Without an address, the port is a node port.
+type target struct {
 	Addr netip.Addr
 	Port uint16
 	// NodePorts is set if node ports are served on the address.
 	NodePorts bool
 }
 
-// Mentions reports whether a frontend or an endpoint of a Service has the target, used or not.
-func Mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options, t Target) bool {
-	built := Build(svc, epSlices, node, opts)
+// mentions reports whether a frontend or an endpoint of a Service has the target, used or not.
+func mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node model.Node, opts model.Options, t target) bool {
+	built := model.Build(svc, epSlices, node, opts)
 	if built == nil {
 		return false
 	}
 	for _, sp := range built.Ports {
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
-			nodePort := f.Kind == NodePort && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
+			nodePort := f.Kind == model.NodePort && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
 			if (t.Port == 0 || f.Has(t.Port)) && (nodePort || t.Addr.IsValid() && f.Addr == t.Addr) {
 				return true
 			}
@@ -34,7 +36,7 @@ func Mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node N
 		if t.Addr.IsValid() && s != nil && hasPort(s, t.Port) {
 			for i := range s.Endpoints {
 				if a := s.Endpoints[i].Addresses; len(a) > 0 {
-					if addr, err := parseRaw(a[0]); err == nil && addr.Unmap() == t.Addr {
+					if addr, err := model.ParseAddr(a[0]); err == nil && addr == t.Addr {
 						return true
 					}
 				}
