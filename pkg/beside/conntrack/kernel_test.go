@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -140,17 +139,25 @@ func destinations(f inet.Family) []netip.AddrPort {
 // serve programs the Service with endpoints of one family and returns the state for the reconciler.
 func (n *node) serve(f inet.Family, p inet.Protocol, endpoints ...netip.AddrPort) *Desired {
 	n.Helper()
+	return n.restrict(f, p, nil, endpoints...)
+}
+
+// restrict does the same as serve, with source ranges for the load-balancer IP; nil permits all sources.
+func (n *node) restrict(f inet.Family, p inet.Protocol, allowed []model.AddrRange, endpoints ...netip.AddrPort) *Desired {
+	n.Helper()
 	d := &Desired{}
 	sp := &model.ServicePort{
 		Name: model.PortName{NamespacedName: service}, Protocol: p, Family: f, Cluster: endpoints,
 		HasEndpoints: len(endpoints) > 0, Frontends: frontends(f, p),
 	}
+	sp.Frontends[1].AllowedSources = allowed
 	n.planner.Set(service, &model.Service{Name: service, Ports: []*model.ServicePort{sp}})
 	if _, err := n.kernel.Sync(n.planner); err != nil {
 		n.Fatal(err)
 	}
 	for _, fe := range sp.Frontends {
 		d.Frontend(fe.Key, endpoints)
+		d.Restrict(fe.Key, fe.AllowedSources, fe.DeniedSources)
 	}
 	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
 	return d
@@ -290,56 +297,6 @@ func forFamilies(t *testing.T, f func(n *node, f inet.Family)) {
 	}
 }
 
-func TestClientFollowsReplacedEndpoint(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		a, b := n.pod(f, 10), n.pod(f, 11)
-		n.pass(f, n.serve(f, inet.UDP, a), 0)
-		clients := n.clients(f)
-		n.expect(clients, a.String())
-		d := n.serve(f, inet.UDP, b)
-		n.expect(clients, a.String())
-		n.pass(f, d, len(clients))
-		n.expect(clients, b.String())
-		n.pass(f, d, 0)
-	})
-}
-
-func TestRemainingEndpointKeepsItsClients(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		a, b := n.pod(f, 10), n.pod(f, 11)
-		n.serve(f, inet.UDP, a)
-		clients := n.clients(f)
-		n.expect(clients, a.String())
-		n.pass(f, n.serve(f, inet.UDP, a, b), 0)
-		n.expect(clients, a.String())
-	})
-}
-
-func TestClientOfServiceScaledToZeroIsRefused(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		a, clients := n.served(f)
-		n.pass(f, n.serve(f, inet.UDP), len(clients))
-		n.expect(clients, refused)
-		n.pass(f, n.serve(f, inet.UDP, a), 0)
-		n.expect(clients, a.String())
-	})
-}
-
-func TestClientFindsFirstEndpoint(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		n.trackBefore()
-		clients := n.clients(f)[:2]
-		n.expect(clients, noAnswer)
-		d := n.serve(f, inet.UDP)
-		n.expect(clients, noAnswer)
-		n.pass(f, d, len(clients))
-		n.expect(clients, refused)
-		a := n.pod(f, 10)
-		n.pass(f, n.serve(f, inet.UDP, a), 0)
-		n.expect(clients, a.String())
-	})
-}
-
 func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
 		n.trackBefore()
@@ -351,86 +308,6 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 		d.Undnated = true
 		n.pass(f, d, len(clients))
 		n.expect(clients, a.String())
-	})
-}
-
-func TestClientOfDeletedFrontendIsCutOff(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		a, clients := n.served(f)
-		n.withdraw()
-		n.expect(clients, a.String())
-		d := &Desired{}
-		for _, fe := range frontends(f, inet.UDP) {
-			d.Gone(fe.Key)
-		}
-		d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
-		n.pass(f, d, len(clients))
-		n.expect(clients[:2], noAnswer)
-		n.expect(clients[2:], refused)
-	})
-}
-
-func TestRunMovesClient(t *testing.T) {
-	n := newNode(t)
-	f := inet.IPv4
-	a, b := n.pod(f, 10), n.pod(f, 11)
-	counted := make(counter, 1)
-	r := New(Config{Open: func() (Table, error) { return unclosed{n.table}, nil }, Metrics: counted})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r.Run(n.Context())
-	}()
-	t.Cleanup(func() { <-done })
-	n.serve(f, inet.UDP, a)
-	clients := n.clients(f)
-	n.expect(clients, a.String())
-	r.Request(n.serve(f, inet.UDP, b))
-	if got := <-counted; got != len(clients) {
-		t.Errorf("%d flows deleted, want %d", got, len(clients))
-	}
-	n.expect(clients, b.String())
-}
-
-type counter chan int
-
-func (c counter) FlowsDeleted(_ inet.Family, _ time.Duration, deleted int) { c <- deleted }
-func (c counter) FlowsSearched(inet.Family, error)                         {}
-
-type unclosed struct{ *Netlink }
-
-func (unclosed) Close() error { return nil }
-
-func TestEstablishedTCPIsLeftAlone(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
-		listener := n.echo(at)
-		n.serve(f, inet.TCP, at)
-		var conns []net.Conn
-		for _, to := range destinations(f) {
-			conn, err := net.Dial("tcp", to.String())
-			if err != nil {
-				n.Fatal(err)
-			}
-			n.Cleanup(func() { conn.Close() })
-			n.echoes(conn)
-			conns = append(conns, conn)
-		}
-		_ = listener.Close()
-		d := n.serve(f, inet.TCP, netip.AddrPortFrom(at.Addr().Next(), at.Port()))
-		d.Undnated = true
-		n.pass(f, d, 0)
-		d = n.serve(f, inet.TCP)
-		d.Undnated = true
-		n.pass(f, d, 0)
-		d = &Desired{Undnated: true}
-		for _, fe := range frontends(f, inet.TCP) {
-			d.Gone(fe.Key)
-		}
-		n.pass(f, d, 0)
-		for _, conn := range conns {
-			n.echoes(conn)
-		}
 	})
 }
 
@@ -463,20 +340,6 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n.expect(others, plugin.String())
 }
 
-// The same pod serves on a different port, as after a change of targetPort.
-func TestClientFollowsChangedPort(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		old := n.pod(f, 10)
-		at := netip.AddrPortFrom(old.Addr(), old.Port()+1)
-		n.answer(at)
-		n.serve(f, inet.UDP, old)
-		clients := n.clients(f)
-		n.expect(clients, old.String())
-		n.pass(f, n.serve(f, inet.UDP, at), len(clients))
-		n.expect(clients, at.String())
-	})
-}
-
 // Masquerading changes the destination of replies, not their source. So a pass still finds the endpoint of a masqueraded flow.
 func TestMasqueradedClientFollows(t *testing.T) {
 	n := newNode(t)
@@ -492,84 +355,8 @@ func TestMasqueradedClientFollows(t *testing.T) {
 	n.expect(clients, b.String())
 }
 
-// If narrower or new source ranges exclude a client, its flow without replies stops. A flow with replies continues, as in kube-proxy.
-func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
-	forFamilies(t, func(n *node, f inet.Family) {
-		silent := n.listen([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
-		answers := n.pod(f, 11)
-		at := silent.LocalAddr().(*net.UDPAddr).AddrPort()
-		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
-		n.pass(f, n.restrict(f, inet.UDP, answers, here), 0)
-		answered := n.clients(f)
-		n.expect(answered, answers.String())
-		for _, before := range [][]model.AddrRange{here, nil} {
-			n.pass(f, n.restrict(f, inet.UDP, at, before, answers), 0)
-			oneWay := n.clients(f)
-			n.expect(oneWay, noAnswer)
-			if got := received(silent); got != len(oneWay) {
-				t.Fatalf("%d packets of %d reached the endpoint before", got, len(oneWay))
-			}
-			n.pass(f, n.restrict(f, inet.UDP, at, elsewhere, answers), 1)
-			n.expect(oneWay, noAnswer)
-			if got := received(silent); got != len(oneWay)-1 {
-				t.Errorf("%d packets reached the endpoint after the ranges of one of %d frontends exclude the client", got, len(oneWay))
-			}
-			n.expect(answered, answers.String())
-			for _, c := range oneWay {
-				_ = c.Close()
-			}
-			n.pass(f, n.restrict(f, inet.UDP, at, here, answers), 0)
-		}
-	})
-}
-
 // sources returns the range of one address.
 func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
-
-// restrict does the same as serve, with one endpoint and with source ranges for the load-balancer IP. Existing flows may also continue with
-// the endpoints in further.
-func (n *node) restrict(f inet.Family, p inet.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
-	n.Helper()
-	d := &Desired{}
-	sp := &model.ServicePort{
-		Name: model.PortName{NamespacedName: service}, Protocol: p, Family: f, Cluster: []netip.AddrPort{endpoint},
-		HasEndpoints: true, Frontends: frontends(f, p),
-	}
-	sp.Frontends[1].AllowedSources = allowed
-	n.planner.Set(service, &model.Service{Name: service, Ports: []*model.ServicePort{sp}})
-	if _, err := n.kernel.Sync(n.planner); err != nil {
-		n.Fatal(err)
-	}
-	serving := append([]netip.AddrPort{endpoint}, further...)
-	slices.SortFunc(serving, netip.AddrPort.Compare)
-	for _, fe := range sp.Frontends {
-		d.Frontend(fe.Key, serving)
-		d.Restrict(fe.Key, fe.AllowedSources, fe.DeniedSources)
-	}
-	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
-	return d
-}
-
-// listen opens a socket that does not reply.
-func (n *node) listen(at string) *net.UDPConn {
-	n.Helper()
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(at)))
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() { conn.Close() })
-	return conn
-}
-
-// received reads all queued packets of a socket and returns their number. A packet on loopback arrives during its system call.
-func received(c *net.UDPConn) (packets int) {
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-	for b := make([]byte, 16); ; packets++ {
-		if _, err := c.Read(b); err != nil {
-			return packets
-		}
-	}
-}
 
 // A TCP connection without a reply to its SYN is in state new, too. If its source is no longer allowed, a repeated SYN does not reach the
 // endpoint.
@@ -581,11 +368,11 @@ func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 		run(n, "nft", drop)
 		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
 		n.echo(at)
-		n.restrict(f, inet.TCP, at, here)
+		n.restrict(f, inet.TCP, here, at)
 		// The kernel repeats the SYN after a second.
 		stopped, free := n.connect(destinations(f)[1]), n.connect(destinations(f)[0])
-		n.pass(f, n.restrict(f, inet.TCP, at, here), 0)
-		n.pass(f, n.restrict(f, inet.TCP, at, elsewhere), 1)
+		n.pass(f, n.restrict(f, inet.TCP, here, at), 0)
+		n.pass(f, n.restrict(f, inet.TCP, elsewhere, at), 1)
 		run(n, "nft", "delete table inet endpoint")
 		if !connected(free, 10*time.Second) {
 			n.Error("the repeated SYN does not connect a client of the cluster IP")
@@ -691,15 +478,7 @@ func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 	n := newNode(t)
 	n.trackBefore()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	vip := destinations(inet.IPv4)[0]
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: vip.Addr().As4(), Port: int(vip.Port())}); err != unix.EINPROGRESS {
-		t.Fatalf("connect: %v, want that it is in progress", err)
-	}
+	client := n.connect(destinations(inet.IPv4)[0])
 	at := addrPort("10.244.0.10:5353")
 	n.echo(at)
 	d := n.serve(inet.IPv4, inet.TCP, at)
@@ -707,12 +486,8 @@ func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 	d.Undnated = true
 	n.pass(inet.IPv4, d, 1)
 	// The kernel repeats the SYN after a second.
-	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	if count, err := unix.Poll(events, 10_000); err != nil || count != 1 {
-		t.Fatalf("wait for the connection: %d, %v\n%s", count, err, n.entries())
-	}
-	if errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
-		t.Errorf("connect: %v, %v", unix.Errno(errno), err)
+	if !connected(client, 10*time.Second) {
+		t.Errorf("the repeated SYN does not connect the client\n%s", n.entries())
 	}
 }
 
