@@ -106,11 +106,13 @@ type builder struct {
 	opts Options
 	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
+	// out is the result. single, if not nil, has its memory.
 	out    *Service
-	// slow is the time of slow start, or 0. starts are the starting endpoints. observed, if not nil, replaces them.
+	single *single
+	// slow is the time of slow start, or 0. starts are the starting endpoints, which an observation replaces.
 	slow     time.Duration
 	starts   *Starts
-	observed *observed
+	observed observed
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
@@ -123,14 +125,29 @@ type builder struct {
 	// limit of problems hides: exceeded limits, and source ranges that are all invalid.
 	problems       problems
 	over, ofSlices []Problem
+
+	// fewFronts and fewPorts are scratch memory for one address of each family and for few ports.
+	fewFronts [2][1]Frontend
+	fewPorts  [4]port
+}
+
+// single is a Service with the memory of its only port. Most Services have one port, and three allocations would take longer.
+type single struct {
+	Service
+	port [1]ServicePort
+	list [1]*ServicePort
 }
 
 // service sets all fields of the Service except endpoints.
 func (b *builder) service() {
-	b.out = &Service{
-		Name:    types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name},
-		Created: b.svc.CreationTimestamp.Time,
+	if len(b.svc.Spec.Ports) == 1 && len(b.svc.Spec.IPFamilies) < 2 {
+		b.single = new(single)
+		b.out = &b.single.Service
+	} else {
+		b.out = new(Service)
 	}
+	b.out.Name = types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name}
+	b.out.Created = b.svc.CreationTimestamp.Time
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.addresses(len(ports), nodePorts)
@@ -230,7 +247,7 @@ func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range inet.Families {
 		if addr := b.cluster[f]; addr.IsValid() {
-			b.fronts[f] = []Frontend{{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local}}
+			b.fronts[f] = append(b.fewFronts[f][:0], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
 		}
 	}
 	var balancers, external []netip.Addr
@@ -409,9 +426,13 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 	}
 	most, atMost := b.maximum()
 	ranges := b.portRanges(most > 0)
-	made := make([]ServicePort, 0, nPorts)
+	var made []ServicePort
+	if b.single != nil {
+		made, b.out.Ports = b.single.port[:0], b.single.list[:0]
+	} else {
+		made, b.out.Ports = make([]ServicePort, 0, nPorts), make([]*ServicePort, 0, nPorts)
+	}
 	fronts := make([]Frontend, 0, nFronts)
-	b.out.Ports = make([]*ServicePort, 0, nPorts)
 	for _, f := range inet.Families {
 		if !b.cluster[f].IsValid() {
 			continue
@@ -463,7 +484,7 @@ func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	if n > most {
 		b.exceeds(LimitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
-	ports = make([]port, 0, min(n, most))
+	ports = slices.Grow(b.fewPorts[:0], min(n, most))
 	var t taken
 	for i := range min(n, most) {
 		in := &b.svc.Spec.Ports[i]
@@ -611,8 +632,8 @@ func (b *builder) finish() {
 	switch {
 	case b.slow == 0:
 		b.starts = nil
-	case b.observed != nil:
-		b.observe(b.observed)
+	case b.observed.from:
+		b.observe(&b.observed)
 	}
 	for i, sp := range b.out.Ports {
 		g := b.groupOf(i)

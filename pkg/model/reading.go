@@ -14,8 +14,8 @@ import (
 
 // Slice is a stored EndpointSlice that is decoded on demand. Two equal values (==) have the same content.
 type Slice interface {
-	// Read decodes the slice into an object. It overwrites the object's previous content and reuses the memory of its lists. It
-	// returns false if the slice cannot be decoded.
+	// Read decodes the slice into an object. It overwrites the object's previous content and reuses the memory of its lists and of
+	// their items, which belong to the caller. It returns false if the slice cannot be decoded.
 	Read(into *discoveryv1.EndpointSlice) bool
 	// Weight returns the number of endpoints times the number of ports. It is much faster than Read.
 	Weight() int
@@ -52,8 +52,10 @@ func (r *Room) tidy() {
 		r.groups = nil
 	}
 	for i := range r.groups {
-		if cap(r.groups[i].found) > keepEndpoints {
-			r.groups[i].found = nil
+		g := &r.groups[i]
+		g.merged = merged{traits: g.traits}
+		if cap(g.found) > keepEndpoints {
+			g.found, g.traits = nil, nil
 		}
 	}
 }
@@ -113,7 +115,7 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 	defer room.tidy()
 	b := &room.builder
 	*b = newBuilder(svc, node, opts)
-	b.observed = &observed{previous.Starts(), now}
+	b.observed = observed{from: true, before: previous.Starts(), now: now}
 	b.groups.list = room.groups
 	if len(stored) < manySlices {
 		var few [manySlices]*discoveryv1.EndpointSlice

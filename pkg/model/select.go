@@ -118,7 +118,7 @@ func (g *groups) reset(ports []*ServicePort) {
 	}
 	g.list = slices.Grow(g.list[:0], n)[:n]
 	for i := range g.list {
-		g.list[i] = group{found: g.list[i].found[:0]}
+		g.list[i] = group{found: g.list[i].found[:0], merged: merged{traits: g.list[i].traits[:0]}}
 		if i == len(ports) {
 			continue
 		}
@@ -154,7 +154,8 @@ func (g *groups) merge() {
 
 func (g *group) merge() {
 	endpoints := merge(g.found)
-	g.merged = merged{addrs: make([]netip.AddrPort, len(endpoints)), traits: make([]traits, len(endpoints)), twice: len(endpoints) < len(g.found)}
+	n := len(endpoints)
+	g.merged = merged{addrs: make([]netip.AddrPort, n), traits: slices.Grow(g.traits[:0], n)[:n], twice: n < len(g.found)}
 	for i := range endpoints {
 		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
 		if endpoints[i].more > 0 && g.weights == nil {

@@ -98,8 +98,10 @@ func (b *builder) slowStart() time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// observed is the previous observation of a Service's endpoints, and the time of the present one. The zero time is before the first sync.
+// observed is the previous observation of a Service's endpoints, and the time of the present one. The zero time is before the first sync. from is
+// false if there is no present observation.
 type observed struct {
+	from   bool
 	before *Starts
 	now    time.Time
 }

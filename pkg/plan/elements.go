@@ -46,22 +46,27 @@ func (p *Planner) share(s *service, n int32) {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.family].shared(port, func(e nft.Element) { p.shareElement(&e, n) })
+		p.layouts[port.family].shared(port, func(e shared) { p.shareElement(e, n) })
 	}
 }
 
-func (p *Planner) shareElement(e *nft.Element, n int32) {
-	id := e.ID()
-	users, shared := p.shared[id]
-	if !shared {
-		p.put(e)
+func (p *Planner) shareElement(s shared, n int32) {
+	before := p.shared[s]
+	after := before + n
+	if after == 0 {
+		delete(p.shared, s)
+	} else {
+		p.shared[s] = after
 	}
-	if users += n; users > 0 {
-		p.shared[id] = users
+	if p.sink == nil || before > 0 && after > 0 {
 		return
 	}
-	p.remove(e)
-	delete(p.shared, id)
+	e := s.element()
+	if after > 0 {
+		p.sink.Put(e)
+	} else {
+		p.sink.Remove(e)
+	}
 }
 
 // Tables returns the wanted tables, without elements.
@@ -116,7 +121,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(e)
 		}
 	}
-	services, part := slices.Collect(maps.Values(p.services)), 0
+	services, part, contested := slices.Collect(maps.Values(p.services)), 0, p.Conflicts() > 0
 	if p.taken.elements > most {
 		slices.SortFunc(services, func(a, b *service) int { return a.weight - b.weight })
 	}
@@ -136,7 +141,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		for _, port := range s.ports {
 			l := p.layouts[port.family]
 			for i := range port.frontends {
-				if frontend := &port.frontends[i]; p.winner(frontend.Key).frontend == frontend {
+				if frontend := &port.frontends[i]; !contested || p.winner(frontend.Key).frontend == frontend {
 					l.head(port, frontend, head)
 				}
 			}
@@ -152,8 +157,8 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		}
 	}
 	// The elements of cluster-ips are last: until all parts are written, no packet to a cluster IP is refused because its Service is missing.
-	for id := range p.shared {
-		each(nft.Element{Set: id.Set, Key: id.Key})
+	for s := range p.shared {
+		each(s.element())
 	}
 	for id, s := range p.stances {
 		if s.wanted() {

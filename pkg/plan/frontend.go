@@ -358,26 +358,41 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	}
 }
 
-// shared calls each for every element that a service port needs and other service ports may need, too. Such elements have no data, so no port can
-// change the elements of another one.
-func (l *layout) shared(p *port, each func(nft.Element)) {
+// shared is an element that several service ports may need. It has no data, so no port can change an element of another one. The set and an address
+// give its key.
+type shared struct {
+	set  *nft.Set
+	addr netip.Addr
+}
+
+// element returns the element. An element of the set hairpin has the address twice.
+func (s shared) element() nft.Element {
+	e := nft.Element{Set: s.set, Key: nft.Value{}.Addr(s.addr)}
+	if len(s.set.Key) > 1 {
+		e.Key = e.Key.Addr(s.addr)
+	}
+	return e
+}
+
+// shared calls each for every shared element that a service port needs.
+func (l *layout) shared(p *port, each func(shared)) {
 	for i := range p.frontends {
 		f := &p.frontends[i]
 		if f.AtClusterIP() {
-			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
+			each(shared{l.clusterIPs, f.Addr})
 			each(l.network(f.Addr))
 		}
 		if f.Last != 0 {
-			each(nft.Element{Set: l.rangeAddresses, Key: nft.Value{}.Addr(f.Addr)})
+			each(shared{l.rangeAddresses, f.Addr})
 		}
 	}
 	for _, e := range p.hairpin {
-		each(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
+		each(shared{l.hairpin, e.Addr()})
 		each(l.network(e.Addr()))
 	}
 }
 
 // network returns the element of the network of an address.
-func (l *layout) network(a netip.Addr) nft.Element {
-	return nft.Element{Set: l.networks, Key: nft.Value{}.Addr(netip.PrefixFrom(a, networkBits[l.family]).Masked().Addr())}
+func (l *layout) network(a netip.Addr) shared {
+	return shared{l.networks, netip.PrefixFrom(a, networkBits[l.family]).Masked().Addr()}
 }

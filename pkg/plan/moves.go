@@ -6,8 +6,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Moves returns the frontends that the named Service gives up and takes if [Planner.Set] replaces it by s; nil stands for a deleted Service.
+// Moves returns the frontends that the named Service gives up and takes if [Planner.Set] replaces it by s; nil stands for a deleted Service. It
+// returns none for a new Service.
 func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, taken []model.Frontend) {
+	old := p.services[name]
+	if old == nil {
+		return nil, nil
+	}
+	was := old.ports
 	var is []*model.ServicePort
 	if s != nil {
 		for _, port := range s.Ports {
@@ -15,10 +21,6 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 				is = append(is, port)
 			}
 		}
-	}
-	var was []*port
-	if old := p.services[name]; old != nil {
-		was = old.ports
 	}
 	same := len(was) == len(is)
 	for i := 0; same && i < len(was); i++ {

@@ -31,7 +31,7 @@ type Planner struct {
 	// losers counts the claims that lost to another Service.
 	losers int
 	// shared counts, for each shared element, the service ports that need it.
-	shared map[nft.ID]int32
+	shared map[shared]int32
 	// stances has the stances on the elements of addresses that some frontend takes.
 	stances map[nft.ID]stances
 	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
@@ -111,7 +111,7 @@ func New(o Options) *Planner {
 		options:    o,
 		services:   map[types.NamespacedName]*service{},
 		claims:     map[model.Key]contenders{},
-		shared:     map[nft.ID]int32{},
+		shared:     map[shared]int32{},
 		stances:    map[nft.ID]stances{},
 		places:     keysByPlace{},
 		beaten:     map[model.Key]model.Key{},
@@ -143,7 +143,7 @@ func (p *Planner) Expect(services int) {
 	}
 	p.services = make(map[types.NamespacedName]*service, services)
 	p.claims = make(map[model.Key]contenders, services)
-	p.shared = make(map[nft.ID]int32, services)
+	p.shared = make(map[shared]int32, services)
 }
 
 // lay builds the constant part of a family's table.
@@ -242,9 +242,24 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteRoom(name, before, old, now)
 }
 
+// newParts returns a Service with memory for a number of ports. A Service with one port, as most are, is one allocation.
+func newParts(n int) (*service, []port) {
+	if n == 1 {
+		one := &struct {
+			service
+			port [1]port
+			list [1]*port
+		}{}
+		one.ports = one.list[:0]
+		return &one.service, one.port[:]
+	}
+	return &service{ports: make([]*port, 0, n)}, make([]port, n)
+}
+
 // newService prepares a Service for the plan. It keeps the slots and numbers of the earlier form, which may be nil.
 func (p *Planner) newService(s *model.Service, old *service) *service {
-	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
+	out, ports := newParts(len(s.Ports))
+	out.name, out.created = s.Name, s.Created
 	weight := Weight(s)
 	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
 		out.leave("spec", reason)
@@ -258,7 +273,9 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
-		n := &port{
+		n := &ports[0]
+		ports = ports[1:]
+		*n = port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
 			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
 			method: sp.Method,

@@ -115,6 +115,9 @@ func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPor
 
 // fromScratch returns the arrangement of a set: every slot chooses, the last slot first.
 func fromScratch(set []netip.AddrPort) []netip.AddrPort {
+	if len(set) < 2 {
+		return set
+	}
 	var room [small]uint64
 	list := slices.Clone(set)
 	a := arrangement{endpoints: list, hashes: appendHashes(room[:0], set)}

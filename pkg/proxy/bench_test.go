@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -32,15 +32,15 @@ import (
 // storedSource decodes its objects at each call, as watch.Store does.
 type storedSource struct {
 	*fakeSource
-	services map[types.NamespacedName][]byte
+	services map[types.NamespacedName]string
 	slices   map[types.NamespacedName][]*encodedSlice
 }
 
 func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
-	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: into.Spec.Ports[:0]}}
-	if err := into.Unmarshal(s.services[n]); err != nil {
+	if err := watch.ReadService(s.services[n], into); err != nil {
 		panic(err)
 	}
+	into.Namespace, into.Name = n.Namespace, n.Name
 	return true
 }
 
@@ -52,15 +52,14 @@ func (s *storedSource) Stored(n types.NamespacedName) (list []model.Slice) {
 }
 
 type encodedSlice struct {
-	data      []byte
+	data      string
 	endpoints int
 }
 
 func (s *encodedSlice) Weight() int { return s.endpoints }
 
 func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	*into = discoveryv1.EndpointSlice{Endpoints: slices.Grow(into.Endpoints[:0], s.endpoints), Ports: into.Ports[:0]}
-	if err := into.Unmarshal(s.data); err != nil {
+	if err := watch.ReadSlice(s.data, into); err != nil {
 		panic(err)
 	}
 	return true
@@ -91,12 +90,12 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 	s.slices[name][number] = &encodedSlice{encoded(b, slice), len(slice.Endpoints)}
 }
 
-func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
+func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) string {
 	data, err := o.Marshal()
 	if err != nil {
 		b.Fatal(err)
 	}
-	return data
+	return string(data)
 }
 
 // put stores a Service with one slice. Each round replaces the first endpoint.
@@ -130,7 +129,7 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 }
 
 func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
-	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName][]byte{}, map[types.NamespacedName][]*encodedSlice{}}
+	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName]string{}, map[types.NamespacedName][]*encodedSlice{}}
 	for i := range services {
 		s.put(b, i, endpoints, 0)
 	}

@@ -1,11 +1,12 @@
 package watch
 
 import (
-	"bytes"
 	"fmt"
 	"sync"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,7 +27,8 @@ type object struct {
 	trigger track.Trigger
 	// excluded is true for an object that [transformer] ignores or cannot read. data is then nil.
 	excluded bool
-	data     []byte
+	// data is the encoded form. The object's name is not part of it.
+	data string
 }
 
 // GetObjectMeta implements metav1.ObjectMetaAccessor, with which client-go's stores find an object's key and version.
@@ -50,7 +52,7 @@ func encode(original metav1.Object, stripped message) (*object, error) {
 	return &object{
 		NamespacedName: types.NamespacedName{Namespace: original.GetNamespace(), Name: original.GetName()},
 		version:        original.GetResourceVersion(),
-		data:           data,
+		data:           string(data),
 	}, nil
 }
 
@@ -71,17 +73,15 @@ const (
 // its lists with the store.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
-	for f, err := range fieldsOf(metadata) {
-		if err != nil {
-			break
-		}
+	f := fieldReader[[]byte]{rest: metadata}
+	for f.next() {
 		switch f.number {
 		case fieldName:
-			o.Name = string(f.content())
+			o.Name = string(f.content)
 		case fieldNamespace:
-			o.Namespace = unique.Make(string(f.content())).Value()
+			o.Namespace = unique.Make(string(f.content)).Value()
 		case fieldResourceVersion:
-			o.version = string(f.content())
+			o.version = string(f.content)
 		}
 	}
 	return o
@@ -98,7 +98,7 @@ func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
 		return nil, fmt.Errorf("store %s: %w", o.NamespacedName, err)
 	}
 	*buffer = stripped
-	o.excluded, o.data = false, bytes.Clone(stripped)
+	o.excluded, o.data = false, string(stripped)
 	return o, nil
 }
 
@@ -113,10 +113,20 @@ func (o *object) DeepCopyObject() runtime.Object { return o }
 
 // decode decodes a stored object. It fails if the API server sent an invalid field. strip does not notice all of them, because it
 // copies most fields without reading them.
-func (o *object) decode(into message) error {
-	if err := into.Unmarshal(o.data); err != nil {
+func (o *object) decode(into message) (err error) {
+	switch into := into.(type) {
+	case *corev1.Service:
+		err = ReadService(o.data, into)
+	case *discoveryv1.EndpointSlice:
+		err = ReadSlice(o.data, into)
+	default:
+		err = into.Unmarshal([]byte(o.data))
+	}
+	if err != nil {
 		return err
 	}
+	into.SetNamespace(o.Namespace)
+	into.SetName(o.Name)
 	into.SetResourceVersion(o.version)
 	return nil
 }
@@ -135,5 +145,5 @@ func same(a, b *object) bool {
 	if !aSeen || !bSeen {
 		return aSeen == bSeen
 	}
-	return a.service == b.service && a.trigger.At.Equal(b.trigger.At) && bytes.Equal(a.data, b.data)
+	return a.service == b.service && a.trigger.At.Equal(b.trigger.At) && a.data == b.data
 }

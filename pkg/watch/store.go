@@ -48,7 +48,6 @@ func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) boo
 	if stored == nil || stored.excluded {
 		return false
 	}
-	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: into.Spec.Ports[:0], ClusterIPs: into.Spec.ClusterIPs[:0]}}
 	return s.decoded("Service", stored, into)
 }
 
@@ -94,12 +93,6 @@ type storedSlice struct {
 
 // Read implements [model.Slice]. The stored form has no labels; the caller knows the Service.
 func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	endpoints := into.Endpoints[:0]
-	if n := count(s.data, fieldEndpoints); n > cap(endpoints) {
-		// The decoder appends to the list. Without capacity, it would reallocate the list five times for ten endpoints.
-		endpoints = make([]discoveryv1.Endpoint, 0, n)
-	}
-	*into = discoveryv1.EndpointSlice{Endpoints: endpoints, Ports: into.Ports[:0]}
 	return s.store.decoded("EndpointSlice", s.object, into)
 }
 

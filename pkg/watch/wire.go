@@ -1,8 +1,6 @@
 package watch
 
 import (
-	"errors"
-	"iter"
 	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -26,11 +24,11 @@ const (
 )
 
 // The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. All other
-// fields are empty for the program.
+// fields are empty for the program. An [object] has the name and the namespace apart from its encoded form.
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
-			1: {how: all}, 3: {how: all}, 8: {how: all}, // name, namespace, creationTimestamp
+			8:  {how: all},                       // creationTimestamp
 			12: {keys: model.ServiceAnnotations}, // annotations
 		}},
 		2: {fields: []kept{ // spec
@@ -54,7 +52,7 @@ var (
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
-		1: {fields: []kept{1: {how: all}, 3: {how: all}, 12: {keys: model.SliceAnnotations}}}, // metadata: name, namespace, annotations
+		1: {fields: []kept{12: {keys: model.SliceAnnotations}}}, // metadata: annotations
 		2: {fields: []kept{ // endpoints
 			1: {how: first}, // addresses: the API does not define a meaning of further addresses
 			2: {how: all},   // conditions
@@ -79,30 +77,28 @@ func withZones() kept {
 // strip appends the stored fields of an encoded message to a buffer.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
 	var seen uint64
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			return into, err
-		}
-		if int(f.number) >= len(keep) {
+	f := fieldReader[[]byte]{rest: data}
+	for f.next() {
+		if f.number >= len(keep) {
 			continue
 		}
 		stored, bit := keep[f.number], uint64(1)<<f.number
 		switch {
 		case stored.how == all, stored.how == first && seen&bit == 0,
-			stored.keys != nil && slices.Contains(stored.keys, string(find(f.content(), keyField))):
-			into = append(append(into, f.tag...), f.value...)
+			stored.keys != nil && slices.Contains(stored.keys, string(find(f.content, keyField))):
+			into = append(into, f.encoded...)
 		case stored.fields != nil:
-			into = append(into, f.tag...)
+			into = append(into, f.encoded[:f.tag]...)
 			start := len(into)
 			var err error
-			if into, err = strip(into, f.content(), stored.fields); err != nil {
+			if into, err = strip(into, f.content, stored.fields); err != nil {
 				return into, err
 			}
 			into = insertLength(into, start)
 		}
 		seen |= bit
 	}
-	return into, nil
+	return into, f.err
 }
 
 // insertLength inserts the length of b[start:] at start.
@@ -113,87 +109,4 @@ func insertLength(b []byte, start int) []byte {
 	copy(b[start+n:], b[start:start+size])
 	protowire.AppendVarint(b[:start], uint64(size))
 	return b
-}
-
-var errWire = errors.New("not an encoded protobuf message")
-
-// field is one field of an encoded message: its encoded tag and value.
-type field struct {
-	number     protowire.Number
-	kind       protowire.Type
-	tag, value []byte
-}
-
-// content returns the bytes of a string or a message, or nil for a number.
-func (f *field) content() []byte {
-	if f.kind != protowire.BytesType {
-		return nil
-	}
-	content, _ := protowire.ConsumeBytes(f.value)
-	return content
-}
-
-// fieldsOf yields the fields of an encoded message. If the rest of the message is invalid, the last pair has an error. Protobuf
-// groups are invalid, because no API object uses them.
-func fieldsOf(data []byte) iter.Seq2[field, error] {
-	return func(yield func(field, error) bool) {
-		for len(data) > 0 {
-			number, kind, n := protowire.ConsumeTag(data)
-			if n < 0 || kind == protowire.StartGroupType {
-				yield(field{}, errWire)
-				return
-			}
-			m := protowire.ConsumeFieldValue(number, kind, data[n:])
-			if m < 0 {
-				yield(field{}, errWire)
-				return
-			}
-			if !yield(field{number, kind, data[:n], data[n : n+m]}, nil) {
-				return
-			}
-			data = data[n+m:]
-		}
-	}
-}
-
-// find returns the content of a message's last field with the given number, or nil.
-func find(data []byte, number protowire.Number) (content []byte) {
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			break
-		}
-		if f.number == number {
-			content = f.content()
-		}
-	}
-	return content
-}
-
-// count returns how often a message contains the field with the given number.
-func count(data []byte, number protowire.Number) (n int) {
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			break
-		}
-		if f.number == number {
-			n++
-		}
-	}
-	return n
-}
-
-// Numbers of the fields of a map's entry.
-const keyField, valueField = 1, 2
-
-// entry returns the value of a key in the map field with the given number, and reports whether the map has the key.
-func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
-	for f, err := range fieldsOf(data) {
-		if err != nil {
-			break
-		}
-		if f.number == number && string(find(f.content(), keyField)) == key {
-			value, ok = string(find(f.content(), valueField)), true
-		}
-	}
-	return value, ok
 }

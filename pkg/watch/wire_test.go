@@ -11,10 +11,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/tools/go/packages"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // fill sets every field of an object, with two elements in lists and one in maps.
@@ -114,6 +117,9 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 	known := map[string]bool{}
 	noteStored(reflect.TypeFor[corev1.Service](), keptOfService, known)
 	noteStored(reflect.TypeFor[discoveryv1.EndpointSlice](), withZones(), known)
+	for _, object := range []string{"k8s.io/api/core/v1.Service", "k8s.io/api/discovery/v1.EndpointSlice"} {
+		known[object+".Name"], known[object+".Namespace"] = true, true // stored apart from the encoded form
+	}
 	cfg := &packages.Config{Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo, Dir: "../.."}
 	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/beside/health", "./pkg/beside/report", "./pkg/inspect/console", "./cmd/...")
 	if err != nil {
@@ -190,6 +196,46 @@ func noteEmbedded(of, embedded reflect.Type, keep kept, known map[string]bool) {
 			known[of.PkgPath()+"."+of.Name()+"."+field] = stored
 		}
 	}
+}
+
+// FuzzRead: a stripped object that ReadService or ReadSlice accepts is the same for the generated decoder.
+func FuzzRead(f *testing.F) {
+	counter := 0
+	service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
+	fill(reflect.ValueOf(service).Elem(), &counter)
+	fill(reflect.ValueOf(slice).Elem(), &counter)
+	service.Annotations = map[string]string{model.ServiceAnnotations[0]: "a", model.ServiceAnnotations[1]: ""}
+	slice.Annotations = map[string]string{model.SliceAnnotations[0]: "a"}
+	for _, o := range []message{service, slice, bigService(1), bigSlice(1, 2)} {
+		data, err := o.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var gotService, wantService corev1.Service
+		var gotSlice, wantSlice discoveryv1.EndpointSlice
+		for _, o := range []struct {
+			keep      kept
+			read      func(string) error
+			got, want message
+		}{
+			{keptOfService, func(s string) error { return ReadService(s, &gotService) }, &gotService, &wantService},
+			{withZones(), func(s string) error { return ReadSlice(s, &gotSlice) }, &gotSlice, &wantSlice},
+		} {
+			stripped, err := strip(nil, data, o.keep.fields)
+			if err != nil || o.read(string(stripped)) != nil {
+				continue
+			}
+			if err := o.want.Unmarshal(stripped); err != nil {
+				t.Fatalf("the generated decoder fails: %v", err)
+			}
+			if diff := cmp.Diff(o.want, o.got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-generated +own):\n%s", diff)
+			}
+		}
+	})
 }
 
 // FuzzStrip: any input is stripped to a valid message or is an error. Stripping twice equals stripping once.
