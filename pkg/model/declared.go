@@ -17,8 +17,8 @@ type Declared struct {
 	Selector map[string]string
 }
 
-// DeclaredAs describes a Service for the proxy with a service-proxy name, which may be empty. svc must come from the API server: a
-// watched Service has only the fields that are needed to serve it.
+// DeclaredAs describes a Service for the proxy with a service-proxy name, which may be empty. svc must be an object of the API server: a stored
+// Service has only the fields that are needed to serve it.
 func DeclaredAs(svc *corev1.Service, serviceProxyName string) Declared {
 	d := Declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
 	const label = "service.kubernetes.io/service-proxy-name"
