@@ -160,7 +160,7 @@ func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 // lasting is the number of elements up to which a delta keeps its memory for the next batch.
 const lasting = 256
 
-// expect allocates memory for a number of elements. Growth in small steps would take as long as the other work.
+// expect allocates memory for a number of elements. To grow in small steps would double the time of planning.
 func (d *delta) expect(elements int) {
 	if len(d.elements) == 0 && elements > lasting {
 		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)

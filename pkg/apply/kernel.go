@@ -88,7 +88,7 @@ func Open() (*Kernel, error) {
 // Close closes the connections. The tables stay.
 func (k *Kernel) Close() error { return errors.Join(k.others.close(), k.conn.Close()) }
 
-// Known reports whether the kernel's tables are known to equal the plan of the last sync.
+// Known reports whether the kernel's tables are known to match the plan of the last sync.
 func (k *Kernel) Known() bool { return k.known }
 
 // Kind is the effect of a sync.
@@ -130,7 +130,8 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		result.Again, result.Crowded = k.ledger.scheduleRetirement(k.Now()), len(k.ledger.crowded) > 0
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
-		// If a table of kube-proxy has an owner, only the owner may delete it. This must not prevent all syncs. pkg/beside/takeover tries again.
+		// If a table of kube-proxy has an owner, only the owner may delete it. Such a table must not prevent all syncs. pkg/beside/takeover tries
+		// again.
 		k.takeOver.settle()
 	}
 	return result, err

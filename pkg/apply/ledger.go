@@ -8,9 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// ledger keeps account of the elements and chains that the kernel must have for a plan: the wanted ones, and the retained ones. The plan no longer
-// contains the retained ones, but they stay for a while. The ledger is the [plan.Sink] of the planner. Of the wanted elements, it stores only counts
-// and digests.
+// ledger records the elements and chains that the kernel must have for a plan. They are either wanted, or retained: the plan no longer contains
+// retained ones, but they stay for a while. The ledger is the [plan.Sink] of the planner. For wanted elements, it stores only counts and digests.
 type ledger struct {
 	planner *plan.Planner
 	// sets are the sets of all tables, stateSets the set state of each family.
@@ -150,7 +149,7 @@ const (
 	largeSet, largeSize   = 3 << 13, 3 << 19
 )
 
-// sizeFor returns the size of a set for n elements: at least room for as many again.
+// sizeFor returns the size of a set for n elements: at least 2n.
 func sizeFor(n int) uint32 {
 	size := uint32(plan.MinimumSize)
 	switch {

@@ -55,7 +55,8 @@ func (l *ledger) unlead(e *nft.Element) {
 }
 
 // restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
-// value differs, restore strikes the old element: its block of numbers has another timeout now, and no service port uses the old timeout.
+// value differs, restore removes the old element from the ledger: its block of numbers has another timeout now, and no service port uses the old
+// timeout.
 func (l *ledger) restore(e *nft.Element) bool {
 	id := e.ID()
 	old, found := l.retained[id]

@@ -58,7 +58,7 @@ var algorithms = []struct {
 // MostConnections is the greatest maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
 const MostConnections = 1000
 
-// AtMaximum says how a Service handles new connections while all its endpoints have their maximum of connections.
+// AtMaximum is the treatment of new connections while all endpoints of a Service have their maximum of connections.
 type AtMaximum string
 
 // The values of the annotation.
@@ -72,8 +72,8 @@ const (
 // MaximumField is the path of the annotation with the maximum of connections.
 const MaximumField = "metadata.annotations[" + maximum + "]"
 
-// maximum returns the maximum of connections of each endpoint, and the behaviour at the maximum. An invalid maximum becomes a problem, and there is
-// none (0). An invalid behaviour becomes a problem, and it is Refuse.
+// maximum returns the maximum of connections of each endpoint, and the treatment at the maximum. If the maximum is invalid, maximum adds a problem
+// and returns 0. If the treatment is invalid, it adds a problem and returns Refuse.
 func (b *builder) maximum() (uint16, AtMaximum) {
 	text, given := b.svc.Annotations[maximum]
 	if !given {
@@ -102,7 +102,7 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 // ScaleToZeroField is the path of the annotation of Services that hold connections while they have no endpoint.
 const ScaleToZeroField = "metadata.annotations[" + scaleToZero + "]"
 
-// scaleToZero reports whether the Service holds connections while it has no endpoint. An invalid value becomes a problem, and it does not.
+// scaleToZero reports whether the Service holds connections while it has no endpoint. If the value is invalid, it adds a problem and returns false.
 func (b *builder) scaleToZero() bool {
 	for _, a := range []string{scaleToZero, ciliumScaleToZero} {
 		text, given := b.svc.Annotations[a]
@@ -126,8 +126,8 @@ const TerminateField = "metadata.annotations[" + terminate + "]"
 // annotation returns the path of an annotation.
 func annotation(key string) string { return "metadata.annotations[" + key + "]" }
 
-// method returns the Service's way to choose endpoints: that of the first annotation of algorithms, or the node's default. An invalid one
-// becomes a problem, and the choice is random.
+// method returns the algorithm of the Service: from the first annotation of algorithms, or the node's default. If the annotation is invalid, it adds
+// a problem and returns the random algorithm.
 func (b *builder) method() balance.Method {
 	m := b.opts.Method
 	for _, a := range algorithms {
@@ -150,7 +150,7 @@ func (b *builder) method() balance.Method {
 	}
 	n, err := strconv.ParseUint(size, 10, 32)
 	if err != nil || !slices.Contains(balance.Sizes[:], uint32(n)) {
-		b.problem(annotation(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the number of endpoints decides"))
+		b.problem(annotation(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
 		return m
 	}
 	m.Size = uint32(n)
@@ -159,7 +159,7 @@ func (b *builder) method() balance.Method {
 
 // sliceWeights are the weights of the endpoints of one slice.
 type sliceWeights struct {
-	// others is the weight of all endpoints without one of their own.
+	// others is the weight of all endpoints that have no weight of their own.
 	others uint16
 	own    map[netip.Addr]uint16
 }
@@ -171,7 +171,7 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 	return w.others
 }
 
-// weightsOf returns the weights of a slice. It calls invalid for each part that is none; such endpoints have weight 1.
+// weightsOf returns the weights of a slice. It calls invalid for each invalid weight. These endpoints have weight 1.
 func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
 	w := sliceWeights{others: 1}
 	if text, given := s.Annotations[ciliumWeight]; given {

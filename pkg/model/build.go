@@ -25,7 +25,7 @@ const (
 type Options struct {
 	// IgnoreExternalIPs ignores spec.externalIPs (feature gate AllowServiceExternalIPs=false).
 	IgnoreExternalIPs bool
-	// Method is the way to choose endpoints of Services without an annotation for it.
+	// Method is the algorithm of Services without an annotation for it.
 	Method balance.Method
 	// UnusedPorts and Ping select behaviours of addresses.
 	UnusedPorts UnusedPorts
@@ -55,10 +55,10 @@ type Objects interface {
 // No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
 // source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.
 //
-// Build leaves out each part that is invalid or exceeds a limit, and adds a Problem: first the problems of the Service, then those
-// of its slices by name. An invalid timeout of session affinity is replaced instead. The result does not depend on the order of
-// slices, nor on the order of endpoints (except for the paths in Problems). The result shares only strings with API objects. Lists
-// within the result may share memory. The limits and the size of the objects bound its memory.
+// Build skips each part that is invalid or exceeds a limit, and adds a Problem. The problems of the Service precede the problems of its slices, which
+// are in the order of their names. An invalid timeout of session affinity is replaced, not skipped. The result does not depend on the order of
+// slices, nor on the order of endpoints (except for the paths in Problems). The result shares only strings with API objects. Lists within the result
+// may share memory. The limits and the size of the objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
@@ -121,8 +121,8 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
-	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds the problems that no
-	// limit of problems hides: exceeded limits, and source ranges that are all invalid.
+	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds problems that do not count against the
+	// limit of problems: exceeded limits, and lists in which all source ranges are invalid.
 	problems       problems
 	over, ofSlices []Problem
 
@@ -307,8 +307,8 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	}
 }
 
-// loadBalancerIPs returns the ingress IPs that packets still carry as destination when they reach the node (ipMode VIP,
-// KEP-1860). It ignores an IP of a family that is not served, without a problem: the load balancer may translate between families.
+// loadBalancerIPs returns the ingress IPs that are the destination of packets when these reach the node (ipMode VIP, KEP-1860). It ignores an IP of a
+// family that is not served, without a problem: the load balancer may translate between families.
 func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i := range b.svc.Status.LoadBalancer.Ingress {
 		ing := &b.svc.Status.LoadBalancer.Ingress[i]
@@ -585,8 +585,8 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// limitSlots disables slow start if the tables of the Service would exceed the limit with it. If they exceed the limit in any case, it makes the
-// choice of all endpoints random and equal, and returns true.
+// limitSlots disables slow start if the tables of the Service exceed the limit only because of slow start. If they also exceed the limit without it,
+// limitSlots sets the random algorithm with equal weights, and returns true.
 func (b *builder) limitSlots() (random bool) {
 	most := b.limits.Slots
 	n := b.slots()
@@ -603,8 +603,8 @@ func (b *builder) limitSlots() (random bool) {
 	return false
 }
 
-// slots returns the number of slots of the Service. It counts all endpoints with their full weight, in each list that is in use, so that all nodes
-// decide alike.
+// slots returns the number of slots of the Service. It counts all endpoints with their full weight, in each list that is in use, so that the result
+// is equal on all nodes.
 func (b *builder) slots() (n int) {
 	for i, sp := range b.out.Ports {
 		m := &b.groupOf(i).merged

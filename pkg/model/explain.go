@@ -50,8 +50,8 @@ type Candidate struct {
 	NotCluster, NotLocal string
 }
 
-// Explain returns the result of Build with reasons, or nil if Build returns nil. Below the limits, a policy that a frontend uses has
-// exactly the endpoints whose candidates have no reason against the policy.
+// Explain returns the result of Build with reasons, or nil if Build returns nil. If no limit is exceeded, the endpoints of each policy in use are
+// exactly the candidates without a reason against this policy.
 func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
 	built := Build(svc, epSlices, node, opts)
 	if built == nil {
@@ -78,13 +78,13 @@ type explainer struct {
 	builder
 	out   *Explanation
 	found map[groupKey][]candidate
-	// room is the number of candidates that may still be added.
+	// room is the number of candidates that fit below the limit.
 	room int
 	// none holds the result of nothingOf for each family, or nil.
 	none [2]*nothing
 }
 
-// candidate is a Candidate with the traits and hints that decide whether it is used.
+// candidate is a Candidate with its traits and hints, which determine whether it is used.
 type candidate struct {
 	Candidate
 	endpoint
@@ -178,7 +178,7 @@ func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endp
 	return c
 }
 
-// port explains one service port. first is the first port of its family, whose endpoints ranges have.
+// port explains one service port. first is the first port of its family: ranges of ports have the endpoints of this port.
 func (x *explainer) port(sp, first *ServicePort, epSlices []*discoveryv1.EndpointSlice) PortExplanation {
 	out := PortExplanation{ServicePort: sp}
 	out.UsesCluster, out.UsesLocal = sp.policies()

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only
-// the part of an object above a limit is left out. Every node leaves out the same part, regardless of the order of events, and
-// reports one [Problem] for each exceeded limit. A zero field stands for the field of [DefaultLimits].
+// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only the part of an
+// object above a limit is skipped. Every node skips the same part, regardless of the order of events, and reports one [Problem] for each exceeded
+// limit. A zero field stands for the field of [DefaultLimits].
 type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
@@ -20,25 +20,27 @@ type Limits struct {
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
 	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.
 	Frontends int
-	// PortRanges is the number of ranges of ports times addresses, of both families. The first ranges are kept, in the order TCP, UDP, SCTP.
+	// PortRanges is the number of ranges of ports times addresses, of both families. TCP ranges are kept before UDP ranges, and these before SCTP
+	// ranges.
 	PortRanges int
-	// SourceRanges is the number of source ranges of one family: the fewest prefixes that hold the same addresses. Lower addresses
-	// are kept. Sources in the other ranges are refused.
+	// SourceRanges is the number of source ranges of one family: the fewest prefixes that hold the same addresses. Lower addresses are kept. Packets
+	// from sources in the other ranges are dropped.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int
 	// SlicePorts is the number of ports of one EndpointSlice that match a port of the Service. The first ones of the list are
 	// kept.
 	SlicePorts int
-	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session
-	// affinity halves this limit, and so does a policy Local. The first slices by name are kept. In the slice that
-	// exceeds the limit, ready endpoints are kept before others, and lower addresses before higher ones.
+	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session affinity or a maximum of
+	// connections halves this limit, and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit,
+	// ready endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
-	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready ones are kept before others, and
-	// lower addresses before higher ones.
+	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept before others, and lower
+	// addresses before higher addresses.
 	PortEndpoints int
-	// Slots is the number of slots of the tables of a Service with an algorithm or weights, of both families: all endpoints count, twice with a
-	// policy Local. Above it, and above [balance.MostHashed] endpoints of a service port with an algorithm, endpoints are chosen at random, with equal shares.
+	// Slots is the number of slots of the tables of a Service with an algorithm or weights, of both families. All endpoints count, and with a policy
+	// Local they count twice. Above this limit, or above [balance.MostHashed] endpoints of a service port with an algorithm, endpoints are chosen at
+	// random, with equal shares.
 	Slots int
 	// Problems is the number of reported problems of one object, besides exceeded limits. One more problem states the number of the
 	// rest. All EndpointSlices of a Service together have at most 10 times this number, and one more problem for the rest.
@@ -82,7 +84,7 @@ const (
 	LimitSlots         Limit = "slots"
 )
 
-// exceeded returns the reason of a problem: the number, the limit, the part that is left out, and the remedy.
+// exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy.
 func (l Limit) exceeded(have, most int, out, remedy string) string {
 	return fmt.Sprintf("%d are above the limit of %d %s: %s; %s", have, most, l, out, remedy)
 }

@@ -11,7 +11,7 @@ type Place struct {
 	Zone, Node string
 }
 
-// longestZone is the length in bytes of the longest zone: that of a label's value. The rest is cut.
+// longestZone is the length in bytes of the longest zone, the limit of a label's value. Longer zones are truncated.
 const longestZone = 63
 
 // Places returns the places of the endpoints of slices, by address. Slices are those of one Service.

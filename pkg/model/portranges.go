@@ -52,8 +52,9 @@ func (k *Key) Address() string {
 // Has reports whether a port is among the ports of a key.
 func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
 
-// portRanges returns the ranges of ports of a Service with a usable port: sorted, and neither overlapping nor touching. If the annotation is
-// invalid, or the Service is limited by a maximum of connections, it adds a problem, and there are none. Above the limit of ranges times addresses, the last ones are left out.
+// portRanges returns the ranges of ports of a Service with a usable port. They are sorted, and neither overlap nor touch. If the annotation is
+// invalid, or limited is true because of a maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it
+// skips the last ranges.
 func (b *builder) portRanges(limited bool) []portRange {
 	field, text := PortRangesField, b.svc.Annotations[portRanges]
 	if _, given := b.svc.Annotations[portRanges]; !given {
@@ -64,7 +65,7 @@ func (b *builder) portRanges(limited bool) []portRange {
 	}
 	list, err := parsePortRanges(text)
 	if err == nil && limited {
-		err = fmt.Errorf("the Service has a maximum of connections of each endpoint, which cannot count ranges")
+		err = fmt.Errorf("a maximum of connections cannot count connections to port ranges")
 	}
 	if err != nil {
 		b.problem(field, quoted(text, err.Error()+"; only the ports of the Service are served"))
@@ -108,7 +109,7 @@ func parsePortRanges(text string) ([]portRange, error) {
 		last, err2 := strconv.ParseUint(to, 10, 16)
 		at := slices.IndexFunc(inet.Protocols[:], func(p inet.Protocol) bool { return strings.EqualFold(p.String(), name) })
 		if err != nil || err2 != nil || at < 0 || first < 1 || last < first {
-			return nil, fmt.Errorf("%.40q must be like udp/10000-20000 or tcp/8000, and the whole value a list of these with commas, or %s", item, allPorts)
+			return nil, fmt.Errorf("%.40q is not a range like udp/10000-20000 or a port like tcp/8000; write a comma-separated list of these, or %s", item, allPorts)
 		}
 		list = append(list, portRange{inet.Protocols[at], uint16(first), uint16(last)})
 	}
@@ -126,7 +127,7 @@ func parsePortRanges(text string) ([]portRange, error) {
 	return kept, nil
 }
 
-// rangeFronts returns the frontends of a family that may have ranges: not those at the address of this node.
+// rangeFronts returns the frontends of a family that may have ranges: all except frontends at the address of this node.
 func (b *builder) rangeFronts(f inet.Family) []Frontend {
 	own := func(front Frontend) bool { return front.Addr == b.node.IPs[f] }
 	if !slices.ContainsFunc(b.fronts[f], own) {
@@ -135,7 +136,8 @@ func (b *builder) rangeFronts(f inet.Family) []Frontend {
 	return slices.DeleteFunc(slices.Clone(b.fronts[f]), own)
 }
 
-// rangedPorts returns the service ports with the ranges of a family, one for each protocol. All other properties are those of the family's first port.
+// rangedPorts returns the service ports with the ranges of a family, one for each protocol. They have all other properties of the family's first
+// port.
 func (b *builder) rangedPorts(first *ServicePort, ranges []portRange) (list []*ServicePort) {
 	for _, r := range ranges {
 		if n := len(list); n == 0 || list[n-1].Protocol != r.protocol {
@@ -165,8 +167,8 @@ func (b *builder) groupOf(i int) *group {
 	return &b.groups.list[i]
 }
 
-// withoutPorts returns the addresses of endpoints, each once with port 0, and their shares, which may be nil. Of endpoints with the same address, it
-// prefers as [traits.tier] does.
+// withoutPorts returns the addresses of endpoints, each once with port 0, and their shares, which may be nil. If endpoints have the same address, it
+// keeps the endpoint with the best [traits.tier].
 func (m *merged) withoutPorts(shares []uint8) (out merged, outShares []uint8) {
 	out.twice = m.twice
 	for i, e := range m.addrs {

@@ -101,12 +101,11 @@ func (r *Reading) Starts() *Starts {
 	return r.starts
 }
 
-// Rebuild returns the same Service as [Build] for room.Service, with less work. previous is the Reading that the last call for this
-// Service returned, or nil. The returned Reading is nil for a Service with few slices and without slow start. A slice that cannot be read is
-// ignored.
+// Rebuild returns the same Service as [Build] for room.Service, but reads only changed slices. previous is the Reading that the last call for this
+// Service returned, or nil. The returned Reading is nil for a Service with few slices and without slow start. A slice that cannot be read is ignored.
 //
-// now is the present time: endpoints that are ready now, and were not in the previous Reading, are starting. The zero time is before the first
-// sync: all endpoints have their full weight.
+// now is the present time. An endpoint that is ready now, but was not ready in the previous Reading, is starting. Before the first sync, now is the
+// zero time, and all endpoints have their full weight.
 func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options, now time.Time) (*Service, *Reading) {
 	svc := &room.Service
 	if !proxied(svc) {
@@ -196,8 +195,8 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	return current
 }
 
-// cut applies the limits to the slices in order of their names. If a slice must keep another number of endpoints than its part has,
-// cut reads the slice again.
+// cut applies the limits to the slices in the order of their names. If the limits change the number of endpoints of a slice, cut reads the slice
+// again.
 func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
@@ -312,8 +311,8 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 	return append(removed, before...), append(added, after...)
 }
 
-// change removes and adds endpoints. It returns false if there are weights, or if several endpoints have or had the same address and port: the
-// merged list has only one of them, so the next preferred one is unknown.
+// change removes and adds endpoints. It returns false if there are weights, or if several endpoints have or had the same address and port: the merged
+// list has only one of these endpoints, so change cannot select the next one.
 func (m *merged) change(removed, added []endpoint) bool {
 	if m.twice || m.weights != nil || slices.ContainsFunc(added, func(e endpoint) bool { return e.more > 0 }) {
 		return false

@@ -15,14 +15,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// maxEndpointProblems is the number of invalid endpoints of one slice that are reported one by one. The rest are only counted.
+// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are only counted.
 const maxEndpointProblems = 3
 
-// traits are the facts about an endpoint that decide whether it is used.
+// traits are the facts about an endpoint that determine whether it is used.
 type traits uint8
 
-// The traits, the least important first. By this order, compareEndpoints chooses between two endpoints with the same address and port.
-// It prefers an endpoint without terminating, and otherwise the endpoint with the more important trait.
+// The traits, the least important first. compareEndpoints uses this order for two endpoints with the same address and port. It prefers an endpoint
+// without terminating, and otherwise the endpoint with the more important trait.
 const (
 	hintsZone traits = 1 << iota // has a hint for some zone
 	zoneHint                     // has a hint for this node's zone
@@ -557,9 +557,9 @@ func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 	return t
 }
 
-// merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still
-// terminates: merge keeps the endpoint that is not terminating. An endpoint that moves between slices may be in both with
-// different conditions: merge keeps the more usable one. kube-proxy keeps the last one that it reads.
+// merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still terminates: merge
+// keeps the endpoint that is not terminating. An endpoint that moves between slices may be in both with different conditions: merge keeps the entry
+// with the better conditions. kube-proxy keeps the last entry that it reads.
 func merge(endpoints []endpoint) []endpoint {
 	slices.SortFunc(endpoints, compareEndpoints)
 	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Kind names the field of a Service that an address or port comes from.
+// Kind names the field of a Service with an address or port.
 type Kind uint8
 
 // The kinds of frontends.
@@ -22,7 +22,7 @@ const (
 	NodePort
 )
 
-// String returns the kind as messages show it, such as "externalIP".
+// String returns the kind for messages, such as "externalIP".
 func (k Kind) String() string {
 	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port"}[k]
 }
@@ -86,18 +86,18 @@ type ServicePort struct {
 	Family   inet.Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
-	// Method is the way to choose an endpoint, for a new client if there is session affinity.
+	// Method is the algorithm that chooses an endpoint. With session affinity, it applies to new clients.
 	Method balance.Method
-	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum applies while all endpoints have it.
-	// Services with session affinity have no maximum.
+	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum applies while all endpoints have their
+	// maximum. Services with session affinity have no maximum.
 	MaxConnections uint16
 	AtMaximum      AtMaximum
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
 	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
-	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all
-	// weights are equal. With slow start and a random choice, they are not nil: each unit of weight has [FullShare] slots, and that of a
-	// starting endpoint fewer. Endpoints of weight 0 are in neither list.
+	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all weights are
+	// equal. With slow start and the random algorithm, they are not nil: each unit of weight has [FullShare] slots, or fewer for a starting endpoint.
+	// Endpoints of weight 0 are in neither list.
 	ClusterWeights, LocalWeights []uint16
 	// Rising is the number of slots that the tables do not have yet, because endpoints are starting.
 	Rising int
@@ -106,8 +106,8 @@ type ServicePort struct {
 	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
 	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
-	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets.
-	// Otherwise it rejects them.
+	// HasEndpoints is true if policy Cluster has an endpoint. If a frontend has no endpoints for its own policy, it then drops packets. If
+	// HasEndpoints is false, it rejects them.
 	HasEndpoints bool
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
@@ -121,7 +121,7 @@ func (sp *ServicePort) Slots() int {
 // Service is one Service as this node sees it. It is immutable.
 type Service struct {
 	Name types.NamespacedName
-	// Created decides a conflict between two Services: the older one gets the frontend.
+	// Created is the time of creation. In a conflict, the older Service gets the frontend.
 	Created time.Time
 	Ports   []*ServicePort
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
@@ -150,7 +150,7 @@ func (s *Service) Serves(f inet.Family) bool {
 	return slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.Family == f })
 }
 
-// Node holds the fields of this Node that the selection of endpoints depends on.
+// Node holds the fields of this Node that affect the selection of endpoints.
 type Node struct {
 	Name string
 	// Zone is the label topology.kubernetes.io/zone; empty means unknown.

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// FullShare is the share of an endpoint that is not starting, see [Share]. The share of a starting endpoint rises from 1 to it, by 1 at a time.
+// FullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to FullShare, by 1 in each step.
 const FullShare = 10
 
 // The limits of the annotation slowStart, in seconds.
@@ -32,12 +32,13 @@ type Starts struct {
 type portStarts struct {
 	// list is sorted by endpoint.
 	list []start
-	// known are the ready endpoints, sorted. since is the time since which there are some; zero if there were some at the start of the program.
+	// known are the ready endpoints, sorted. since is the time of the first one; zero if the service port had ready endpoints at the start of the
+	// program.
 	known []netip.AddrPort
 	since time.Time
 }
 
-// start is a starting endpoint, which was not known before a time.
+// start is a starting endpoint, which became ready at the time since.
 type start struct {
 	endpoint netip.AddrPort
 	since    time.Time
@@ -106,8 +107,8 @@ type observed struct {
 	now    time.Time
 }
 
-// observe sets the starting endpoints. An endpoint starts when it becomes ready, unless its service port has had ready endpoints for less than
-// the time of slow start: then all of them are as new.
+// observe sets the starting endpoints. An endpoint starts when it becomes ready. If its service port has had ready endpoints for less than the time
+// of slow start, the endpoint does not start, because the other endpoints are new, too.
 func (b *builder) observe(o *observed) {
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
 	for i := range b.out.Ports {
@@ -157,7 +158,7 @@ func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.
 	return list
 }
 
-// shareAfter returns the share of an endpoint that started some time ago. It is the greatest one whose step, see [builder.rises], is over.
+// shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time ([builder.rises]) has passed.
 func (b *builder) shareAfter(passed time.Duration) uint8 {
 	share := uint8(1)
 	for share < FullShare && passed >= b.rises(share) {
@@ -166,7 +167,7 @@ func (b *builder) shareAfter(passed time.Duration) uint8 {
 	return share
 }
 
-// rises returns the time from the start of an endpoint until a share rises by one. The steps are equally long.
+// rises returns the time from the start of an endpoint until its share rises by one. All steps have the same length.
 func (b *builder) rises(share uint8) time.Duration {
 	return b.slow * time.Duration(share) / (FullShare - 1)
 }
@@ -190,8 +191,8 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 	return shares
 }
 
-// slowed returns reduced weights, which may be nil, multiplied by shares. With a random choice, they keep a common divisor: an endpoint has
-// [FullShare] slots for each unit of its weight, so that few slots change when an endpoint starts and with each step.
+// slowed returns reduced weights, which may be nil, multiplied by shares. With the random algorithm, they keep a common divisor: an endpoint has
+// [FullShare] slots for each unit of its weight, so that each step changes only a few slots.
 func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
 	divisor := 1
 	if len(weights) > 0 && int(slices.Max(weights))*FullShare > math.MaxUint16 {

@@ -48,7 +48,7 @@ func contain(ranges []AddrRange, a netip.Addr) bool {
 // sourcesOf are the annotations with the allowed sources of a kind of frontends.
 var sourcesOf = [...]string{ExternalIP: externalIPSources, NodePort: nodePortSources}
 
-// sources are the source ranges of a Service, by kind of frontends and by family. Nil admits or denies all and none.
+// sources are the source ranges of a Service, by kind of frontends and by family. A nil allowed admits all sources, and a nil denied denies none.
 type sources struct {
 	allowed [NodePort + 1][2][]AddrRange
 	denied  [2][]AddrRange
@@ -157,7 +157,7 @@ func (b *builder) addDenied(list *sourceList) {
 	}
 }
 
-// cannotDeny closes all frontends except the cluster IP, because their denied sources are not known. It reports that once.
+// cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
 func (b *builder) cannotDeny(list *sourceList, field, reason string) {
 	if !list.closed {
 		b.over = append(b.over, b.problemOf(field, reason+", so it is unknown which sources to deny: all addresses and node ports of the Service "+

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// Termination says which established TCP connections of a Service the program terminates.
+// Termination selects the established TCP connections of a Service that the program terminates.
 type Termination string
 
 // The values of the annotation terminate, and of the flag --terminate-connections.
 const (
 	// TerminateOff: none.
 	TerminateOff Termination = "off"
-	// TerminateGone: those to endpoints that no EndpointSlice of the Service has any more. A terminating or unready endpoint is in a slice.
+	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or unready endpoint is in a slice.
 	TerminateGone Termination = "gone"
-	// TerminateAtOnce: the same connections. The client gets the reset at once, and not only after its next segment.
+	// TerminateAtOnce: the same connections, but the client gets the reset at once instead of after its next segment.
 	TerminateAtOnce Termination = "at-once"
 )
 
@@ -42,8 +42,8 @@ func (b *builder) termination() {
 	b.out.TerminateGone = t == TerminateGone || b.out.TerminateAtOnce
 }
 
-// listed sets Service.Listed. If a limit leaves out endpoints, an endpoint that is not in the list may still be in a slice. Then the program
-// terminates no connections of the Service.
+// listed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no
+// connections of the Service.
 func (b *builder) listed() {
 	if !b.out.TerminateGone {
 		return

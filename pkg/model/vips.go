@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Several Services may share an address. So each frontend has a stance on the behaviour of its address, apart from its own port. An address behaves so
-// if at least one frontend is for it, and none is against it.
+// Several Services may share an address. So each frontend has a stance on behaviours of its address, such as answers to ping. An address has a
+// behaviour if at least one of its frontends is for it, and none is against it.
 
 // Stance is the stance of a frontend on a behaviour of its address.
 type Stance uint8
@@ -30,11 +30,11 @@ const (
 	wholeIP      = "networking.cozystack.io/wholeIP"
 )
 
-// UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value selects none.
+// UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value selects no address.
 type UnusedPorts struct {
-	// All selects all of them, except those of Services with a load-balancer class.
+	// All selects all load-balancer and external IPs, unless the Service has a load-balancer class.
 	All bool
-	// Within selects those in the prefixes.
+	// Within selects the load-balancer and external IPs in these prefixes.
 	Within []netip.Prefix
 }
 
@@ -59,7 +59,7 @@ func ParseUnusedPorts(text string) (u UnusedPorts, err error) {
 	return u, nil
 }
 
-// Ping says which addresses answer echo requests, apart from annotations.
+// Ping selects the addresses that answer echo requests. Annotations may override it.
 type Ping string
 
 // The values of --answer-ping.
@@ -88,7 +88,7 @@ type stances struct {
 	ping, pingOutside, pingRestricted Stance
 }
 
-// stances reads the annotations. An invalid one becomes a problem, and the Service is against the behaviour.
+// stances reads the annotations. If an annotation is invalid, it adds a problem, and the Service is against the behaviour.
 func (b *builder) stances() (s stances) {
 	if b.opts.UnusedPorts.Any() {
 		s.refuseAll, s.refuseWithin = For, For

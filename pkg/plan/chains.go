@@ -7,7 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// use counts one more user of a class at a step. The first user adds the element that leads to the chain of the class.
+// use adds a user of a class at a step. The first user adds the element that leads to the chain of the class.
 func (p *Planner) use(u use) {
 	if u.constant() {
 		return
@@ -19,7 +19,7 @@ func (p *Planner) use(u use) {
 	}
 }
 
-// drop counts one user less of a class at a step. The last user removes the element that leads to the chain of the class.
+// drop removes a user of a class at a step. The last user removes the element that leads to the chain of the class.
 func (p *Planner) drop(u use) {
 	if u.constant() {
 		return

@@ -12,11 +12,11 @@ import (
 // contenders are the claims to one key.
 type contenders struct {
 	winner claim
-	// losers has all other claims; nil if there are none.
+	// losers has all claims except the winner's; nil if there are none.
 	losers *losers
 }
 
-// losers holds claims in a heap, so that the next winner is found without a search: any tenant can add a claim to an address.
+// losers holds claims in a heap. So the planner finds the next winner without a search, although any tenant can add claims to an address.
 type losers struct {
 	// waiting is the heap. A withdrawn claim stays in it for a while.
 	waiting claims
@@ -85,8 +85,8 @@ type contest struct {
 	winner claim
 }
 
-// noteWinners stores in contests each key that either form of a Service claims, with its present winner. The claims of the earlier form are
-// not withdrawn yet.
+// noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner. Call it before the claims of
+// the earlier form are withdrawn.
 func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {
@@ -172,7 +172,8 @@ func (p *Planner) claim(s *service) {
 	})
 }
 
-// noteLosses notes the Services whose lost claims may have changed, after the Service old became now and the winner of a key changed from was to is.
+// noteLosses records the Services whose lost claims may have changed, after the Service old was replaced by now and the winner of a key changed from
+// was to is.
 func (p *Planner) noteLosses(was, is, old, now *service) {
 	if p.losers == 0 && (was == nil || was == old) && (is == nil || is == now) {
 		return
@@ -184,7 +185,7 @@ func (p *Planner) noteLosses(was, is, old, now *service) {
 	}
 }
 
-// noteLosers notes up to mostConflicts Services that lost a key to the earlier winner and lose it to the new winner now.
+// noteLosers records up to mostConflicts Services that lost a key to the earlier winner and now lose it to the new winner.
 func (p *Planner) noteLosers(l *losers) {
 	if l == nil {
 		return
@@ -201,8 +202,8 @@ func (p *Planner) noteLosers(l *losers) {
 // mostLosers is the number of Services that one call of [Planner.TakeLosers] returns: thousands of Services may claim one address.
 const mostLosers = 100
 
-// TakeLosers returns up to mostLosers Services whose lost claims may have changed since the last call that returned them. more reports
-// whether the next call returns others.
+// TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned them. more reports whether
+// further Services wait for the next call.
 func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	for name := range p.lost {
 		if len(names) == mostLosers {
@@ -215,7 +216,7 @@ func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	return names, len(p.lost) > 0
 }
 
-// mostConflicts is the number of conflicts that are listed for one Service, and of losers that are noted when the winner of a key changes.
+// mostConflicts is the largest number of conflicts that are listed for one Service, and of losers that are recorded when the winner of a key changes.
 const mostConflicts = 20
 
 // ConflictsOf returns the first mostConflicts keys that the named Service claims and another Service has, and the number of all. Call it when

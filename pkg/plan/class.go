@@ -37,9 +37,9 @@ const (
 // no Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
-	// table is that of a direct or pick class.
+	// table is the table of a direct or pick class.
 	table table
-	// timeout is that of a remember class in seconds, block its block of numbers.
+	// timeout is the timeout of a remember class in seconds, and block its block of numbers.
 	timeout uint32
 	block   uint8
 }
@@ -99,12 +99,12 @@ const (
 	kindAffinity
 	// kindLimited draws an endpoint that does not have its maximum of connections. This is the kind of the first route; the other routes follow.
 	kindLimited = kindAffinity + kind(routes)
-	// kindHold drops packets to a Service that may wake, so that clients retry.
+	// kindHold drops packets to a Service that scales to zero, so that clients retry.
 	kindHold = kindLimited + kind(routes)
-	// kindSources looks up the source of a packet in the source ranges of a Service. This is the kind of the first sourceList; those of the other
+	// kindSources looks up the source of a packet in the source ranges of a Service. This is the kind of the first sourceList; the kinds of the other
 	// lists with frontends follow. Each has a single chain, which is in the plan while a Service uses it.
 	kindSources = kindHold + 1
-	// kindRangeSources does the same for a port of a range. It is the kind of balancerSources; that of externalIPSources follows.
+	// kindRangeSources does the same for a port of a range. It is the kind of balancerSources; the kind of externalIPSources follows.
 	kindRangeSources = kindSources + kind(deniedSources)
 	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
 	// chain, which is in the plan while a Service uses it.
@@ -122,11 +122,11 @@ const (
 	kindEnd      = kindRemember + 1
 )
 
-// route is a combination of destination, traffic policy and origin. It decides about the list of endpoints and masquerading.
+// route is a combination of destination, traffic policy and origin. It determines the list of endpoints and masquerading.
 type route uint8
 
 const (
-	// routeCluster: a cluster IP. [Planner.LocalPods] and MasqueradeAll decide about masquerading, see [layout.masqueradeRoute].
+	// routeCluster: a cluster IP. [Planner.LocalPods] and MasqueradeAll determine masquerading, see [layout.masqueradeRoute].
 	routeCluster route = iota
 	// routeClusterLocal: the same with internalTrafficPolicy Local, to local endpoints only.
 	routeClusterLocal
@@ -319,8 +319,8 @@ func classOf(f inet.Family, name string) (class, bool) {
 	return class{}, false
 }
 
-// timeouts are the timeouts of remembered clients, in seconds. Each one in use needs a chain, so other timeouts are rounded up to one of these.
-// 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect that clients are forgotten within 130 s.
+// timeouts are the timeouts of remembered clients, in seconds. Each timeout in use needs a chain, so all other timeouts are rounded up to one of
+// these. 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect that clients are forgotten within 130 s.
 var timeouts = [...]uint32{
 	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
 	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,

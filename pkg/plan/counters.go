@@ -9,9 +9,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Each element that decides the outcome of a connection has a counter. The rules see only the first packet of a connection, so the counter counts
-// new connections. The set and the class of the element give the meaning of the count. If the class changes, the element is replaced, and the
-// count of the new element starts at 0.
+// Each element that determines the outcome of a connection has a counter. The kernel evaluates the rules only for the first packet of a connection,
+// so the counter counts new connections. The set and the class of the element determine the meaning of the count. If the class changes, the element
+// is replaced, and the count of the new element starts at 0.
 
 // Meaning is the outcome of the connections that an element's counter has counted.
 type Meaning uint8
@@ -31,17 +31,17 @@ const (
 	UnusedPort
 	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is an address of this node.
 	UnusedAddress
-	// Examined: the rules looked the source up in source ranges. The connections that are not also among Allowed were dropped.
+	// Examined: the rules looked up the source in source ranges. A connection without the meaning Allowed was dropped.
 	Examined
 	// Allowed: source ranges allow the source.
 	Allowed
 	// Arrived: at a frontend with the external policy Local. Another element, of the service port, counts the outcome.
 	Arrived
-	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Forwarded or Arrived counts these, too.
+	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Such a connection also counts as Forwarded or Arrived.
 	AtMaximum
-	// Held: dropped, because there is no endpoint, and the Service may wake. Refused once this took too long.
+	// Held: dropped, because the Service scales to zero and has no endpoint; or refused after HoldTime.
 	Held
-	// ToEndpoint: translated to this endpoint. Forwarded counts the connection, too.
+	// ToEndpoint: translated to this endpoint. Such a connection also counts as Forwarded.
 	ToEndpoint
 	// Meanings is the number of meanings.
 	Meanings
@@ -83,9 +83,9 @@ type Counters struct {
 
 // role has the properties that all elements of a set have in common.
 type role struct {
-	// fixed is their meaning if it does not depend on their class, else Silent. also is a second meaning.
+	// fixed is the meaning of the elements if it does not depend on their class, else Silent. also is a second meaning.
 	fixed, also Meaning
-	// ofPort is true if they belong to a service port, and not to one of its frontends.
+	// ofPort is true if the elements belong to a service port, and not to one of its frontends.
 	ofPort bool
 }
 

@@ -19,7 +19,7 @@ type Sink interface {
 	Expect(int)
 }
 
-// Report makes the planner report to a sink, and not to an earlier one any more: first all wanted elements, then each difference.
+// Report makes the planner report to a sink instead of an earlier one: first all wanted elements, then each difference.
 func (p *Planner) Report(to Sink) {
 	p.sink = to
 	p.Elements(func(e *nft.Element) { to.Put(*e) })

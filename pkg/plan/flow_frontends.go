@@ -7,7 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// FrontendsOf calls f for each frontend of a protocol that a Service has. Frontends that another Service has are left out.
+// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another Service has.
 func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(model.Key)) {
 	s := p.services[name]
 	if s == nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// FlowSources returns the sources that may open flows to a frontend: those in allowed, nil for all, except those in denied. Both are sorted. The
-// caller must not change the lists, which are shared. exists is false if no Service has the frontend.
+// FlowSources returns the sources that may open flows to a frontend: all sources in allowed, unless they are in denied. A nil allowed has all
+// sources. Both lists are sorted. The caller must not change the lists, which are shared. exists is false if no Service has the frontend.
 func (p *Planner) FlowSources(k model.Key) (allowed, denied []model.AddrRange, exists bool) {
 	c := p.winner(k)
 	if c.service == nil {
@@ -16,9 +16,9 @@ func (p *Planner) FlowSources(k model.Key) (allowed, denied []model.AddrRange, e
 	return c.frontend.AllowedSources, c.frontend.DeniedSources, true
 }
 
-// touchSources notes the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all
-// protocols: the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share
-// their lists, so pairs of lists are not compared again for the next frontend.
+// touchSources records the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all protocols:
+// the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their lists,
+// so pairs of lists are not compared again for the next frontend.
 func (p *Planner) touchSources(contests []contest) {
 	var allowed, denied comparison
 	for i := range contests {

@@ -8,9 +8,9 @@ import (
 )
 
 // The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began before the Service had an
-// endpoint, the program has to delete it from connection tracking. These functions list the frontends whose flows to check, and their endpoints.
+// endpoint, the program has to delete it from connection tracking. These functions list the frontends with flows to check, and their endpoints.
 
-// touchFlows notes that flows to a UDP frontend may be stale.
+// touchFlows records that flows to a UDP frontend may be stale.
 func (p *Planner) touchFlows(k model.Key) {
 	if k.Protocol == inet.UDP {
 		p.flows[k] = struct{}{}
@@ -32,7 +32,7 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 }
 
 // addHeirs adds the frontends that serve the clients of the deleted single ports among some keys: the node port with the same number, and the ranges
-// at the address. Without them, each flow to a deleted port is stale, also one that began after the deletion.
+// at the address. Without them, each flow to a deleted port is stale, even if it began after the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[place]bool
 	var nodePorts []model.Key
@@ -70,8 +70,8 @@ func (p *Planner) Keys(f func(model.Key)) {
 	}
 }
 
-// FlowEndpoints returns the endpoints with which flows to a UDP frontend may continue, sorted. The caller must not change the list, which is
-// shared. It is nil if no Service has the frontend, and for all other protocols.
+// FlowEndpoints returns the endpoints to which flows of a UDP frontend may continue, sorted. The caller must not change the list, which is shared. It
+// is nil if no Service has the frontend, and for all other protocols.
 func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 	if c := p.winner(k); c.service != nil {
 		return c.port.serving

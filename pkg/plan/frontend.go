@@ -18,7 +18,7 @@ type port struct {
 	protocol  inet.Protocol
 	family    inet.Family
 	frontends []model.Frontend
-	// number is 0 if none was left: then every route has the class drop.
+	// number is 0 if no number was free: then every route has the class drop.
 	number uint32
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
@@ -32,7 +32,7 @@ type port struct {
 	// whose arrangement a later form of the port has taken over and changed.
 	arranged [lists]*arrangement
 	hairpin  []netip.AddrPort
-	// serving are the endpoints with which an existing UDP flow may continue, sorted.
+	// serving are the endpoints to which an existing UDP flow may continue, sorted.
 	serving      []netip.AddrPort
 	hasEndpoints bool
 	superseded   [lists]bool
@@ -45,7 +45,7 @@ type port struct {
 	// remembers no clients. queues is true if the port drops packets while all endpoints are full.
 	most   uint16
 	queues bool
-	// holds is true if packets are held, because the Service has no endpoint and may wake.
+	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
 }
 
@@ -87,7 +87,7 @@ func (p *port) list(ls list) []netip.AddrPort {
 	return p.lists[ls]
 }
 
-// endpoints are those of a list, each once.
+// endpoints are the endpoints of a list, each once.
 func (p *port) endpoints(ls list) []netip.AddrPort {
 	if f := p.filled[ls]; f != nil {
 		return f.endpoints
@@ -199,7 +199,7 @@ func (p *port) routeClass(r route) class {
 	return class{kind: directKind(r), table: p.table(r.list())}
 }
 
-// table is that of a list, which isn't empty.
+// table is the table of a list, which isn't empty.
 func (p *port) table(ls list) table {
 	n := uint32(len(p.lists[ls]))
 	if p.method.Key == balance.Chance {
@@ -208,7 +208,7 @@ func (p *port) table(ls list) table {
 	return table{n, selectorOf(p.method, p.family)}
 }
 
-// apart reports whether the origin of a packet decides about its route: the port has a frontend with the external policy Local.
+// apart reports whether the route of a packet depends on its origin: the port has a frontend with the external policy Local.
 func (p *port) apart() bool {
 	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }

@@ -17,25 +17,25 @@ import (
 //	held     for demandTime after the last held packet: an episode. pkg/beside/demand reads it.
 //	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
 //
-// So the kernel alone bounds the time, also while no process runs.
+// So the kernel enforces the time limit, even while no process runs.
 
 const (
 	// HoldTime is the time for which a service port holds packets. Linux clients give up after about as long (tcp_syn_retries).
 	HoldTime = 2 * time.Minute
 	// DemandTime is the time for which a held packet proves demand.
 	DemandTime = 90 * time.Second
-	// HeldSet is the name of the set of service ports with demand, holdingSet of those that do not refuse packets.
+	// HeldSet is the name of the set of service ports with demand, and holdingSet of the set of service ports that do not refuse packets.
 	HeldSet    = "held"
 	holdingSet = "holding"
-	// heldPorts is the size of both sets, twice the number of service ports that may hold: an expired element stays for a while.
+	// heldPorts is the size of both sets, twice the number of service ports that may hold packets: an expired element stays for a while.
 	heldPorts = 2 * MostHolders
 )
 
 // MostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
 const MostHolders = 1024
 
-// holdChain is the chain of packets to a service port that may wake. The first of its rules with a lookup matches the first packet of an episode. If
-// a set is full, the chain refuses or drops packets.
+// holdChain is the chain of packets to a service port that scales to zero. The first of its rules with a lookup matches the first packet of an
+// episode. If a set is full, the chain refuses or drops packets.
 func (l *layout) holdChain() *nft.Chain {
 	number := nft.Priority()
 	return &nft.Chain{Name: kindHold.name(selector{}), Comment: "no endpoint: held, so that the client retries", Rules: []nft.Rule{
@@ -73,7 +73,7 @@ func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
 	clear(p.holders.changed)
 }
 
-// holds decides whether the ports of a Service hold packets. If they should, and there is no room, it leaves this out.
+// holds decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
 func (p *Planner) holds(out *service, s *model.Service, old *service) bool {
 	if !s.Asleep() {
 		return false

@@ -22,14 +22,14 @@ type layout struct {
 	// each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
-	// For service ports with a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id with
-	// the count of its connections. full has the ids of endpoints that had their maximum a while ago, and tried of those that had it a
-	// moment ago. atMaximum has the class for packets that find all endpoints full.
+	// For service ports with a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id with the
+	// count of its connections. full has the ids of endpoints that had their maximum a while ago, and tried the ids of full endpoints that a packet
+	// has just tried. atMaximum has the class for packets that find all endpoints full.
 	limitedSlots                    [lists]*nft.Set
 	limited, full, tried, atMaximum *nft.Set
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
 	held, holding *nft.Set
-	// ranges and restrictedRanges are services and restricted for ranges of ports, rangeBackends has the address of each endpoint id of these.
+	// ranges and restrictedRanges are services and restricted for ranges of ports. rangeBackends has the address of each endpoint id for ranges.
 	// rangeAddresses has the addresses of ranges.
 	ranges, restrictedRanges, rangeAddresses *nft.Set
 	rangeBackends                            [lists]*nft.Set
@@ -55,7 +55,7 @@ const (
 	// affinityClients is the greatest number of remembered clients. Each takes up to 115 bytes of the kernel's memory. The kernel searches the
 	// map for expired clients, which takes 100 ns of CPU time per second for each client.
 	affinityClients = 1 << 20
-	// fullEndpoints is the greatest number of endpoints that are skipped because they are full. Above, each packet tries its endpoint.
+	// fullEndpoints is the greatest number of endpoints that are skipped because they are full. Above this number, each packet tries its endpoint.
 	fullEndpoints = 1 << 16
 	// unusedPortAddresses is the number of cluster IPs for which connections to unused ports are counted.
 	unusedPortAddresses = 1 << 16
@@ -75,7 +75,7 @@ const StateSet = "state"
 const (
 	affinitySet    = "affinity"
 	unusedPortsSet = "unused-ports"
-	// fullSet is the name of the set of full endpoints, triedSet of those that a packet has just tried.
+	// fullSet is the name of the set of full endpoints, and triedSet of the set of full endpoints that a packet has just tried.
 	fullSet  = "full"
 	triedSet = "tried"
 )

@@ -10,29 +10,31 @@ import (
 )
 
 // A Service can have a maximum of connections of each endpoint. Each element of the map limited counts the connections of its endpoint, with the
-// kernel's connlimit. connlimit adds a connection to its count before it compares, and keeps it as long as the connection exists. So a
-// connection that tries a full endpoint, and then uses another one, would take a place at both. Thus a packet tries only one endpoint:
+// kernel's connlimit. connlimit first counts a connection, and then compares the count. It counts the connection as long as it exists. So a
+// connection that tries a full endpoint, and then uses another one, would count for both. Thus a packet tries only one endpoint:
 //
 //	unless-full  draws endpoints until one is not in the set full, by chance or by hashes with successive seeds. If all draws are full, any-not-full
 //	             looks up the first slots. If these are full, too, another draw decides.
 //	admit        translates the packet if the endpoint has a place. Otherwise it adds the endpoint to full for fullTime. The packet is dropped, and
 //	             the client's retry finds another endpoint. If the endpoint was in full already, all-full refuses the packet, or drops it.
 //
-// A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit forgets only about eight of
-// them per tick of the kernel's clock. Thus packets try an endpoint of full only once in triedTime: a flood would fill the kernel's memory.
+// A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit forgets only about eight such
+// packets per tick of the kernel's clock. So packets try an endpoint of full only once in triedTime: otherwise, a flood would fill the kernel's
+// memory.
 
 const (
 	// fullTime is the time for which an endpoint is skipped after it was full.
 	fullTime = 5 * time.Second
-	// triedTime is the time for which no packet tries a full endpoint after another one did.
+	// triedTime is the time between two packets that try one full endpoint.
 	triedTime = 100 * time.Millisecond
 	// choices is the number of draws that skip full endpoints.
 	choices = 4
-	// walked is the number of slots that are looked up after the draws. Up to this number of endpoints, one that is not in full is found.
+	// walked is the number of slots that are looked up after the draws. With at most this number of endpoints, the rules find any endpoint that is
+	// not in full.
 	walked = exactSlots
 )
 
-// admit is the chain of packets with an endpoint id, allFull of those for which no endpoint has a place.
+// admit is the chain of packets with an endpoint id, and allFull the chain of packets that find all endpoints full.
 const admit, allFull = "admit", "all-full"
 
 func (l list) unlessFull() string { return l.prefix() + "unless-full" }

@@ -148,7 +148,7 @@ func (t *numbers) other() uint32 {
 	return 0
 }
 
-// affine assigns a number for an affine service port with a timeout. It prefers a block of this timeout, then an empty block, and last a block of
+// affine assigns a number for an affine service port with a timeout. It prefers a block of this timeout, then an empty block, and then a block of
 // this timeout whose numbers the planner may still recall. It returns 0 if no such number is free.
 func (t *numbers) affine(timeout uint32) uint32 {
 	empty, recalled := -1, -1
@@ -195,8 +195,8 @@ func (t *numbers) open(i int, timeout uint32, recalled bool) {
 	b.timeout, b.recalled = timeout, recalled
 }
 
-// avoid makes the number of an affine service port one of the last to be assigned. The other numbers of a process continue after those of the earlier
-// one.
+// avoid makes the planner assign the number of an affine service port last. It is not necessary for other numbers: a process continues after the last
+// number of the earlier process.
 func (t *numbers) avoid(number uint32) {
 	if !isAffine(number) {
 		return

@@ -27,15 +27,15 @@ type Options struct {
 	MasqueradeMark uint32
 	// MasqueradeAll masquerades all traffic to cluster IPs, from any source.
 	MasqueradeAll bool
-	// LocalPods is, for each family, the way to recognise traffic of this node's pods; see [Planner.SetLocalPods].
+	// LocalPods is the property of traffic from this node's pods, for each family; see [Planner.SetLocalPods].
 	LocalPods [2]LocalPods
 	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses of
 	// [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
-	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs whose frontends are for it. With RefuseLoops, it refuses only
-	// packets that arrive and would leave by the same interface.
+	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs with a model.Stance for it. With RefuseLoops, it refuses
+	// only packets that would leave by the interface by which they arrived.
 	RefuseUnused, RefuseLoops bool
-	// AnswerPing answers echo requests to addresses whose frontends are for it.
+	// AnswerPing answers echo requests to addresses with a model.Stance for it.
 	AnswerPing bool
 	// Uncounted omits the counters of elements. CountEndpoints adds counters to the elements of endpoints.
 	Uncounted, CountEndpoints bool

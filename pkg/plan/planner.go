@@ -24,8 +24,8 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// places are the ranges of ports that are claimed. singles are the other keys that are claimed, nil before the first range. beaten are the
-	// ranges that overlap a range of a better claim, with that range.
+	// places are the claimed ranges of ports. singles are all other claimed keys; nil before the first range. beaten maps a range to the overlapping
+	// range of a better claim.
 	places, singles keysByPlace
 	beaten          map[model.Key]model.Key
 	// losers counts the claims that lost to another Service.
@@ -40,7 +40,7 @@ type Planner struct {
 	// taken is the room that all Services take. namespaces has the room that the Services of each namespace take.
 	taken      taken
 	namespaces map[string]*taken
-	// waiting has, by namespace, the Services of which parts are left out for lack of room. freed are the namespaces in which such a Service may have
+	// waiting has the Services with parts that are left out for lack of room, by namespace. freed are the namespaces in which such a Service may have
 	// room now.
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
@@ -72,7 +72,7 @@ type service struct {
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements that count against the room. left are the parts without room, and lacks is the room that they need.
+	// weight is the number of elements that count against the room. left are the parts that are left out, and lacks is the room that they need.
 	weight int
 	// portRanges is the number of ranges of ports times addresses.
 	portRanges int
@@ -300,8 +300,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a service port a number, the earlier one if possible. With affinity or a maximum of connections, it also gives ids to the endpoints. If
-// no number for this is free, the port has neither affinity nor a maximum.
+// assign gives a service port a number, the earlier one if possible. With affinity or a maximum of connections, it also gives ids to the endpoints.
+// If no number with ids is free, the port has neither affinity nor a maximum.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if n.sticky = affinity > 0; n.sticky || n.most > 0 || n.ranged() {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))

@@ -13,8 +13,8 @@ import (
 )
 
 // A Service can have ranges of ports. Packets keep their port. The rules look for ranges only after they have found no port, node port or rule of
-// another program for a packet: in the chains for unclaimed packets. Thus exact ports win. The hash set range-addresses keeps all packets to other
-// addresses from the lookup in the ranges, whose cost grows with their number.
+// another program for a packet: in the chains for unclaimed packets. So exact ports take precedence. The hash set range-addresses keeps all packets
+// to other addresses from the lookup in the ranges, whose cost grows with their number.
 //
 // The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
 // map range-backends has the addresses of these. The classes that only ranges have are in the dispatch maps only while a range uses them: at each
@@ -112,7 +112,7 @@ func (p *Planner) noteOverlaps() {
 	}
 }
 
-// settleRanges decides which ranges of the contests win: at each place, each one that overlaps none of a better claim.
+// settleRanges decides which ranges of the contests win: at each place, a range wins if it overlaps no range of a better claim.
 func (p *Planner) settleRanges() {
 	var settled map[place]bool
 	for i := range p.contests {
@@ -161,7 +161,7 @@ func (p *Planner) settlePlace(at place) {
 	}
 }
 
-// holder returns the claim that has a key, or that has a range which overlaps the key.
+// holder returns the claim that has a key, or has a range that overlaps the key.
 func (p *Planner) holder(k model.Key) claim {
 	if by, beaten := p.beaten[k]; beaten {
 		return p.claims[by].winner
@@ -202,8 +202,8 @@ func (m keysByPlace) set(k model.Key, claimed bool) {
 	}
 }
 
-// SinglePortsBeside calls f for all frontends of single ports that may take precedence over one of the ranges among some keys: those with the same
-// address and protocol, and the node ports of the protocol if the address may serve node ports. f may add keys.
+// SinglePortsBeside calls f for all frontends of single ports that may take precedence over one of the ranges among some keys: frontends with the
+// same address and protocol, and node ports of the protocol if the address may serve node ports. f may add keys.
 func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
 	places := map[place]bool{}
 	for k := range keys {
@@ -250,7 +250,7 @@ func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
 	return true
 }
 
-// lacksPortRanges returns the reason why a Service of a namespace cannot have n ranges instead of those of its earlier form; "" if it can.
+// lacksPortRanges returns the reason why a Service of a namespace cannot have n ranges instead of the ranges of its earlier form; "" if it can.
 func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string {
 	most := p.options.Room.PortRanges
 	all, own := p.taken.portRanges, p.takenBy(namespace).portRanges

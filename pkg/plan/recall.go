@@ -20,8 +20,8 @@ func newRecalled() recalled {
 	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next], and remembering are
-// the elements of its [Planner.Remembering], held those of its [Planner.Held]. Call Resume before [Planner.Set].
+// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next]. remembering are the
+// elements of its [Planner.Remembering], and held the elements of its [Planner.Held]. Call Resume before [Planner.Set].
 func (p *Planner) Resume(f inet.Family, next uint32, remembering, held []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {

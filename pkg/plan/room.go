@@ -17,9 +17,10 @@ type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
 	// there is an algorithm or there are weights, and counts once more with session affinity or a maximum of connections.
 	Elements int
-	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for a change of one grows with their number.
+	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of a range grows with this
+	// number.
 	SourceRanges int
-	// PortRanges is the number of ranges of ports times addresses. A change of one takes the kernel a time that grows with their number.
+	// PortRanges is the number of ranges of ports times addresses. The kernel's work for the change of a range grows with this number.
 	PortRanges int
 }
 
@@ -47,7 +48,7 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostLeft, and one more with the number of all others.
+// Excess returns the parts of the named Service that are left out: the first mostLeft parts, and one more with the number of the rest.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
 	switch {

@@ -12,10 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Hook priorities. DNAT has the priority at which other software expects a service proxy. Masquerading is just before that priority: a packet that
-// another program has masqueraded would keep the word in its scratch register. The chains at afterOthers see the packets that no program has
-// translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all nat chains of a hook at dstnat,
-// in the order of their priorities, until one translates the packet.
+// Hook priorities. DNAT has the priority at which other software expects a service proxy. Masquerading is just before the priority of other programs:
+// a packet that another program has masqueraded would keep the word in its scratch register. The kernel evaluates the chains at afterOthers only for
+// packets that no program has translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all nat
+// chains of a hook at dstnat, in the order of their priorities, until one translates the packet.
 const (
 	dstnat      = -100
 	srcnat      = 100
@@ -176,7 +176,7 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	return append(rules, rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
-// NoServiceAddress is the comment of the rule that leaves a packet to any other address alone.
+// NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"
 
 // unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks the packet up once more: before kernel 6.17
@@ -210,8 +210,8 @@ func (l *layout) clearRegister() []nft.Rule {
 		rule("", typeOfService(both), setPriorityTo(4)))
 }
 
-// translated clears the register, and masquerades packets whose destination a program has translated, if they need it. These rules serve each
-// new connection to a Service: each further lookup would add up to a tenth to its cost.
+// translated clears the register, and masquerades packets whose destination a program has translated, if they need it. The kernel evaluates these
+// rules for each new connection to a Service: each further lookup would add up to a tenth to its cost.
 func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("", hasBits(ourBit), jump("clear-register")),
@@ -229,8 +229,8 @@ func (l *layout) translatedNear() []nft.Rule {
 	}
 }
 
-// askedFor masquerades packets with the bit of the mark, and clears the bit. Otherwise, a tunnel would copy the mark to the outer packet, and the
-// rules would masquerade it a second time.
+// askedFor masquerades packets with the bit of the mark, and clears the bit. If the bit stayed, a tunnel would copy the mark to the outer packet, and
+// the rules would masquerade it a second time.
 func askedFor(o *Options) nft.Rule {
 	return rule("requested by the mark", unmarkPacket(o.MasqueradeMark), masquerade())
 }

@@ -66,7 +66,7 @@ func (l sourceList) comment() string {
 	return [...]string{"load-balancer address with denied source ranges", "external IP with source ranges", "node port with source ranges"}[l]
 }
 
-// listFor returns the list with the allowed sources of a frontend, which is not a cluster IP.
+// listFor returns the list with the allowed sources of a frontend other than a cluster IP.
 func listFor(f *model.Frontend) sourceList {
 	switch f.Kind {
 	case model.NodePort:
@@ -110,7 +110,7 @@ func (l *layout) denied() []nft.Rule {
 	}
 }
 
-// allowed drops packets from sources that are not allowed, and finds the class of all others by a key of the map restricted.
+// allowed drops packets from sources that are not allowed, and finds the class of all other packets by a key of the map restricted.
 func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) []nft.Rule {
 	return []nft.Rule{
 		rule("not in "+list.words(), l.source(), notIn(l.sources[list]), countedDrop()),
@@ -121,7 +121,7 @@ func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) [
 // sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of addresses and ports.
 type sources struct {
 	family inet.Family
-	// number is 0 if none was left: then no source is allowed.
+	// number is 0 if no number was free: then no source is allowed.
 	number uint32
 	lists  [sourceLists][]model.AddrRange
 }
@@ -140,7 +140,8 @@ var everywhere = [...][]model.AddrRange{
 	inet.IPv6: {model.RangeOf(netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0))},
 }
 
-// add adds the source ranges of a frontend. All frontends of one kind have the same. Those with denied sources alone allow all others.
+// add adds the source ranges of a frontend. All frontends of one kind have the same ranges. If a frontend has only denied sources, all other sources
+// are allowed.
 func (s *sources) add(f *model.Frontend) {
 	list := listFor(f)
 	if s.lists[list] = f.AllowedSources; f.AllowedSources == nil {
@@ -218,7 +219,7 @@ func (p *Planner) lacksRanges(namespace string, n int) string {
 	return ""
 }
 
-// sourcesID returns an id for the source ranges of a Service that no service port has: the name of a port has no space.
+// sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.
 func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }

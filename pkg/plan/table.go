@@ -23,7 +23,7 @@ type selector struct {
 	prefix uint8
 }
 
-// selectors are those of hashes, with each of balance.Lengths.
+// selectors are the selectors of hashes, with each of balance.Lengths.
 var selectors = [...]selector{
 	{key: balance.Flow},
 	{balance.Source, 8}, {balance.Source, 12}, {balance.Source, 16}, {balance.Source, 20}, {balance.Source, 24}, {balance.Source, 28}, {balance.Source, 32},
@@ -48,7 +48,7 @@ func (s selector) name() string {
 	return ""
 }
 
-// words say what selects a slot.
+// words describe the selection of a slot.
 func (s selector) words() string {
 	if s.key == balance.Flow {
 		return "a hash of the client's address and port"

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Behaviours of addresses apart from their service ports. Each has a set with the addresses that behave so, and a rule in the chains for packets that no
+// Addresses have behaviours apart from their service ports. Each behaviour has a set with its addresses, and a rule in the chains for packets that no
 // program has translated. The sets and rules exist only with the options for them.
 //
 // No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes' addresses
@@ -32,14 +32,14 @@ func (l *layout) vips(o *Options) {
 	}
 }
 
-// vipSets returns those that exist.
+// vipSets returns the existing sets of behaviours.
 func (l *layout) vipSets() []*nft.Set {
 	return slices.DeleteFunc([]*nft.Set{l.refused, l.pinged, l.pingHost}, func(s *nft.Set) bool { return s == nil })
 }
 
 // vipRules returns the rules for packets that arrive, or for packets of this node.
 //
-// Only the protocols of Services are refused, and only while the lease lasts: after a program that replaces this one has taken over, no refusal stays.
+// Only the protocols of Services are refused, and only while the lease lasts: if another program takes over, these rules refuse no packets.
 func (l *layout) vipRules(o *Options, arrived bool) (rules []nft.Rule) {
 	daddr, elsewhere := []nft.Field{nft.DstAddr(l.family)}, destinationIsThisNode(expr.CmpOpNeq)
 	if l.pinged != nil {
@@ -64,7 +64,7 @@ func unusedComment(o *Options) string {
 	return "a cluster IP without such a port"
 }
 
-// pingHosts returns the element with the address of this node that answers echo requests: the first of the given ones that others can reach.
+// pingHosts returns the element with the address of this node that answers echo requests: the first given address that other hosts can reach.
 func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	at := slices.IndexFunc(addrs, netip.Addr.IsGlobalUnicast)
 	if at < 0 {
@@ -96,7 +96,7 @@ func (p *Planner) takeStances(s *service, n int32) {
 	}
 }
 
-// takeServing counts the stance of the frontend that wins a key, if it depends on endpoints. The claim may be the zero claim.
+// takeServing counts the stance of the frontend that wins a key, if the stance depends on endpoints. The claim may be the zero claim.
 func (p *Planner) takeServing(c claim, n int32) {
 	if c.service != nil && c.frontend.Ping == model.WhileServing && c.port.serves(c.frontend) {
 		p.takeStance(p.layouts[c.port.family].pinged, c.frontend, model.For, n)
@@ -127,7 +127,7 @@ func (p *Planner) takeStance(set *nft.Set, f *model.Frontend, is model.Stance, n
 	}
 }
 
-// serves reports whether a new connection to a frontend would reach an endpoint, with policy Local one of this node.
+// serves reports whether a new connection to a frontend would reach an endpoint. With policy Local, it must be an endpoint on this node.
 func (p *port) serves(f *model.Frontend) bool {
 	ls := listCluster
 	if f.Local {

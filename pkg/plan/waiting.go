@@ -28,7 +28,7 @@ type lacking struct {
 // mostLeft is the number of parts that [Planner.Excess] lists for one Service.
 const mostLeft = 20
 
-// leave notes that a part of a Service is left out.
+// leave records that a part of a Service is left out.
 func (s *service) leave(field, reason string) {
 	if s.lacks.parts++; s.lacks.parts <= mostLeft {
 		s.left = append(s.left, Excess{field, reason})
@@ -56,8 +56,8 @@ func (p *Planner) fits(s *service) bool {
 	return l.elements > 0 && p.lacksElements(namespace, l.elements, nil) == ""
 }
 
-// noteRoom notes whether a changed Service waits for room. It also notes its namespace as freed if its namespace takes less room than before, or
-// if fewer parts of the Service wait: then another Service of the namespace may have room now.
+// noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait, it
+// also records the namespace as freed: another Service of the namespace may have room now.
 func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
 	list, waits, waited := p.waiting[name.Namespace], now != nil && now.lacks.parts > 0, old != nil && old.lacks.parts > 0
 	switch {

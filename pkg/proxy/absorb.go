@@ -43,7 +43,7 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	return names
 }
 
-// absorbNode reads this Node. It reports whether a field has changed that the plan of Services depends on.
+// absorbNode reads this Node. It reports whether a field that affects the plan of Services has changed.
 func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	object := p.Source.Node()
 	node := model.NodeOf(p.NodeName, object)

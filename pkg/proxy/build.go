@@ -17,7 +17,7 @@ import (
 // block holds Services that one goroutine builds.
 type block struct {
 	names []types.NamespacedName
-	// services holds the results. readings holds the previous readings, which the new ones replace.
+	// services holds the results. readings holds the previous readings, and then the new ones.
 	services []*model.Service
 	readings []*model.Reading
 	// n is the number of Services built in time. built is closed when the block is complete or out of time.
@@ -138,8 +138,7 @@ func (w *works) buildNext(room *model.Room) bool {
 	return true
 }
 
-// await waits until a block is built, and builds other blocks meanwhile. Without this work, a processor would be idle half of the
-// time.
+// await waits until a block is built, and builds other blocks during this time. Otherwise, a processor would be idle half of the time.
 func (w *works) await(b *block) {
 	for {
 		select {
@@ -160,7 +159,7 @@ func (w *works) await(b *block) {
 	}
 }
 
-// recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. With other numbers, the tables
+// recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. If the plan had different numbers, the tables
 // would need a full sync.
 func (b *builder) recall(services []*model.Service) {
 	if !b.planner.Recalling() {

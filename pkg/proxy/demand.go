@@ -8,9 +8,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Demand follows the demand for Services without endpoints, beside the loop. Its methods do not block.
+// Demand observes the demand for Services without endpoints, beside the loop. Its methods do not block.
 type Demand interface {
-	// Holds announces that a service port holds packets for a Service since a time, or does not hold packets if the name is the zero name.
+	// Holds announces that a service port holds packets for the named Service since a time. The zero name means that the service port holds no
+	// packets.
 	Holds(h plan.Holder, service types.NamespacedName, since time.Time)
 }
 
@@ -21,7 +22,7 @@ type onDemand struct {
 	planner *plan.Planner
 }
 
-// Synced passes the changes of a successful sync. After a start, the packets that the rules of an earlier process have held count.
+// Synced passes the changes of a successful sync. After a start, packets that the rules of an earlier process have held also count as demand.
 func (d onDemand) Synced(s *Sync) {
 	if s.Err != nil {
 		return

@@ -20,8 +20,8 @@ const (
 	absence = 5 * time.Second
 	// memory is the time for which a departed endpoint is remembered. A pass over a million connections takes two minutes.
 	memory = 10 * time.Minute
-	// mostDeparted is the largest number of departures that are remembered, and mostOfNamespace that of one namespace. A departure counts even after the
-	// endpoint has returned.
+	// mostDeparted is the largest number of remembered departures, and mostOfNamespace the largest number of one namespace. A departure counts even
+	// after the endpoint has returned.
 	mostDeparted    = 1 << 16
 	mostOfNamespace = mostDeparted / 4
 )
@@ -40,8 +40,8 @@ type departures struct {
 	namespaces map[string]int // numbers of departures in the lists
 	total      int
 	addresses  [2][]netip.Addr
-	// fresh are departures whose Services are not committed yet. waiting are those that are absent for less than absence, and done those whose
-	// connections are being terminated, each in the order of time.
+	// fresh are departures that are not committed yet. waiting are departures with an absence shorter than absence. done are departures whose
+	// connections are being terminated. Each list is in the order of time.
 	fresh, waiting, done []departure
 }
 
@@ -56,7 +56,7 @@ type departing struct {
 	full bool
 }
 
-// departure is an endpoint that has left. It is void if the Service's state no longer has it, with the same time.
+// departure is an endpoint that has left. It is void unless the Service's state has the endpoint with the same time.
 type departure struct {
 	service *departing
 	name    types.NamespacedName
@@ -111,7 +111,7 @@ func (d *departures) Service(name types.NamespacedName, s *model.Service) {
 	of.listed = s.Listed
 }
 
-// leave notes a departure.
+// leave records a departure.
 func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Addr) {
 	if d.total == mostDeparted || d.namespaces[name.Namespace] == mostOfNamespace {
 		if !of.full {

@@ -135,7 +135,7 @@ func (g *guard) note(reason metrics.Reason) {
 	}
 }
 
-// complete sets the fields of a sync that its outcome decides. If the sync compared because of a doubt, complete sets the reason and, for a foreign
+// complete sets the fields of a sync that depend on its outcome. If the sync compared because of a doubt, complete sets the reason and, for a foreign
 // change, the author. After a failure, the next sync compares.
 func (g *guard) complete(s *Sync) {
 	if s.Err != nil {

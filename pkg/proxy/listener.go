@@ -74,11 +74,10 @@ func (quiet) Synced(*Sync)                                 {}
 func (quiet) Queued(time.Time)                             {}
 func (quiet) Taken(*track.Dirty)                           {}
 
-// connect makes the parts of the configuration listen. earlier are the UDP frontends of an earlier process.
+// connect adds the parts of the configuration as listeners. earlier are the UDP frontends of an earlier process.
 //
-// The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that the called function finds them
-// current. Servers start after all listeners. The planner gets a Service after all listeners, so that the observer can compare it
-// with the planned one.
+// The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that they are current when it is called. Servers
+// start after all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 	p.builder = newBuilder(&p.Config, &p.facts.Node, p.sinceStart)

@@ -43,9 +43,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step answers questions, then does one task that is due. A sync that makes a set larger or deletes unused chains precedes periodic
-// work, and this precedes a sync for changes. If no task is due, step waits for an event. A sync takes the changes, builds and plans
-// their Services, commits the plan, and reports the outcome to the listeners.
+// step answers questions, then does one task that is due. The order is: a sync that makes a set larger or deletes unused chains, periodic work, a
+// sync for changes. If no task is due, step waits for an event. A sync takes the changes, builds and plans their Services, commits the plan, and
+// reports the outcome to the listeners.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
 	now := p.Now()
@@ -118,8 +118,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 }
 
-// syncFresh plans and commits new changes. waiting is true if older changes wait in the queue. Then, without new changes, syncFresh does
-// nothing. It returns false after a failed commit.
+// syncFresh plans and commits new changes. waiting is true if older changes wait in the queue: without new changes, syncFresh then does nothing. It
+// returns false after a failed commit.
 func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
 	dirty := p.Tracker.Take()
 	for _, i := range p.intakes {

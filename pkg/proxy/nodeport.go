@@ -10,7 +10,7 @@ import (
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
 type NodePortAddresses struct {
-	// Prefixes select local addresses. Primary adds the Node's primary address of each family. An empty list of Prefixes does the same.
+	// Prefixes select local addresses. Primary, or an empty list of Prefixes, selects the Node's primary address of each family.
 	Prefixes []netip.Prefix
 	Primary  bool
 	// Local lists the addresses of this node's interfaces.

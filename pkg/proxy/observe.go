@@ -31,7 +31,7 @@ type observer struct {
 	unlisted int
 }
 
-// mostChanges is the number of Services of one batch that an observer receives one by one.
+// mostChanges is the largest number of Services whose changes an observer receives for one batch.
 const mostChanges = 64
 
 func newObserver(c *Config) *observer { return &observer{to: c.Observer, planner: c.Planner} }

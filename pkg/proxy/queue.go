@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions
-// and newer changes. Planning the built Services may take the same time again.
+// longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
+// The loop may take the same time again to plan the built Services.
 const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
@@ -175,10 +175,10 @@ type slice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeWeight = 10_000
 
-// late reports whether building must stop. Services that are built by then are planned, unless planning takes the same time again.
+// late reports whether the loop must stop building. It then plans the built Services, unless this takes the same time again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether planning must stop: the time is up, a large Service was planned, or the tables need a repair.
+// over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
 func (s *slice) over() bool {
 	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.guard.touched() {
 		return true
@@ -266,8 +266,8 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	return s.absorbed
 }
 
-// large reports whether a Service is large in the plan, or small there and large in the API. It does not build the Service, because
-// building a large Service delays all other changes.
+// large reports whether a Service is large in the plan or in the API. It does not build the Service, because building a large Service delays all
+// other changes.
 func (p *Proxy) large(name types.NamespacedName) bool {
 	n := p.Planner.Weight(name)
 	if n > largeWeight/8 {

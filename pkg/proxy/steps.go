@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// steps knows the Services with starting endpoints, whose shares rise by steps. All Services share one time of the next steps, so that one batch
-// has the steps of many Services. This time is at least stepEvery after the previous one: a Service has at most one step in this time, regardless
-// of the number of its endpoints.
+// steps schedules the steps of Services with starting endpoints, whose shares rise by steps. All Services share one time of the next steps, so that
+// one batch has the steps of many Services. The times are at least stepEvery apart: a Service has at most one step in this interval, regardless of
+// the number of its endpoints.
 type steps struct {
 	next map[types.NamespacedName]time.Time
 	// at is the time of the next steps; zero if no endpoint is starting. last is the time of the previous ones.
@@ -68,7 +68,7 @@ func (p *Proxy) planSteps(now time.Time) {
 	}
 }
 
-// Starts returns the starting endpoints of the Services that have some, as they are planned.
+// Starts returns the starting endpoints of all planned Services that have any.
 func (p *Proxy) Starts(ctx context.Context) (map[types.NamespacedName]*model.Starts, error) {
 	return ask(ctx, p, func() map[types.NamespacedName]*model.Starts {
 		starts := map[types.NamespacedName]*model.Starts{}

@@ -108,8 +108,7 @@ func (h nodeHealth) Synced(s *Sync) {
 	}
 }
 
-// mostUnprogrammed is the largest number of recorded changes that wait for a successful sync. Of more changes, the oldest are
-// recorded.
+// mostUnprogrammed is the largest number of recorded changes that wait for a successful sync. If there are more, only the oldest are recorded.
 const mostUnprogrammed = 10_000
 
 // mostTriggers is the largest number of triggers of one Service that waits to be planned (see [track.Dirty]).

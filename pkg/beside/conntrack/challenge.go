@@ -12,10 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Challenger sends segments that make the clients of deleted entries answer. Such a segment has the flags SYN and ACK, and comes from the address of
-// the Service. A client with an established connection answers with an ACK, whatever the sequence numbers are (a challenge ACK, RFC 5961, section 4.2).
-// The rules then translate this ACK, and the client gets its reset. Connection tracking creates no entry for a segment with SYN and ACK: such an entry
-// would keep the rules from seeing the client's ACK.
+// Challenger sends segments to the clients of deleted entries, so that they answer. Such a segment has the flags SYN and ACK, and the address of the
+// Service as its source. A client with an established connection answers with an ACK, regardless of the sequence numbers (a challenge ACK, RFC 5961,
+// section 4.2). The rules then translate this ACK, and the client gets its reset. Connection tracking creates no entry for a segment with SYN and
+// ACK. With such an entry, the kernel would not evaluate the rules for the client's ACK.
 type Challenger struct{ sockets [2]int }
 
 // errNoRaw is the reason why clients cannot be challenged.
@@ -100,14 +100,13 @@ func segment(from, to netip.AddrPort) []byte {
 	return append(ip, tcp...)
 }
 
-// Terminator is the kernel's table for [Desired.Terminate]. It challenges the clients of Services that want the reset at once, after their entries were
-// deleted.
+// Terminator is the kernel's table for [Desired.Terminate]. After the deletion of entries, it challenges their clients if the Service has AtOnce.
 type Terminator struct {
 	*Netlink
 	open       func() (*Challenger, error)
 	challenged func(f inet.Family, n int, err error)
 	challenger *Challenger
-	// waiting are flows whose deletion is not sent yet.
+	// waiting are flows that the next batch deletes.
 	waiting []Flow
 }
 

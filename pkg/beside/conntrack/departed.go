@@ -20,7 +20,7 @@ type Departed struct {
 	atOnce bool
 }
 
-// SetAtOnce selects whether clients get their reset at once, and not only after their next segment.
+// SetAtOnce selects whether clients get their reset at once or after their next segment.
 func (d *Departed) SetAtOnce(yes bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,15 +68,15 @@ func (d *Departed) has(a netip.Addr) bool {
 	return has
 }
 
-// Terminate makes TCP connections from a frontend to departed endpoints stale. The kernel then evaluates the rules for the client's next segment:
-// another endpoint, or the rule that rejects packets, answers it with a reset.
+// Terminate makes TCP connections from a frontend to departed endpoints stale. After their deletion, the kernel evaluates the rules for the client's
+// next segment. The client then gets a reset, from another endpoint or from the rule that rejects packets.
 func (d *Desired) Terminate(k model.Key, departed *Departed) {
 	d.set(k, frontend{departed: departed})
 	d.terminates = true
 }
 
-// Exempt records a single port whose TCP connections stay, although it is in a range that [Desired.Terminate] names. All else that a Desired says about
-// the frontend takes precedence.
+// Exempt records a single port whose TCP connections stay, although the port is in a range of [Desired.Terminate]. Any other state of the frontend in
+// the Desired overrides this.
 func (d *Desired) Exempt(k model.Key) {
 	if _, known := d.frontends[k]; !known {
 		d.set(k, frontend{exempt: true})

@@ -14,13 +14,13 @@ type place struct {
 	protocol inet.Protocol
 }
 
-// rangeIndex has the frontends that are ranges of ports, by place, so that the search for a port takes a time that grows with the logarithm of their
-// number. The ranges of present frontends do not overlap, because only one Service has a port. Ranges of deleted frontends may overlap others.
+// rangeIndex has the frontends that are ranges of ports, by place, for a binary search. The ranges of present frontends do not overlap, because each
+// port belongs to one Service. Ranges of deleted frontends may overlap other ranges.
 type rangeIndex struct {
 	present, gone map[place][]model.Key
 }
 
-// findRange returns the range that has a destination: of a present frontend if there is one, else of a deleted one.
+// findRange returns the range that contains a destination. It prefers a present frontend to a deleted one.
 func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
 	if d.ranges == 0 {
 		return k, false

@@ -21,8 +21,8 @@ const (
 	settle = 20 * time.Millisecond
 	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second
-	// maxGone is the largest number of deleted frontends in the requests of failed passes. Above it, the reconciler drops all deleted
-	// frontends from them.
+	// maxGone is the largest number of deleted frontends in the requests of failed passes. If they have more, the reconciler drops all deleted
+	// frontends.
 	maxGone = 1 << 16
 )
 
@@ -253,8 +253,8 @@ func (r *Reconciler) pause(ctx context.Context) {
 	r.paused += d
 }
 
-// welcome reports whether a pending request permits a flow. Such a flow may have begun under newer rules than those of the current pass,
-// and its deletion would lose packets.
+// welcome reports whether a pending request permits a flow. Such a flow may be newer than the request of the current pass, and its deletion would
+// lose packets.
 func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Flow has those fields of an entry of the kernel's table that decide whether the flow is stale.
+// Flow has the fields of an entry of the kernel's table that determine whether the flow is stale.
 type Flow struct {
 	Protocol inet.Protocol
 	// Zone is the conntrack zone of either direction; 0 is the default zone.
@@ -61,12 +61,12 @@ type Desired struct {
 type frontend struct {
 	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
-	// Only the sources in allowed, or all if it is nil, may open flows, except those in denied.
+	// Sources in allowed may open flows, unless they are in denied. If allowed is nil, all sources are allowed.
 	allowed, denied []model.AddrRange
 	gone            bool
-	// departed are the endpoints with which TCP connections may not continue; nil for none.
+	// departed are the endpoints to which TCP connections may not continue; nil for none.
 	departed *Departed
-	// exempt is true if the state only says that this frontend is no part of a range.
+	// exempt is true if the state only excludes this frontend from a range.
 	exempt bool
 	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port.
 	ranged bool
@@ -99,8 +99,8 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets the sources that may open flows to a frontend: those in allowed, nil for all, except those in denied. Call it after
-// [Desired.Frontend]. The ranges must be sorted and disjoint. Do not change them.
+// Restrict sets the sources that may open flows to a frontend: all sources in allowed, unless they are in denied. A nil allowed has all sources. Call
+// it after [Desired.Frontend]. The ranges must be sorted and disjoint. Do not change them.
 func (d *Desired) Restrict(k model.Key, allowed, denied []model.AddrRange) {
 	f := d.frontends[k]
 	f.allowed, f.denied = allowed, denied
@@ -180,9 +180,8 @@ func (d *Desired) forgetGone() {
 	d.gone, d.index = 0, nil
 }
 
-// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet. Its cost
-// is one lookup by destination, another one if the destination is an address of this node, and one by source if the frontend has
-// source ranges.
+// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet. It looks up the
+// destination once, or twice if it is an address of this node. If the frontend has source ranges, it also looks up the source.
 //
 //	UDP flow to a frontend                        stale if
 //	no reply, source not allowed                  always; if not translated, only in zone 0
@@ -259,8 +258,8 @@ func (d *Desired) FrontendOf(f *Flow) (k model.Key, known bool) {
 	return d.key(f.Destination, f.Protocol)
 }
 
-// key returns the key of the frontend at a destination. A frontend that was deleted gives way to one that exists: once a single port is deleted, the
-// node port or the range with the same port serves its clients.
+// key returns the key of the frontend at a destination. It prefers a present frontend to a deleted one: after the deletion of a single port, a node
+// port or a range with the same port serves its clients.
 func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
 	addr := at.Addr()
 	single := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}

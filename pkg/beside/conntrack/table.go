@@ -67,7 +67,7 @@ var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_n
 
 // Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Only one goroutine at a time may use it.
 type Netlink struct {
-	// read receives the table in several messages. write deletes stale entries meanwhile.
+	// read receives the table in several messages. At the same time, write deletes stale entries.
 	read, write *netlink.Socket
 	batch       batch
 	// unfiltered is true if the kernel cannot filter by protocol.
@@ -170,7 +170,7 @@ func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return nil
 }
 
-// deleteBatch deletes the entries in the batch. It is no error if an entry has expired meanwhile.
+// deleteBatch deletes the entries in the batch. An entry that no longer exists is no error.
 func (n *Netlink) deleteBatch(out *Outcome) error {
 	b := &n.batch
 	if b.count == 0 {
@@ -216,9 +216,9 @@ func (b *batch) add(e entry) {
 // An entry has the attributes that identify an entry of the kernel's table.
 type entry struct{ tuple, zone, id []byte }
 
-// parse reads the attributes of an entry into f, and returns the identifying ones. It returns false for an entry without ports, which cannot
-// belong to a Service, and for an entry without a tuple or an ID, which cannot be deleted. (A deletion without a tuple would delete the
-// whole table.)
+// parse reads the attributes of an entry into f, and returns the attributes that identify it. It returns false for an entry without ports, because it
+// cannot belong to a Service. It also returns false for an entry without a tuple or an ID, because a deletion without a tuple would delete the whole
+// table.
 func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	*f = Flow{}
 	for typ, v := range netlink.Attributes(attributes) {
