@@ -160,3 +160,55 @@ func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
 		}
 	}
 }
+
+// rangedService has port ranges at load-balancer IPs.
+const rangedService = `
+apiVersion: v1
+kind: Service
+metadata: {name: ranged, namespace: shop, annotations: {kube-nftproxy.io/port-ranges: "tcp/8000-9100, udp/8000-9100"}}
+spec: {type: LoadBalancer, clusterIPs: [10.96.0.10, "fd00:10:96::10"], ports: [{port: 80}]}
+status: {loadBalancer: {ingress: [{ip: 203.0.113.20}, {ip: "2001:db8:2::20"}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: ranged-4, namespace: shop, labels: {kubernetes.io/service-name: ranged}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.1.10], nodeName: node-2}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: ranged-6, namespace: shop, labels: {kubernetes.io/service-name: ranged}}
+addressType: IPv6
+ports: [{port: 8080}]
+endpoints: [{addresses: ["fd00:10:244:1::10"], nodeName: node-2}]
+`
+
+// TestOtherProgramsBesideRanges: a port that another program translates, or leads to this node by policy routing, is not in the range.
+func TestOtherProgramsBesideRanges(t *testing.T) {
+	l := newLab(t)
+	p := vipStep(t, l, within)
+	step := &step{write: map[string][]byte{"ranged.yaml": []byte(rangedService)}}
+	if err := errors.Join(step.enter(p.folder), p.load()); err != nil {
+		t.Fatal(err)
+	}
+	const alone = `
+{client,pod-0,node} {203.0.113.20,2001:db8:2::20}:{8080/tcp,9090/udp} = remote-0 from node
+{client,pod-0} {203.0.113.20,2001:db8:2::20}:7999/tcp refused`
+	mustPass(t, l, alone)
+	t.Run("DNAT at priority 900", func(t *testing.T) {
+		rules := ""
+		for _, hook := range []string{"prerouting", "output"} {
+			rules += fmt.Sprintf(`chain %[1]s { type nat hook %[1]s priority 900;
+				ip daddr 203.0.113.20 tcp dport 8080 dnat ip to 10.244.1.11; ip6 daddr 2001:db8:2::20 tcp dport 8080 dnat ip6 to fd00:10:244:1::11; };`, hook)
+		}
+		beside(t, l, rules, alone)
+		mustPass(t, l, `
+{client,pod-0} {203.0.113.20,2001:db8:2::20}:8080/tcp = remote-1 from kept
+{client,pod-0,node} {203.0.113.20,2001:db8:2::20}:9090/udp = remote-0 from node`)
+	})
+	t.Run("policy routing by mark", func(t *testing.T) {
+		beside(t, l, `chain marks { type filter hook prerouting priority -150; ip daddr 203.0.113.20 udp dport 8081 meta mark set 1; ip6 daddr 2001:db8:2::20 udp dport 8081 meta mark set 1; }`, alone)
+		toProxy(t, l, 8081, "203.0.113.20", "2001:db8:2::20")
+	})
+}

@@ -81,7 +81,7 @@ func watchPackets(t *testing.T, h *lab.Host, name, hook, expression string) func
 	}
 }
 
-// mustPass sends the packets of lines as in a scenario.
+// mustPass sends the packets of lines as in a scenario, also during the cleanup of a test.
 func mustPass(t *testing.T, l *lab.Lab, text string) {
 	t.Helper()
 	lines, err := parsePackets(text)
@@ -91,8 +91,36 @@ func mustPass(t *testing.T, l *lab.Lab, text string) {
 	if err := l.Node.Do(forgetDatagrams); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range (&traffic{lab: l, pins: map[string]string{}}).run(t.Context(), lines) {
+	for _, err := range (&traffic{lab: l, pins: map[string]string{}}).run(context.WithoutCancel(t.Context()), lines) {
 		t.Error(err)
+	}
+}
+
+// beside adds the rules of another program to the node until the test ends. Without them, the packets of alone pass.
+func beside(t *testing.T, l *lab.Lab, rules, alone string) {
+	t.Helper()
+	mustRun(t, l.Node, "nft", "table inet other { "+rules+"; }")
+	t.Cleanup(func() { mustRun(t, l.Node, "nft", "delete", "table", "inet", "other"); mustPass(t, l, alone) })
+}
+
+// toProxy leads packets with the mark 1 to the node itself, as for a transparent proxy, until the test ends. It sends a datagram to a port of some addresses,
+// and checks that all datagrams reach the node.
+func toProxy(t *testing.T, l *lab.Lab, port uint16, addresses ...string) {
+	t.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		mustRun(t, l.Node, "ip", family, "rule", "add", "fwmark", "1", "lookup", "100")
+		mustRun(t, l.Node, "ip", family, "route", "add", "local", "default", "dev", "lo", "table", "100")
+		t.Cleanup(func() {
+			mustRun(t, l.Node, "ip", family, "rule", "del", "fwmark", "1", "lookup", "100")
+			mustRun(t, l.Node, "ip", family, "route", "flush", "table", "100")
+		})
+	}
+	local := watchPackets(t, l.Node, "local", "input", fmt.Sprintf("udp dport %d", port))
+	for _, to := range addresses {
+		l.Client.Probe(t.Context(), inet.UDP, netip.AddrPortFrom(netip.MustParseAddr(to), port), lab.Options{Timeout: nothingIn})
+	}
+	if n := local(); n != len(addresses) {
+		t.Errorf("%d packets to the transparent proxy, want %d", n, len(addresses))
 	}
 }
 
@@ -104,11 +132,7 @@ func TestOtherProgramsKeepTheirAddresses(t *testing.T) {
 {client,pod-0} {203.0.113.10,2001:db8:2::10}:{81/tcp,8080/tcp,81/udp} refused
 {client,pod-0,node} {203.0.113.10,2001:db8:2::10}/icmp answers`
 	mustPass(t, l, alone)
-	other := func(t *testing.T, text string) {
-		t.Helper()
-		mustRun(t, l.Node, "nft", "table inet other { "+text+"; }")
-		t.Cleanup(func() { mustRun(t, l.Node, "nft", "delete", "table", "inet", "other"); mustPass(t, l, alone) })
-	}
+	other := func(t *testing.T, text string) { beside(t, l, text, alone) }
 	for _, priority := range []int{-150, 0, 900} {
 		t.Run(fmt.Sprintf("DNAT at priority %d", priority), func(t *testing.T) {
 			rules := ""
@@ -151,22 +175,8 @@ node {203.0.113.10,2001:db8:2::10}:81/tcp = remote-1 from node
 		}
 	})
 	t.Run("policy routing by mark", func(t *testing.T) {
-		for _, family := range []string{"-4", "-6"} {
-			mustRun(t, l.Node, "ip", family, "rule", "add", "fwmark", "1", "lookup", "100")
-			mustRun(t, l.Node, "ip", family, "route", "add", "local", "default", "dev", "lo", "table", "100")
-			t.Cleanup(func() {
-				mustRun(t, l.Node, "ip", family, "rule", "del", "fwmark", "1", "lookup", "100")
-				mustRun(t, l.Node, "ip", family, "route", "flush", "table", "100")
-			})
-		}
 		other(t, `chain marks { type filter hook prerouting priority -150; ip daddr 203.0.113.10 udp dport 81 meta mark set 1; ip6 daddr 2001:db8:2::10 udp dport 81 meta mark set 1; }`)
-		local := watchPackets(t, l.Node, "local", "input", "udp dport 81")
-		for _, to := range []string{"203.0.113.10", "2001:db8:2::10"} {
-			l.Client.Probe(t.Context(), inet.UDP, netip.AddrPortFrom(netip.MustParseAddr(to), 81), lab.Options{Timeout: nothingIn})
-		}
-		if local() != 2 {
-			t.Errorf("%d packets to the transparent proxy, want 2", local())
-		}
+		toProxy(t, l, 81, "203.0.113.10", "2001:db8:2::10")
 	})
 }
 
