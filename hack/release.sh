@@ -17,7 +17,7 @@ export VERSION ARCHITECTURES=${ARCHITECTURES:-amd64 arm64 s390x ppc64le riscv64}
 # Settings of the builder's that would get into the files.
 umask 022
 SOURCE_DATE_EPOCH=$(git show --no-patch --format=%ct)
-export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
+export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C GOFLAGS= GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOWORK=off
 
 out=bin/release/$VERSION
 rm -rf "$out" "$out.part" bin/plugin

@@ -14,7 +14,8 @@ import (
 
 const (
 	repository = "../.."
-	version    = "v9.9.9"
+	// example is the version of the releases that the tests build.
+	example = "v9.9.9"
 )
 
 // shell runs a script of bash in a folder, with more variables.
@@ -58,11 +59,26 @@ func keys(t *testing.T) (private, public string) {
 func build(t *testing.T, settings string, env ...string) string {
 	t.Helper()
 	dir := commit(t)
-	out := mustShell(t, dir, settings+"; exec make release VERSION="+version, env...)
-	if !strings.Contains(out, "verified: "+version+" for ") {
+	out := mustShell(t, dir, settings+"; exec make release VERSION="+example, env...)
+	if !strings.Contains(out, "verified: "+example+" for ") {
 		t.Fatalf("the release is not verified:\n%s", out)
 	}
-	return filepath.Join(dir, "bin/release", version)
+	return filepath.Join(dir, "bin/release", example)
+}
+
+// given returns the folder of a release that is built already, which the variable RELEASE names, and its key, PUBLIC_KEY; otherwise "".
+func given(t *testing.T) (dir, public string) {
+	t.Helper()
+	dir, public = os.Getenv("RELEASE"), os.Getenv("PUBLIC_KEY")
+	if dir != "" && (!filepath.IsAbs(dir) || !filepath.IsAbs(public)) {
+		t.Fatal("set RELEASE and PUBLIC_KEY to absolute paths")
+	}
+	return dir, public
+}
+
+func versionOf(t *testing.T, dir string) string {
+	t.Helper()
+	return mustShell(t, dir, "jq -r .predicate.buildDefinition.externalParameters.version provenance.intoto.json")
 }
 
 // verify runs hack/release-verify.sh.
@@ -72,10 +88,10 @@ func verify(ctx context.Context, dir, public string) (string, error) {
 
 // reseal repeats the last steps of a release after a change of its files, as an attacker can who has no key.
 const reseal = `
-sha256sum -- !(SHA256SUMS*|provenance*) | jq -Rn --slurpfile p provenance.intoto.json '$p[0] + {subject: [inputs | {name: .[66:], digest: {sha256: .[:64]}}]}' >p
-mv p provenance.intoto.json
-sha256sum -- !(SHA256SUMS*) >sums
-mv sums SHA256SUMS`
+new=$(sha256sum -- !(SHA256SUMS*|provenance*) | jq -Rn --slurpfile p provenance.intoto.json '$p[0] + {subject: [inputs | {name: .[66:], digest: {sha256: .[:64]}}]}')
+echo "$new" >provenance.intoto.json
+new=$(sha256sum -- !(SHA256SUMS*))
+echo "$new" >SHA256SUMS`
 
 // repack changes a file in a layer of files: an archive is unpacked, a script runs in its folder, and the archive is replaced.
 const repack = `
@@ -99,8 +115,11 @@ blobs() {
 }
 `
 
-// changes are changes of a release for amd64, and the complaint about each.
-var changes = []struct{ name, script, want string }{
+// A change of a release with the program for amd64, and the complaint about it.
+type change struct{ name, script, want string }
+
+// incomplete are changes that leave the checksums as they are.
+var incomplete = []change{
 	{"changed file", "rm LINUX; echo changed >LINUX", "FAILED"},
 	{"added file", "echo added >c", "differ from the list"},
 	{"missing file", "rm nftproxy.yaml", "differ from the list"},
@@ -108,19 +127,23 @@ var changes = []struct{ name, script, want string }{
 	{"no checksums", "rm SHA256SUMS; touch SHA256SUMS", "differ from the list"},
 	{"invalid line", "echo x >>SHA256SUMS", "differ from the list"},
 	{"second checksum", "tail -1 SHA256SUMS >>SHA256SUMS", "differ from the list"},
-	{"changed and signed by nobody", "rm nftproxy.yaml; echo >nftproxy.yaml" + reseal, "is not the signature"},
+}
+
+// unsigned are changes that only a signature detects.
+var unsigned = []change{
+	{"changed after the signature", "rm nftproxy.yaml; echo >nftproxy.yaml" + reseal, "is not the signature"},
 	{"no signature", "rm SHA256SUMS.sig", "is not the signature"},
 }
 
-// consistent are changes after which all checksums are right. They are verified without a signature.
-var consistent = []struct{ name, script, want string }{
+// consistent are changes after which all checksums are right.
+var consistent = []change{
 	{"file of no release", "echo x >notes.txt", "not the files of a release"},
 	{"no package", "rm LINUX.deb", "not the files of a release"},
 	{"another program", "printf x >>LINUX", "not the SBOM of"},
 	{"program of another architecture", `printf '\xb7' | dd of=LINUX bs=1 seek=18 conv=notrunc status=none`, "another architecture"},
 	{"SBOM without licenses", `jq '.packages[3].licenseConcluded = "NOASSERTION"' LINUX.spdx.json >x; mv x LINUX.spdx.json`, "not the SBOM of"},
 	{"SBOM with an additional module", `jq '.packages[3].name = "example.com/x"' LINUX.spdx.json >x; mv x LINUX.spdx.json`, "other modules"},
-	{"image with another program", `repack kube-nftproxy-image.tar 'layer=$(jq -r "[.layers[].digest][0] | .[7:]" $(grep -l "\"layers\"" blobs/sha256/*))
+	{"image with another program", `repack kube-nftproxy-image.tar 'layer=$(jq -r ".layers[0].digest[7:]" $(grep -l "\"layers\"" blobs/sha256/* | head -1))
 mkdir y; tar -xzf blobs/sha256/$layer -C y; echo x >>y/usr/local/bin/kube-nftproxy; tar -czf blobs/sha256/$layer -C y usr; rm -r y; blobs'`, "has another program"},
 	{"image with a changed blob", `repack kube-nftproxy-image.tar 'for b in blobs/sha256/*; do echo >>$b; break; done'`, "changed blob"},
 	{"image for another platform", `repack kube-nftproxy-image.tar 'sed -i "s/\"architecture\":\"amd64\"/\"architecture\":\"arm64\"/" $(grep -l manifests blobs/sha256/*); blobs'`, "other platforms"},
@@ -128,23 +151,27 @@ mkdir y; tar -xzf blobs/sha256/$layer -C y; echo x >>y/usr/local/bin/kube-nftpro
 	{"Debian package of another version", `dpkg-deb -R LINUX.deb x; sed -i 's/^Version: .*/Version: 1/' x/DEBIAN/control; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has another name"},
 	{"Debian package with another program", `dpkg-deb -R LINUX.deb x; echo x >>x/usr/bin/kube-nftproxy; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has another program"},
 	{"Debian package without manual pages", `dpkg-deb -R LINUX.deb x; rm -r x/usr/share/man; dpkg-deb -b x LINUX.deb >/dev/null; rm -r x`, "LINUX.deb has other files"},
-	{"damaged RPM package", `printf x | dd of=LINUX.rpm bs=1 seek=200000 conv=notrunc status=none`, "LINUX.rpm is damaged"},
+	{"damaged RPM package", `printf x | dd of=LINUX.rpm bs=1 seek=2000000 conv=notrunc status=none`, "LINUX.rpm is damaged"},
 	{"no manual pages", `repack kube-nftproxy-man.tar.gz 'rm man/*.8'`, "no manual pages"},
 	{"manifests with another image", `repack kube-nftproxy-manifests.tar.gz 'sed -i s/registry.example.com/registry.example.org/ deploy/base/kustomization.yaml'`, "has no line"},
-	{"chart of another version", `repack kube-nftproxy-9.9.9.tgz 'sed -i "s/^version: .*/version: 1.0.0/" kube-nftproxy/Chart.yaml'`, "has no line"},
-	{"chart with another image", `repack kube-nftproxy-9.9.9.tgz 'sed -i "s/^appVersion: .*/appVersion: v1/" kube-nftproxy/Chart.yaml'`, "another appVersion"},
-	{"artifact of another chart", `repack kube-nftproxy-9.9.9.tgz 'echo "# x" >>kube-nftproxy/values.yaml'`, "not the artifact"},
+	{"chart of another version", `repack CHART 'sed -i "s/^version: .*/version: 1.0.0/" kube-nftproxy/Chart.yaml'`, "has no line"},
+	{"chart with another image", `repack CHART 'sed -i "s/^appVersion: .*/appVersion: v1/" kube-nftproxy/Chart.yaml'`, "another appVersion"},
+	{"artifact of another chart", `repack CHART 'echo "# x" >>kube-nftproxy/values.yaml'`, "not the artifact"},
 	{"plugin with another checksum", `echo >>kubectl-nftproxy-linux-amd64.tar.gz`, "another checksum"},
 	{"no plugin", `sed -i '/uri:/d' nftproxy.yaml`, "names no plugin"},
 	{"provenance without a commit", `sed -i s/gitCommit/gitcommit/ provenance.intoto.json`, "names no commit"},
-	{"provenance of another version", `sed -i 's/"version": "v9.9.9"/"version": "v9.9.8"/' provenance.intoto.json`, "not the files of a release"},
+	{"provenance of another version", `sed -i 's/"version": "v.*"/"version": "v0.0.1"/' provenance.intoto.json`, "not the files of a release"},
 }
 
 // TestVerifyRefuses changes the files of a release in each way that hack/release-verify.sh must detect.
 func TestVerifyRefuses(t *testing.T) {
-	private, public := keys(t)
+	dir, public := given(t)
+	if dir == "" {
+		var private string
+		private, public = keys(t)
+		dir = build(t, "umask 022", "ARCHITECTURES=amd64", "PLATFORMS=linux/amd64", "KEY="+private)
+	}
 	_, other := keys(t)
-	dir := build(t, "umask 022", "ARCHITECTURES=amd64", "PLATFORMS=linux/amd64", "KEY="+private)
 	for _, key := range []string{public, ""} {
 		if out, err := verify(t.Context(), dir, key); err != nil {
 			t.Fatalf("key %q: %v\n%s", key, err, out)
@@ -153,21 +180,24 @@ func TestVerifyRefuses(t *testing.T) {
 	if out, err := verify(t.Context(), dir, other); err == nil || !strings.Contains(out, "is not the signature") {
 		t.Errorf("with another key: %v\n%s", err, out)
 	}
-	expand := strings.NewReplacer("LINUX", "kube-nftproxy-linux-amd64")
-	refuses := func(name, script, key, want string) {
-		t.Run(name, func(t *testing.T) {
+	expand := strings.NewReplacer("LINUX", "kube-nftproxy-linux-amd64", "CHART", "kube-nftproxy-"+versionOf(t, dir)[1:]+".tgz")
+	refuses := func(c change, more, key string) {
+		t.Run(c.name, func(t *testing.T) {
 			changed := filepath.Join(t.TempDir(), "release")
 			mustShell(t, dir, `cp -r . "$TO"`, "TO="+changed)
-			mustShell(t, changed, repack+expand.Replace(script))
-			if out, err := verify(t.Context(), changed, key); err == nil || !strings.Contains(out, expand.Replace(want)) {
-				t.Errorf("%v, want %q\n%s", err, want, out)
+			mustShell(t, changed, repack+expand.Replace(c.script)+more)
+			if out, err := verify(t.Context(), changed, key); err == nil || !strings.Contains(out, expand.Replace(c.want)) {
+				t.Errorf("%v, want %q\n%s", err, c.want, out)
 			}
 		})
 	}
-	for _, c := range changes {
-		refuses(c.name, c.script, public, c.want)
+	for _, c := range incomplete {
+		refuses(c, "", "")
+	}
+	for _, c := range unsigned {
+		refuses(c, "", public)
 	}
 	for _, c := range consistent {
-		refuses(c.name, c.script+reseal, "", c.want)
+		refuses(c, reseal, "")
 	}
 }

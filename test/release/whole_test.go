@@ -48,10 +48,10 @@ endpoints: [{addresses: ["fd00:244::10"], nodeName: node-1}, {addresses: ["fd00:
 // architectures lists those of a release, and their programs under QEMU's user emulation; the program of the machine needs none.
 var architectures = map[string]string{"amd64": "", "arm64": "aarch64", "s390x": "s390x", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 
-// TestWhole builds a release twice, in different folders and with different settings of the builder, and uses its files as their users do. RELEASE names
-// a folder with a built release, and PUBLIC_KEY its key: then only its files are used.
+// TestWhole builds a release twice, in different folders and with different settings of the builder, and uses its files as their users do. With
+// RELEASE, it only uses the files.
 func TestWhole(t *testing.T) {
-	dir, public := os.Getenv("RELEASE"), os.Getenv("PUBLIC_KEY")
+	dir, public := given(t)
 	if dir == "" {
 		var private string
 		private, public = keys(t)
@@ -59,11 +59,7 @@ func TestWhole(t *testing.T) {
 		other := build(t, "umask 077; export TZ=UTC-7 LC_ALL=C.UTF-8 GOFLAGS=-buildvcs=auto GOAMD64=v2 GOARM64=v8.1", "KEY=")
 		mustShell(t, dir, `diff --recursive --exclude=SHA256SUMS.sig . "$OTHER"`, "OTHER="+other)
 	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	version := strings.TrimSpace(mustShell(t, dir, "jq -r .predicate.buildDefinition.externalParameters.version provenance.intoto.json"))
+	version := versionOf(t, dir)
 	t.Run("cosign", func(t *testing.T) { checkCosign(t, dir, public) })
 	for _, helm := range []string{"helm-v3", "helm-v4"} {
 		t.Run(helm, func(t *testing.T) { checkHelm(t, dir, helm, version[1:]) })
