@@ -116,6 +116,11 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(e)
 		}
 	}
+	for s := range p.shared {
+		if p.isRegion(s.set) { // first: without its region, no Service is found
+			each(s.element())
+		}
+	}
 	head := func(e nft.Element, _ step, _ class) {
 		if e.Set != nil {
 			each(e)
@@ -158,7 +163,9 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	}
 	// The elements of cluster-ips are last: until all parts are written, no packet to a cluster IP is refused because its Service is missing.
 	for s := range p.shared {
-		each(s.element())
+		if !p.isRegion(s.set) {
+			each(s.element())
+		}
 	}
 	for id, s := range p.stances {
 		if s.wanted() {

@@ -378,6 +378,9 @@ func (s shared) element() nft.Element {
 func (l *layout) shared(p *port, each func(shared)) {
 	for i := range p.frontends {
 		f := &p.frontends[i]
+		if f.Addr.IsValid() {
+			each(l.region(f.Addr))
+		}
 		if f.AtClusterIP() {
 			each(shared{l.clusterIPs, f.Addr})
 			each(l.network(f.Addr))
@@ -394,5 +397,9 @@ func (l *layout) shared(p *port, each func(shared)) {
 
 // network returns the element of the network of an address.
 func (l *layout) network(a netip.Addr) shared {
-	return shared{l.networks, netip.PrefixFrom(a, networkBits[l.family]).Masked().Addr()}
+	return sharedNetwork(l.networks, a, networkBits[l.family])
+}
+
+func sharedNetwork(s *nft.Set, a netip.Addr, bits int) shared {
+	return shared{s, netip.PrefixFrom(a, bits).Masked().Addr()}
 }

@@ -44,8 +44,10 @@ type layout struct {
 	refused, pinged, pingHost *nft.Set
 	serviceCIDRs              *nft.Set
 	nodeAddresses             *nft.Set
-	lease                     *nft.Set
-	state                     *nft.Set
+	// regions has the networks of all addresses for which these rules look, see regions.go.
+	regions *nft.Set
+	lease   *nft.Set
+	state   *nft.Set
 }
 
 // Sizes of sets.
@@ -132,6 +134,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
 	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
+	l.regions = l.hash(RegionsSet, "networks of service addresses, and of the node's own addresses", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
 		Comment: "renewed while kube-nftproxy runs; without renewal, other DNAT rules are first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "form and digest of the table, for the next start"}
@@ -166,5 +169,5 @@ func (l *layout) sets() []*nft.Set {
 	}
 	list = append(list, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
 	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
-	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses)
+	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses, l.regions)
 }

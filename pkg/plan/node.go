@@ -22,6 +22,7 @@ func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 		elements = append(elements, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
 	}
 	p.setRange(l.nodeAddresses, elements)
+	p.setRegions(l.nodeAddresses, l.regionsOf(addrs))
 }
 
 // SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one.
@@ -39,6 +40,7 @@ func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 		}
 	}
 	p.setRange(l.serviceCIDRs, elements)
+	p.setRegions(l.serviceCIDRs, l.regionsIn(cidrs))
 }
 
 func (p *Planner) setRange(s *nft.Set, elements []nft.Element) {

@@ -45,8 +45,9 @@ type Planner struct {
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
 	holders holders
-	// ranges are the elements of node addresses and ServiceCIDRs, by set.
-	ranges map[*nft.Set][]nft.Element
+	// ranges are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
+	ranges  map[*nft.Set][]nft.Element
+	regions map[*nft.Set][]shared
 
 	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
@@ -122,6 +123,7 @@ func New(o Options) *Planner {
 		holders:    newHolders(),
 		uses:       map[use]int{},
 		ranges:     map[*nft.Set][]nft.Element{},
+		regions:    map[*nft.Set][]shared{},
 		flows:      map[model.Key]struct{}{},
 	}
 	for _, f := range o.Families {

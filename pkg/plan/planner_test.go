@@ -279,7 +279,7 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	}
 	for set, elements := range p.ranges {
 		if set.Name == "service-cidrs" {
-			copyRange(fresh, set.Family, elements)
+			copyRange(fresh, set.Family, elements, p.regions[set])
 		}
 	}
 	if diff := cmp.Diff(record(t, fresh).canonical(fresh), sink.canonical(p)); diff != "" {
@@ -313,14 +313,19 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	}
 }
 
-func copyRange(p *Planner, f inet.Family, elements []nft.Element) {
+func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []shared) {
 	l := p.layouts[f]
 	var copied []nft.Element
 	for _, e := range elements {
 		e.Set = l.serviceCIDRs
 		copied = append(copied, e)
 	}
+	var copiedRegions []shared
+	for _, r := range regions {
+		copiedRegions = append(copiedRegions, shared{l.regions, r.addr})
+	}
 	p.setRange(l.serviceCIDRs, copied)
+	p.setRegions(l.serviceCIDRs, copiedRegions)
 }
 
 func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {

@@ -37,10 +37,8 @@ func priorities(o *Options) (translating, unclaimed int32) {
 func (l *layout) table(o *Options) *nft.Table {
 	translating, unclaimed := priorities(o)
 	chains := []*nft.Chain{
-		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive",
-			rule("", l.leased(true), jump("services"))),
-		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node",
-			rule("", l.leased(true), jump("services"))),
+		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive", l.claim(o)...),
+		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node", l.claim(o)...),
 		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, unclaimed, "arrived, and no program has translated them",
 			l.unclaimed(o, true)...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
@@ -85,6 +83,16 @@ func base(name string, hook uint32, priority int32, comment string, rules ...nft
 // leased matches packets of the protocols of Services while the lease lasts. With lasts false, it matches all other packets.
 func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
+}
+
+// claim sends packets that may be for a Service to the chain services, while the lease lasts. The lookup of the network keeps all other lookups from
+// most other packets.
+func (l *layout) claim(o *Options) []nft.Rule {
+	rules := []nft.Rule{rule("", l.inRegions(false), l.leased(true), goTo("services"))}
+	if o.AnyNodeAddress[l.family] {
+		rules = append(rules, rule("an address of this node", destinationIsThisNode(expr.CmpOpEq), l.leased(true), goTo("services")))
+	}
+	return rules
 }
 
 // find looks up the destination: the class of an address, else the class of a node port.
@@ -162,7 +170,11 @@ func (l *layout) reject() []nft.Rule {
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
-	rules := []nft.Rule{rule("the lease has run out", l.leased(false), jump("services"))}
+	elsewhere, expired := rule(NoServiceNetwork, l.inRegions(true), back()), rule("the lease has run out", l.leased(false), jump("services"))
+	rules := []nft.Rule{elsewhere, expired}
+	if o.AnyNodeAddress[l.family] {
+		rules = []nft.Rule{expired, elsewhere} // node ports are served in other networks, too
+	}
 	if arrived {
 		forwarded = destinationIsThisNode(expr.CmpOpNeq)
 		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))
@@ -175,6 +187,9 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	}
 	return append(rules, rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
+
+// NoServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of Services.
+const NoServiceNetwork = "no network of a service address"
 
 // NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"
@@ -216,7 +231,7 @@ func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("", hasBits(ourBit), jump("clear-register")),
 		askedFor(o),
-		rule("", l.inNetworks(), jump("translated-near")),
+		rule("", l.inNetwork(l.networks, networkBits[l.family], false), jump("translated-near")),
 	}
 }
 

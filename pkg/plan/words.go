@@ -91,9 +91,9 @@ func in(s *nft.Set, fields []nft.Field, negate bool) []expr.Any {
 // networkBits are the lengths of the prefixes in the set networks. Pods of another node usually have another prefix.
 var networkBits = [...]int{inet.IPv4: 24, inet.IPv6: 64}
 
-// inNetworks: ip daddr & 255.255.255.0 @networks
-func (l *layout) inNetworks() []expr.Any {
-	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), networkBits[l.family]), &expr.Lookup{SourceRegister: reg, SetName: l.networks.Name})
+// inNetwork: ip daddr & MASK @set, or ip daddr & MASK != @set
+func (l *layout) inNetwork(s *nft.Set, bits int, negate bool) []expr.Any {
+	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), bits), &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate})
 }
 
 // setPriority: meta priority set KEY map @set

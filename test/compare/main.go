@@ -38,6 +38,9 @@ type settings struct {
 	starts int
 	// growth selects the measurement of the growth of costs instead.
 	growth bool
+	// rulesets selects the comparison of packets with the rules of these programs instead, in a number of turns.
+	rulesets string
+	turns    int
 }
 
 func main() {
@@ -62,6 +65,8 @@ func main() {
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
+	flag.StringVar(&s.rulesets, "rulesets", "", "compare only new connections, with the rules of these programs, as in old/kube-nftproxy,new/kube-nftproxy; -only has one size")
+	flag.IntVar(&s.turns, "turns", 400, "turns of -rulesets")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -86,6 +91,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.vips {
 		return measureVIPs(ctx, s)
+	}
+	if s.rulesets != "" {
+		return measureRulesets(ctx, s)
 	}
 	if s.starts > 0 {
 		return measureStarts(ctx, s)

@@ -118,7 +118,7 @@ func (w *world) broken() string {
 // usuallyMissed lists the sets in which lookups of most packets find no element.
 var usuallyMissed = []string{
 	"full", "tried", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses",
-	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin",
+	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin", plan.RegionsSet,
 }
 
 // whyMasqueraded returns the comment of the rule that marked the packet for masquerading or, without a mark, of the last rule with
@@ -265,6 +265,7 @@ var lookups = map[string]string{
 	"ranges-restricted":   "comes from an allowed source",
 	"range-addresses":     "is for an address with port ranges",
 	"service-cidrs":       "is for an address of a ServiceCIDR",
+	plan.RegionsSet:       "is for a network with addresses of Services or of this node",
 	"networks":            "is for a network with cluster IPs or local endpoints",
 	"endpoints":           "draws an endpoint",
 	"local-endpoints":     "draws an endpoint on this node",
