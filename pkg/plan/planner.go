@@ -20,7 +20,9 @@ type Planner struct {
 	layouts  [2]*layout
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
-	claims   map[model.Key]contenders
+	// list has the same Services, nearly in the order of their memory: a walk through the map would take longer.
+	list   []*service
+	claims map[model.Key]contenders
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
@@ -72,12 +74,13 @@ type service struct {
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements that count against the room. left are the parts without room, and lacks is the room that they need.
+	// at is the index of the Service in [Planner.list].
+	at int
+	// weight is the number of elements that count against the room. lacks are the parts without room, nil if there are none.
 	weight int
 	// portRanges is the number of ranges of ports times addresses.
 	portRanges int
-	left       []Excess
-	lacks      lacking
+	lacks      *lacking
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
@@ -214,6 +217,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	} else {
 		delete(p.services, name)
 	}
+	p.enlist(old, now)
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
@@ -242,6 +246,25 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteRoom(name, before, old, now)
 }
 
+// enlist replaces a Service in the list. Either may be nil.
+func (p *Planner) enlist(old, now *service) {
+	switch {
+	case old == nil && now == nil:
+	case old == nil:
+		now.at = len(p.list)
+		p.list = append(p.list, now)
+	case now != nil:
+		now.at = old.at
+		p.list[now.at] = now
+	default:
+		last := len(p.list) - 1
+		p.list[old.at] = p.list[last]
+		p.list[old.at].at = old.at
+		p.list[last] = nil
+		p.list = p.list[:last]
+	}
+}
+
 // newParts returns a Service with memory for a number of ports. A Service with one port, as most are, is one allocation.
 func newParts(n int) (*service, []port) {
 	if n == 1 {
@@ -262,8 +285,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	out.name, out.created = s.Name, s.Created
 	weight := Weight(s)
 	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
-		out.leave("spec", reason)
-		out.lacks.elements = weight
+		out.leave("spec", reason).elements = weight
 		return out
 	}
 	out.weight = weight
@@ -320,8 +342,8 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		case n.ranged():
 			field, without = model.PortRangesField, "endpoints"
 		}
-		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port, without))
-		s.lacks.affine[n.family] = n.timeout
+		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port,
+			without)).affine[n.family] = n.timeout
 		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
 			return
 		}
@@ -331,8 +353,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	}
 	if n.number = p.number(n.id(), 0); n.number == 0 {
 		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
-			n.family, n.name.Port))
-		s.lacks.number[n.family] = true
+			n.family, n.name.Port)).number[n.family] = true
 	}
 }
 
