@@ -290,7 +290,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	}
 	out.weight = weight
 	holds := p.holds(out, s, old)
-	ranges := p.assignRanges(out, old, s)
+	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
@@ -299,8 +299,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		ports = ports[1:]
 		*n = port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
-			method: sp.Method,
+			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, method: sp.Method,
 		}
 		if n.most, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.most > 0 {
 			n.most = 0
@@ -311,8 +310,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 			out.leave(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
 		}
 		before := old.port(n.id())
-		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights)
-		n.arrange(before, listLocal, sp.Local, sp.LocalWeights)
+		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights, most)
+		n.arrange(before, listLocal, sp.Local, sp.LocalWeights, most)
 		p.assign(out, n, before, sp.Affinity)
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
