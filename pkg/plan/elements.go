@@ -126,8 +126,9 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(e)
 		}
 	}
-	services, part, contested := slices.Collect(maps.Values(p.services)), 0, p.Conflicts() > 0
+	services, part, contested := p.list, 0, p.Conflicts() > 0
 	if p.taken.elements > most {
+		services = slices.Clone(services)
 		slices.SortFunc(services, func(a, b *service) int { return a.weight - b.weight })
 	}
 	for _, s := range services {

@@ -63,6 +63,9 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 }
 
+// Frontends returns the number of keys for which [Planner.Keys] calls f.
+func (p *Planner) Frontends() int { return len(p.claims) }
+
 // Keys calls f for every planned frontend of all protocols.
 func (p *Planner) Keys(f func(model.Key)) {
 	for k := range p.claims {

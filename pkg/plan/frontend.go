@@ -15,16 +15,13 @@ type port struct {
 	name model.PortName
 	// comment is the name in the comments of elements.
 	comment   string
-	protocol  inet.Protocol
-	family    inet.Family
 	frontends []model.Frontend
-	// number is 0 if no number was free: then every route has the class drop.
-	number uint32
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
-	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. scored is the limit of rearrange.
+	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. groups are those of a list with very many
+	// endpoints, else nil.
 	lists  [lists][]netip.AddrPort
-	scored int
+	groups [lists]*grouping
 	// method is the way to select a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
 	method balance.Method
 	filled [lists]*filled
@@ -33,7 +30,11 @@ type port struct {
 	arranged [lists]*arrangement
 	hairpin  []netip.AddrPort
 	// serving are the endpoints to which an existing UDP flow may continue, sorted.
-	serving      []netip.AddrPort
+	serving []netip.AddrPort
+	// number is 0 if no number was free: then every route has the class drop.
+	number       uint32
+	protocol     inet.Protocol
+	family       inet.Family
 	hasEndpoints bool
 	superseded   [lists]bool
 	// timeout is the timeout of session affinity in seconds, one of timeouts. ids is nil without affinity.
@@ -58,8 +59,8 @@ type filled struct {
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
 
 // arrange sets a list to the given endpoints; weights are nil if all are equal. It starts from the same list of the port's earlier form, and takes
-// over its arrangement if there is one. The earlier form then has superseded set.
-func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16) {
+// over its arrangement if there is one. The earlier form then has superseded set. If there are more than most endpoints, they compete only in groups.
+func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16, most int) {
 	f := before.filled[ls]
 	if p.method.Key != balance.Chance || weights != nil {
 		p.filled[ls], p.lists[ls] = &filled{endpoints, weights}, before.lists[ls]
@@ -68,14 +69,19 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weight
 		}
 		return
 	}
+	if len(endpoints) > most {
+		p.groups[ls] = before.groups[ls].change(endpoints)
+		p.lists[ls] = p.groups[ls].inTurn()
+		return
+	}
 	list, known := before.list(ls), before.arranged[ls]
 	if before.superseded[ls] {
 		known = nil
 	}
-	if before.scored != p.scored || len(list) > p.scored || f != nil {
+	if before.groups[ls] != nil || f != nil {
 		list, known = nil, nil
 	}
-	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints, p.scored)
+	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints)
 	before.superseded[ls] = known != nil || before.superseded[ls]
 }
 

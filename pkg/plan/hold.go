@@ -84,8 +84,7 @@ func (p *Planner) holds(out *service, s *model.Service, old *service) bool {
 	}
 	reason := p.lacksHolders(s.Name.Namespace, n, old)
 	if reason != "" {
-		out.leave(model.ScaleToZeroField, reason)
-		out.lacks.holders = n
+		out.leave(model.ScaleToZeroField, reason).holders = n
 	}
 	return reason == ""
 }

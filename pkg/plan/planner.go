@@ -20,7 +20,9 @@ type Planner struct {
 	layouts  [2]*layout
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
-	claims   map[model.Key]contenders
+	// list has the same Services, nearly in the order of their memory: a walk through the map would take longer.
+	list   []*service
+	claims map[model.Key]contenders
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
@@ -73,12 +75,13 @@ type service struct {
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements that count against the room. left are the parts that are left out, and lacks is the room that they need.
+	// at is the index of the Service in [Planner.list].
+	at int
+	// weight is the number of elements that count against the room. lacks are the parts without room, nil if there are none.
 	weight int
 	// portRanges is the number of ranges of ports times addresses.
 	portRanges int
-	left       []Excess
-	lacks      lacking
+	lacks      *lacking
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
@@ -216,6 +219,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	} else {
 		delete(p.services, name)
 	}
+	p.enlist(old, now)
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
@@ -244,6 +248,25 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteRoom(name, before, old, now)
 }
 
+// enlist replaces a Service in the list. Either may be nil.
+func (p *Planner) enlist(old, now *service) {
+	switch {
+	case old == nil && now == nil:
+	case old == nil:
+		now.at = len(p.list)
+		p.list = append(p.list, now)
+	case now != nil:
+		now.at = old.at
+		p.list[now.at] = now
+	default:
+		last := len(p.list) - 1
+		p.list[old.at] = p.list[last]
+		p.list[old.at].at = old.at
+		p.list[last] = nil
+		p.list = p.list[:last]
+	}
+}
+
 // newParts returns a Service with memory for a number of ports. A Service with one port, as most are, is one allocation.
 func newParts(n int) (*service, []port) {
 	if n == 1 {
@@ -264,13 +287,12 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	out.name, out.created = s.Name, s.Created
 	weight := Weight(s)
 	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
-		out.leave("spec", reason)
-		out.lacks.elements = weight
+		out.leave("spec", reason).elements = weight
 		return out
 	}
 	out.weight = weight
 	holds := p.holds(out, s, old)
-	ranges := p.assignRanges(out, old, s)
+	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
@@ -279,8 +301,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		ports = ports[1:]
 		*n = port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
-			method: sp.Method,
+			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, method: sp.Method,
 		}
 		if n.most, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.most > 0 {
 			n.most = 0
@@ -291,8 +312,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 			out.leave(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
 		}
 		before := old.port(n.id())
-		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights)
-		n.arrange(before, listLocal, sp.Local, sp.LocalWeights)
+		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights, most)
+		n.arrange(before, listLocal, sp.Local, sp.LocalWeights, most)
 		p.assign(out, n, before, sp.Affinity)
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
@@ -322,8 +343,8 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		case n.ranged():
 			field, without = model.PortRangesField, "endpoints"
 		}
-		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port, without))
-		s.lacks.affine[n.family] = n.timeout
+		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port,
+			without)).affine[n.family] = n.timeout
 		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
 			return
 		}
@@ -333,8 +354,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	}
 	if n.number = p.number(n.id(), 0); n.number == 0 {
 		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
-			n.family, n.name.Port))
-		s.lacks.number[n.family] = true
+			n.family, n.name.Port)).number[n.family] = true
 	}
 }
 

@@ -242,8 +242,7 @@ func (p *Planner) rangesOf(s *model.Service) (n int) {
 func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
 	n := p.rangesOf(s)
 	if reason := p.lacksPortRanges(s.Name.Namespace, n, old); reason != "" {
-		out.leave(model.PortRangesField, "the Service has no port ranges: "+reason)
-		out.lacks.portRanges = n
+		out.leave(model.PortRangesField, "the Service has no port ranges: "+reason).portRanges = n
 		return false
 	}
 	out.portRanges = n

@@ -51,13 +51,13 @@ type Excess struct {
 // Excess returns the parts of the named Service that are left out: the first mostLeft parts, and one more with the number of the rest.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
-	switch {
-	case s == nil:
+	switch n := s.left(); {
+	case n == 0:
 		return nil
-	case s.lacks.parts > mostLeft:
-		return append(slices.Clip(s.left), Excess{"spec", fmt.Sprintf("and %d more parts for which there is no room", s.lacks.parts-mostLeft)})
+	case n > mostLeft:
+		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts for which there is no room", n-mostLeft)})
 	}
-	return s.left
+	return s.lacks.list
 }
 
 // taken is the room that Services have taken.

@@ -22,17 +22,13 @@ import (
 
 // rearrange returns the arrangement of a set of endpoints, in the order of the slots. before is the arrangement of an earlier set of the service
 // port, or nil. The result does not depend on before, but the time does: about 3 ns × n for each endpoint that differs. The set is sorted, and
-// neither list has duplicates. If the set has more than most endpoints, they compete only in groups. before must be an arrangement with the same
-// limit.
+// neither list has duplicates.
 //
 // For many endpoints, rearrange also returns an arrangement that makes the next change cheap. Pass it to the next call as known. The next call
 // changes known and the list before in place.
-func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort, most int) ([]netip.AddrPort, *arrangement) {
+func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort) ([]netip.AddrPort, *arrangement) {
 	if known != nil {
 		known.undo, known.before, known.removed, known.added = known.undo[:0], len(before), nil, nil
-	}
-	if len(set) > most {
-		return grouped(set), nil
 	}
 	removed, added := known.difference(before, set)
 	differ := len(removed) + len(added)
@@ -59,29 +55,75 @@ const mostScored = 5120
 // scoredOf returns the limit for each list of endpoints of a Service with a number of ports.
 func scoredOf(ports int) int { return min(mostScored, 4*mostScored/max(ports, 1)) }
 
-// perGroup is the approximate size of the groups of competing endpoints above the limit. A hash selects the group, so the sizes differ.
-const perGroup = 512
+// perGroup is the approximate size of the groups of competing endpoints above the limit. A hash selects the group, so the sizes differ. mostOfGroup
+// is the largest group that competes.
+const perGroup, mostOfGroup = 512, 4 * 512
 
-// grouped returns the arrangement of very many endpoints. It divides them into groups by hash, and the endpoints of each group compete. Then the
-// groups take slots in turn. An added or removed endpoint changes some hundred slots.
-func grouped(set []netip.AddrPort) []netip.AddrPort {
-	groups := make([][]netip.AddrPort, 1<<bits.Len(uint(len(set)/perGroup)))
-	for _, e := range set {
-		g := hashEndpoint(e) >> 32 % uint64(len(groups))
-		groups[g] = append(groups[g], e)
+// grouping is the arrangement of very many endpoints. A hash divides them into groups, and the endpoints of each group compete. Then the groups take
+// slots in turn. An added or removed endpoint changes some hundred slots. A grouping is immutable.
+type grouping struct {
+	// set has all endpoints, sorted.
+	set    []netip.AddrPort
+	groups []group
+}
+
+// group has competing endpoints, sorted, and in the order of their slots.
+type group struct{ set, list []netip.AddrPort }
+
+// change returns the grouping of a sorted set. g is that of an earlier set, or nil. Only the time depends on g: groups without a change stay.
+func (g *grouping) change(set []netip.AddrPort) *grouping {
+	now := &grouping{set: set, groups: make([]group, 1<<bits.Len(uint(len(set)/perGroup)))}
+	if g == nil || len(g.groups) != len(now.groups) {
+		g = &grouping{groups: make([]group, len(now.groups))}
 	}
-	for g := range groups {
-		if len(groups[g]) <= 4*perGroup {
-			groups[g] = fromScratch(groups[g])
-		} else { // a tenant has selected endpoints with hashes of the same group
-			slices.SortFunc(groups[g], netip.AddrPort.Compare)
+	removed, added := difference(g.set, set)
+	of := func(e netip.AddrPort) uint64 { return hashEndpoint(e) >> 32 % uint64(len(now.groups)) }
+	gone, come := make([][]netip.AddrPort, len(now.groups)), make([][]netip.AddrPort, len(now.groups))
+	for _, e := range removed {
+		gone[of(e)] = append(gone[of(e)], e)
+	}
+	for _, e := range added {
+		come[of(e)] = append(come[of(e)], e)
+	}
+	for i := range now.groups {
+		now.groups[i] = g.groups[i].change(gone[i], come[i])
+	}
+	return now
+}
+
+// change returns the group after sorted endpoints were removed and added.
+func (c group) change(removed, added []netip.AddrPort) group {
+	if len(removed)+len(added) == 0 {
+		return c
+	}
+	set := make([]netip.AddrPort, 0, len(c.set)+len(added))
+	for _, e := range c.set {
+		if len(removed) > 0 && removed[0] == e {
+			removed = removed[1:]
+		} else {
+			set = append(set, e)
 		}
 	}
-	list := make([]netip.AddrPort, 0, len(set))
-	for row := 0; len(list) < len(set); row++ {
-		for _, g := range groups {
-			if row < len(g) {
-				list = append(list, g[row])
+	set = append(set, added...)
+	slices.SortFunc(set, netip.AddrPort.Compare)
+	before := c.list
+	switch {
+	case len(set) > mostOfGroup: // a tenant has selected endpoints with hashes of the same group
+		return group{set, set}
+	case len(before) > mostOfGroup:
+		before = nil
+	}
+	list, _ := rearrange(before, nil, set)
+	return group{set, list}
+}
+
+// inTurn returns the endpoints in the order of the slots.
+func (g *grouping) inTurn() []netip.AddrPort {
+	list := make([]netip.AddrPort, 0, len(g.set))
+	for row := 0; len(list) < len(g.set); row++ {
+		for i := range g.groups {
+			if rows := g.groups[i].list; row < len(rows) {
+				list = append(list, rows[row])
 			}
 		}
 	}

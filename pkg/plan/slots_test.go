@@ -26,7 +26,7 @@ func someEndpoint(r *rand.Rand) netip.AddrPort {
 
 // fresh returns the arrangement of a set from scratch.
 func fresh(set []netip.AddrPort) []netip.AddrPort {
-	list, _ := rearrange(nil, nil, set, mostScored)
+	list, _ := rearrange(nil, nil, set)
 	return list
 }
 
@@ -36,8 +36,8 @@ func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 		in := endpoints(r, n)
 		want := fresh(in)
 		other := sorted(append(endpoints(r, r.IntN(5)), in[:r.IntN(n+1)]...))
-		have, known := rearrange(endpoints(r, r.IntN(5)), nil, other, mostScored)
-		if got, _ := rearrange(have, known, in, mostScored); !slices.Equal(got, want) {
+		have, known := rearrange(endpoints(r, r.IntN(5)), nil, other)
+		if got, _ := rearrange(have, known, in); !slices.Equal(got, want) {
 			t.Fatalf("%d endpoints after %d others: %v, want %v", n, len(other), got, want)
 		}
 		if got := sorted(want); !slices.Equal(got, in) {
@@ -49,9 +49,12 @@ func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 // TestVeryManyEndpoints: an arrangement above the limit of competing endpoints has all endpoints, and a replacement changes few slots.
 func TestVeryManyEndpoints(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
+	fresh := func(set []netip.AddrPort) []netip.AddrPort { return (*grouping)(nil).change(set).inTurn() }
 	for _, n := range []int{mostScored + 1, 16384} {
 		in := endpoints(r, n)
 		before := fresh(in)
+		var g *grouping
+		g = g.change(in)
 		if got := sorted(before); !slices.Equal(got, in) {
 			t.Fatalf("%d endpoints: not a permutation", n)
 		}
@@ -62,6 +65,9 @@ func TestVeryManyEndpoints(t *testing.T) {
 			in[r.IntN(n)] = someEndpoint(r)
 			in = sorted(in)
 			after := fresh(in)
+			if g = g.change(in); !slices.Equal(g.inTurn(), after) {
+				t.Fatalf("%d endpoints: the arrangement after a change differs from the one from scratch", n)
+			}
 			total += changed(before, after)
 			before = after
 		}
@@ -71,6 +77,31 @@ func TestVeryManyEndpoints(t *testing.T) {
 	}
 	if limit := scoredOf(1000); 1000*limit*limit > 2*4*mostScored*mostScored {
 		t.Errorf("1,000 ports have %d endpoints that compete", limit)
+	}
+}
+
+// TestGroupsForgetHistory: the arrangement of very many endpoints equals that from scratch after changes of their number, and with groups that are too
+// large to compete.
+func TestGroupsForgetHistory(t *testing.T) {
+	defer func(mask uint64) { hashMask = mask }(hashMask)
+	for _, hashMask = range []uint64{hashMask, 1 << 32} {
+		r := rand.New(rand.NewPCG(5, 6))
+		var g *grouping
+		set := endpoints(r, mostScored)
+		for step := range 12 {
+			set = slices.DeleteFunc(slices.Clone(set), func(netip.AddrPort) bool { return r.IntN(100) == 0 })
+			set = sorted(append(set, endpoints(r, []int{0, 100, 3000, 1}[step%4])...))
+			if step == 8 {
+				set = set[:1000]
+			}
+			g = g.change(set)
+			if want := (*grouping)(nil).change(set).inTurn(); !slices.Equal(g.inTurn(), want) {
+				t.Fatalf("step %d, %d endpoints: differs from the arrangement from scratch", step, len(set))
+			}
+			if got := sorted(g.inTurn()); !slices.Equal(got, set) {
+				t.Fatalf("step %d: not a permutation", step)
+			}
+		}
 	}
 }
 
@@ -96,9 +127,9 @@ func TestRearrangeIsStable(t *testing.T) {
 				before := fresh(in)
 				in[r.IntN(n)] = someEndpoint(r)
 				in = sorted(in)
-				after, _ := rearrange(before, nil, in, mostScored)
+				after, _ := rearrange(before, nil, in)
 				replaced += changed(before, after)
-				more, _ := rearrange(after, nil, sorted(append(in, someEndpoint(r))), mostScored)
+				more, _ := rearrange(after, nil, sorted(append(in, someEndpoint(r))))
 				added += changed(after, more)
 			}
 			bound := 2*math.Log(float64(n)) + 3
@@ -119,7 +150,7 @@ func TestRearrangeForgetsHistory(t *testing.T) {
 	for _, n := range []int{0, many} {
 		r := rand.New(rand.NewPCG(7, 8))
 		list := endpoints(r, n)
-		have, known := rearrange(nil, nil, list, mostScored)
+		have, known := rearrange(nil, nil, list)
 		for step := range 1000 {
 			switch op := r.IntN(3); {
 			case op == 0 || len(list) == 0:
@@ -135,7 +166,7 @@ func TestRearrangeForgetsHistory(t *testing.T) {
 			}
 			list = sorted(list)
 			before, arranged := slices.Clone(have), known
-			have, known = rearrange(have, known, list, mostScored)
+			have, known = rearrange(have, known, list)
 			if want := fresh(list); !slices.Equal(have, want) {
 				t.Fatalf("step %d, %d endpoints: %v, from scratch %v", step, len(list), have, want)
 			}
@@ -160,10 +191,10 @@ func BenchmarkRearrange(b *testing.B) {
 			other := slices.Clone(in)
 			other[n/2] = someEndpoint(r)
 			sets := [][]netip.AddrPort{in, sorted(other)}
-			have, known := rearrange(fresh(in), nil, sets[1], mostScored)
+			have, known := rearrange(fresh(in), nil, sets[1])
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				have, known = rearrange(have, known, sets[i%2], mostScored)
+				have, known = rearrange(have, known, sets[i%2])
 			}
 		})
 	}

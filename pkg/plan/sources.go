@@ -191,18 +191,16 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 		p.taken.ranges, t.ranges = p.taken.ranges-before.count(), t.ranges-before.count()
 	}
 	const closed = "no source is allowed: "
-	n, leave := out.count(), func(reason string) {
+	n, leave := out.count(), func(reason string) *lacking {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
-		s.leave(sourceList(max(first, 0)).path(), closed+reason)
 		out.lists = [sourceLists][]model.AddrRange{}
+		return s.leave(sourceList(max(first, 0)).path(), closed+reason)
 	}
 	switch reason := p.lacksRanges(s.name.Namespace, n); {
 	case out.number == 0:
-		leave("no number is left for the source ranges of a Service of this namespace")
-		s.lacks.number[out.family] = true
+		leave("no number is left for the source ranges of a Service of this namespace").number[out.family] = true
 	case reason != "":
-		leave(reason)
-		s.lacks.ranges[out.family] = n
+		leave(reason).ranges[out.family] = n
 	}
 	p.taken.ranges, t.ranges = p.taken.ranges+out.count(), t.ranges+out.count()
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// lacking is the room that the parts of a Service that are left out need.
+// lacking has the parts of a Service that are left out, and the room that they need.
 type lacking struct {
-	// parts is the number of these parts.
+	// parts is the number of these parts. list has the first ones.
 	parts int
+	list  []Excess
 	// elements is the number of elements, ranges the number of source ranges in each family, portRanges that of port ranges.
 	elements   int
 	ranges     [2]int
@@ -28,16 +29,28 @@ type lacking struct {
 // mostLeft is the number of parts that [Planner.Excess] lists for one Service.
 const mostLeft = 20
 
-// leave records that a part of a Service is left out.
-func (s *service) leave(field, reason string) {
-	if s.lacks.parts++; s.lacks.parts <= mostLeft {
-		s.left = append(s.left, Excess{field, reason})
+// leave records that a part of a Service is left out. The caller adds the room that the part needs to the result.
+func (s *service) leave(field, reason string) *lacking {
+	if s.lacks == nil {
+		s.lacks = &lacking{}
 	}
+	if s.lacks.parts++; s.lacks.parts <= mostLeft {
+		s.lacks.list = append(s.lacks.list, Excess{field, reason})
+	}
+	return s.lacks
+}
+
+// left returns the number of parts that are left out. The Service may be nil.
+func (s *service) left() int {
+	if s == nil || s.lacks == nil {
+		return 0
+	}
+	return s.lacks.parts
 }
 
 // fits reports whether there is room now for at least one part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
-	namespace, l := s.name.Namespace, &s.lacks
+	namespace, l := s.name.Namespace, s.lacks
 	for f := range l.ranges {
 		number := func(timeout uint32) bool {
 			_, more := p.used(sourcesID(s.name, inet.Family(f)), timeout)
@@ -59,7 +72,7 @@ func (p *Planner) fits(s *service) bool {
 // noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait, it
 // also records the namespace as freed: another Service of the namespace may have room now.
 func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
-	list, waits, waited := p.waiting[name.Namespace], now != nil && now.lacks.parts > 0, old != nil && old.lacks.parts > 0
+	list, waits, waited := p.waiting[name.Namespace], now.left() > 0, old.left() > 0
 	switch {
 	case waits && list == nil:
 		p.waiting[name.Namespace] = map[types.NamespacedName]struct{}{name: {}}
@@ -70,7 +83,7 @@ func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *se
 	case waited:
 		delete(list, name)
 	}
-	if len(p.waiting) > 0 && (waited && (!waits || now.lacks.parts < old.lacks.parts) || p.takenBy(name.Namespace).less(&before)) {
+	if len(p.waiting) > 0 && (waited && now.left() < old.left() || p.takenBy(name.Namespace).less(&before)) {
 		p.freed[name.Namespace] = struct{}{}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -77,9 +78,9 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
 	}
 	for e := range perSlice {
-		addr := netip.AddrFrom4([4]byte{11, 0, byte(number), byte(e)})
+		addr := netip.AddrFrom4([4]byte{11, byte(number >> 8), byte(number), byte(e)})
 		if e < replaced {
-			addr = netip.AddrFrom4([4]byte{12, byte(round), byte(number), byte(e)})
+			addr = netip.AddrFrom4([4]byte{12 + byte(number>>8), byte(round), byte(number), byte(e)})
 		}
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
@@ -292,6 +293,50 @@ func BenchmarkBurst(b *testing.B) {
 		}
 		b.StartTimer()
 		settle(b, p)
+	}
+}
+
+// BenchmarkEvent measures the part of a change without a kernel: one endpoint of a Service is replaced, in slices of 100, beside a thousand small
+// Services. It begins with the stored slice, and ends with the reported elements.
+func BenchmarkEvent(b *testing.B) {
+	for _, endpoints := range []int{1, 100, 1000, 10_000, 50_000} {
+		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
+			s := newStoredSource(b, 1000, 10)
+			name := s.put(b, 60000, 1, 0)
+			stored := [2][]*encodedSlice{s.slices[name]}
+			if endpoints > 1 {
+				for i := range endpoints / perSlice {
+					s.putSlice(b, name, i, 1, 1)
+				}
+				stored[0] = slices.Clone(s.slices[name])
+				for i := range stored[0] {
+					s.putSlice(b, name, i, 1, 2)
+				}
+			} else {
+				s.put(b, 60000, 1, 1)
+			}
+			stored[1] = slices.Clone(s.slices[name])
+			kernel := &countingKernel{}
+			p := s.on(b, kernel)
+			limits := model.DefaultLimits()
+			limits.Pairs, limits.PortEndpoints = max(limits.Pairs, endpoints), max(limits.PortEndpoints, endpoints)
+			p.Model.Limits, p.builder.options.Limits = limits, limits
+			settle(b, p)
+			ctx := quietly(b)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				n := len(s.slices[name])
+				s.slices[name][i%n] = stored[i/n%2][i%n]
+				p.Tracker.Slice(name, track.Trigger{})
+				for p.sync(ctx); p.queue.waiting() > 0; {
+					p.sync(ctx)
+				}
+			}
+			b.StopTimer()
+			if kernel.elements < endpoints {
+				b.Fatalf("%d elements, want at least %d", kernel.elements, endpoints)
+			}
+		})
 	}
 }
 

@@ -172,16 +172,21 @@ func (b *builder) recall(services []*model.Service) {
 }
 
 func (b *builder) newBlock(names []types.NamespacedName) *block {
-	k := &block{
-		names: names, services: make([]*model.Service, len(names)), readings: make([]*model.Reading, len(names)), built: make(chan struct{}),
-	}
-	for i, name := range names {
-		k.readings[i] = b.readings[name]
+	k := &block{names: names, built: make(chan struct{})}
+	if len(b.readings) > 0 {
+		k.readings = make([]*model.Reading, len(names))
+		for i, name := range names {
+			k.readings[i] = b.readings[name]
+		}
 	}
 	return k
 }
 
 func (b *builder) buildBlock(room *model.Room, k *block, late func() bool) {
+	k.services = make([]*model.Service, len(k.names))
+	if k.readings == nil {
+		k.readings = make([]*model.Reading, len(k.names))
+	}
 	for i, name := range k.names {
 		k.services[i], k.readings[i] = b.buildService(room, name, k.readings[i])
 		if k.n = i + 1; late != nil && late() {

@@ -82,6 +82,9 @@ func (f *flows) Synced(s *Sync) {
 		return
 	}
 	d := &conntrack.Desired{Undnated: all || added}
+	if all {
+		d.Expect(f.planner.Frontends())
+	}
 	for k := range changed {
 		f.add(d, k)
 	}
@@ -113,9 +116,10 @@ func (f *flows) add(d *conntrack.Desired, k model.Key) {
 		d.Gone(k)
 	case k.Protocol == inet.UDP:
 		d.Frontend(k, f.planner.FlowEndpoints(k))
-		d.Restrict(k, allowed, denied)
 	case d.Undnated || allowed != nil || denied != nil:
 		d.Frontend(k, nil)
+	}
+	if allowed != nil || denied != nil {
 		d.Restrict(k, allowed, denied)
 	}
 }

@@ -58,6 +58,9 @@ func (q *queue) tail() uint64 { return q.head + uint64(len(q.names)) }
 
 // push appends Services. A Service that already waits keeps its position.
 func (q *queue) push(names []types.NamespacedName) {
+	if len(q.queued) == 0 && len(names) > 0 {
+		q.queued = make(map[types.NamespacedName]struct{}, len(names))
+	}
 	for _, n := range names {
 		if _, waits := q.queued[n]; !waits {
 			q.queued[n] = struct{}{}
@@ -66,8 +69,13 @@ func (q *queue) push(names []types.NamespacedName) {
 	}
 }
 
-// next returns the first n Services that wait, in order.
+// next returns the first n Services that wait, in order. Do not change the list.
 func (q *queue) next(n int) (list []types.NamespacedName) {
+	first := q.names[:min(n, len(q.names)):min(n, len(q.names))]
+	if len(q.queued) == len(q.names) { // none was removed
+		return first
+	}
+	list = make([]types.NamespacedName, 0, len(first))
 	for _, name := range q.names {
 		if len(list) == n {
 			break
@@ -257,6 +265,7 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 		})
 	}
 	p.Planner.Expect(len(names))
+	s.absorbed = make([]types.NamespacedName, 0, len(names))
 	rest := s.plan(names)
 	p.queue.push(rest)
 	if len(rest) == 0 {
@@ -286,6 +295,7 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
 	p.Planner.Expect(len(names))
+	s.absorbed = make([]types.NamespacedName, 0, len(names))
 	rest := s.plan(names)
 	p.queue.pop(names[:len(names)-len(rest)])
 	if len(rest) == 0 {

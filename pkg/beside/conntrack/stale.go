@@ -89,6 +89,9 @@ func (f *frontend) allows(source netip.Addr) bool {
 	return model.Admits(f.allowed, f.denied, source)
 }
 
+// Expect allocates memory for a number of frontends. Call it first.
+func (d *Desired) Expect(frontends int) { d.frontends = make(map[model.Key]frontend, frontends) }
+
 // Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
 // terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
 // of a service port share it. For other protocols, it is not used.
