@@ -53,7 +53,7 @@ type Desired struct {
 	others, gone int
 	// terminates is true if a frontend may have departed endpoints.
 	terminates bool
-	// ranges is the number of frontends that are ranges of ports. index is made at the first search, and again after a change.
+	// ranges is the number of frontends that are ranges of ports. The first search makes index, and the first search after a change makes it again.
 	ranges int
 	index  *rangeIndex
 }
@@ -89,9 +89,9 @@ func (f *frontend) allows(source netip.Addr) bool {
 	return model.Admits(f.allowed, f.denied, source)
 }
 
-// Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
-// terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
-// of a service port share it. For other protocols, it is not used.
+// Frontend sets the endpoints to which UDP flows of a frontend may continue: all endpoints that are ready or serving, including terminating ones,
+// regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends of a service port share it.
+// For other protocols, it is not used.
 //
 // kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints that are
 // ready but not serving, as with spec.publishNotReadyAddresses.
