@@ -54,7 +54,7 @@ type Share struct {
 	Share    uint8          `json:"share"`
 }
 
-// Next returns the time of the next step: the share of an endpoint rises. It is zero if no endpoint is starting. Starts may be nil.
+// Next returns the time at which the share of an endpoint rises next. It is zero if no endpoint is starting. Starts may be nil.
 func (s *Starts) Next() time.Time {
 	if s == nil {
 		return time.Time{}
@@ -136,7 +136,7 @@ func (b *builder) observe(o *observed) {
 	b.starts = s
 }
 
-// starting returns the starting ones of ready endpoints.
+// starting returns the ready endpoints that are starting.
 func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.Time) (list []start) {
 	earlier, starts := before.known, before.list
 	for _, e := range known {

@@ -119,7 +119,7 @@ func (b *builder) stances() (s stances) {
 		s.ping = For
 	}
 	switch text, given := b.svc.Annotations[answerPing]; {
-	case !given: // only the annotation shows an address with source ranges to all sources
+	case !given: // without the annotation, such an address must not answer sources that are not allowed
 		if s.pingOutside = s.ping; b.svc.Spec.LoadBalancerClass != nil {
 			s.pingOutside = Neutral
 		}

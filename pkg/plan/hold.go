@@ -103,7 +103,7 @@ func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string 
 	}
 	for f := range n {
 		if n[f] > 0 && (own[f]+n[f] > MostHolders/perNamespace || all[f]+n[f] > MostHolders) {
-			return fmt.Sprintf("the Service refuses connections while it has no endpoint: it has %d %s ports, others of its namespace without endpoints hold connections for %d, all others for %d, and the limits are %d and %d",
+			return fmt.Sprintf("the Service refuses connections while it has no endpoint: it has %d %s ports, the other Services of its namespace hold packets at %d ports, all other Services at %d ports, and the limits are %d and %d",
 				n[f], inet.Family(f), own[f], all[f], MostHolders/perNamespace, MostHolders)
 		}
 	}

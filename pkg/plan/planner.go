@@ -343,7 +343,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		case n.ranged():
 			field, without = model.PortRangesField, "endpoints"
 		}
-		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port,
+		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is free for a service port of this namespace and timeout", n.family, n.name.Port,
 			without)).affine[n.family] = n.timeout
 		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
 			return
@@ -353,7 +353,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		return
 	}
 	if n.number = p.number(n.id(), 0); n.number == 0 {
-		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
+		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is free for a service port of this namespace",
 			n.family, n.name.Port)).number[n.family] = true
 	}
 }

@@ -259,9 +259,9 @@ func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string 
 	switch {
 	case n == 0:
 	case own+n > most/perNamespace:
-		return fmt.Sprintf("ranges times addresses are %d, those of the other Services of its namespace %d, and a namespace has room for %d", n, own, most/perNamespace)
+		return fmt.Sprintf("the Service has %d port ranges times addresses, the other Services of its namespace have %d, and the limit of a namespace is %d", n, own, most/perNamespace)
 	case all+n > most:
-		return fmt.Sprintf("ranges times addresses are %d, those of all other Services %d, and the node has room for %d", n, all, most)
+		return fmt.Sprintf("the Service has %d port ranges times addresses, all other Services have %d, and the limit of the node is %d", n, all, most)
 	}
 	return ""
 }

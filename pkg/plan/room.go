@@ -55,7 +55,7 @@ func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	case n == 0:
 		return nil
 	case n > mostLeft:
-		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts for which there is no room", n-mostLeft)})
+		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostLeft)})
 	}
 	return s.lacks.list
 }
@@ -127,9 +127,9 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	}
 	switch {
 	case own+n > most/perNamespace:
-		return fmt.Sprintf("the Service is not served: it takes %d elements, the others of its namespace take %d, and a namespace has %d", n, own, most/perNamespace)
+		return fmt.Sprintf("the Service is not served: it needs %d elements, the other Services of its namespace have %d, and the limit of a namespace is %d", n, own, most/perNamespace)
 	case all+n > most:
-		return fmt.Sprintf("the Service is not served: it takes %d elements, all others take %d, and the node has %d", n, all, most)
+		return fmt.Sprintf("the Service is not served: it needs %d elements, all other Services have %d, and the limit of the node is %d", n, all, most)
 	}
 	return ""
 }

@@ -210,9 +210,9 @@ func (p *Planner) lacksRanges(namespace string, n int) string {
 	most, t := p.options.Room.SourceRanges, p.takenBy(namespace)
 	switch {
 	case t.ranges+n > most/perNamespace:
-		return fmt.Sprintf("the Service has %d source ranges, the others of its namespace %d, and a namespace has room for %d", n, t.ranges, most/perNamespace)
+		return fmt.Sprintf("the Service has %d source ranges, the other Services of its namespace have %d, and the limit of a namespace is %d", n, t.ranges, most/perNamespace)
 	case p.taken.ranges+n > most:
-		return fmt.Sprintf("the Service has %d source ranges, all others %d, and the node has room for %d", n, p.taken.ranges, most)
+		return fmt.Sprintf("the Service has %d source ranges, all other Services have %d, and the limit of the node is %d", n, p.taken.ranges, most)
 	}
 	return ""
 }

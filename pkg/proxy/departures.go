@@ -116,7 +116,7 @@ func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Add
 	if d.total == mostDeparted || d.namespaces[name.Namespace] == mostOfNamespace {
 		if !of.full {
 			d.report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField,
-				Reason: fmt.Sprintf("more than %d endpoints of the namespace, or %d on this node, have left within %s: TCP connections to the last ones stay",
+				Reason: fmt.Sprintf("more than %d endpoints of the namespace, or %d of the node, have left within %s: TCP connections to further endpoints stay",
 					mostOfNamespace, mostDeparted, memory)})
 		}
 		of.full = true

@@ -138,6 +138,66 @@ func TestIndexListsEveryPage(t *testing.T) {
 	}
 }
 
+// coined are terms of docs/glossary.md that no reader knows from Kubernetes, as they occur in sentences.
+var coined = map[string]*regexp.Regexp{
+	"adopt":          regexp.MustCompile(`\badopt(s|ed)?\b`),
+	"drift":          regexp.MustCompile(`\bdrift\b`),
+	"foreign change": regexp.MustCompile(`\b[Ff]oreign changes?\b`),
+	"frontend":       regexp.MustCompile(`\b[Ff]rontends?\b`),
+	"lease":          regexp.MustCompile(`\b[Ll]ease\b`),
+	"leftover":       regexp.MustCompile(`\b[Ll]eftovers?\b`),
+	"service port":   regexp.MustCompile(`\b[Ss]ervice ports?\b`),
+	"short circuit":  regexp.MustCompile(`\b[Ss]hort[ -]circuit\b`),
+	"slot":           regexp.MustCompile(`\b[Ss]lots?\b`),
+	"stale flow":     regexp.MustCompile(`\b[Ss]tale flows?\b`),
+	"standing by":    regexp.MustCompile(`\b[Ss]tand(s|ing)? by\b`),
+}
+
+// unexplained returns the coined terms that a page uses before it links to the glossary.
+func unexplained(text string) (terms []string) {
+	text = regexp.MustCompile("`[^`\n]*`").ReplaceAllString(fenced.ReplaceAllString(text, ""), "")
+	if link := strings.Index(text, "glossary.md"); link >= 0 {
+		text = text[:strings.LastIndex(text[:link], "\n\n")+1] // the paragraph or table with the link explains its own terms
+	}
+	for term, use := range coined {
+		if use.MatchString(text) {
+			terms = append(terms, term)
+		}
+	}
+	slices.Sort(terms)
+	return terms
+}
+
+// TestTermsAreExplained requires a link to the glossary on each page in docs with a coined term, not after the paragraph of its first use. It excludes
+// decisions, which are records for developers, and pages that tests write as a whole: semantics.md and flags.md.
+func TestTermsAreExplained(t *testing.T) {
+	const glossary = "docs/glossary.md"
+	for term := range coined {
+		if !strings.Contains(mustRead(t, glossary), "**"+term+"**") {
+			t.Errorf("%s does not define %q", glossary, term)
+		}
+	}
+	for _, name := range pages(t) {
+		if path.Dir(name) != "docs" || name == glossary || name == "docs/semantics.md" || name == "docs/flags.md" {
+			continue
+		}
+		if terms := unexplained(mustRead(t, name)); len(terms) > 0 {
+			t.Errorf("%s uses %s before a link to the glossary", name, strings.Join(terms, ", "))
+		}
+	}
+	for text, want := range map[string]int{
+		"A slot.\n\nSee the [glossary](glossary.md).\n\nA lease.\n":     1,
+		"A lease.\n\nA [slot](glossary.md) of a frontend.\n\nA slot.\n": 1,
+		"See the [glossary](glossary.md).\n\nA slot.\n":                 0,
+		"A slot and a lease.\n":                                         2,
+		"`slot`\n":                                                      0,
+	} {
+		if got := unexplained(text); len(got) != want {
+			t.Errorf("%q: %q are not explained, want %d terms", text, got, want)
+		}
+	}
+}
+
 func TestAnchors(t *testing.T) {
 	found := anchors("# Those of `nft`: 1.0.6\n```\n# not this\n```\n## kubeadm: go back\n## kubeadm: go back\n## k3s, RKE2\n")
 	for _, want := range []string{"those-of-nft-106", "kubeadm-go-back", "kubeadm-go-back-1", "k3s-rke2"} {

@@ -53,7 +53,7 @@ type Desired struct {
 	others, gone int
 	// terminates is true if a frontend may have departed endpoints.
 	terminates bool
-	// ranges is the number of frontends that are ranges of ports. index is made at the first search, and again after a change.
+	// ranges is the number of frontends that are ranges of ports. The first search makes index, and the first search after a change makes it again.
 	ranges int
 	index  *rangeIndex
 }
