@@ -239,10 +239,10 @@ func (d *desk) testFlows() {
 	d.write(strings.Replace(text, deskSlice("tcp", "s2", echoPort, readyPod), deskSlice("tcp", "s2", echoPort, remotePod), 1))
 	d.await("verify", "--flows", "0 are stale, and 0 lead to removed endpoints")
 	must(d, conn.SetDeadline(time.Now().Add(patience)))
-	if _, err := fmt.Fprintln(conn, "after minutes"); err != nil {
-		d.Error(err)
+	if _, err = fmt.Fprintln(conn, "after minutes"); err == nil { // a segment that keeps the connection alive may be the first one
+		_, err = io.ReadAll(conn)
 	}
-	if _, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) {
+	if !errors.Is(err, syscall.ECONNRESET) {
 		d.Errorf("the terminated connection: %v, want a reset", err)
 	}
 	const metric = `kubenftproxy_terminated_connections_total{ip_family="IPv4"}`
