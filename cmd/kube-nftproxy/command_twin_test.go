@@ -57,15 +57,11 @@ func runsTo(t *testing.T, path string, args []string) ended {
 func TestCommandLinesEndAsThoseOfKubeProxy(t *testing.T) {
 	lab.EnterNamespace(t)
 	theirs, err := filepath.Abs("../../bin/kubernetes/kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ours := program.BuildForTest(t)
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "config")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

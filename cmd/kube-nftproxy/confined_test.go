@@ -60,9 +60,7 @@ func runtimeDefault() seccomp.Profile {
 func shipped(t *testing.T) seccomp.Profile {
 	t.Helper()
 	p, err := seccomp.Read("../../deploy/seccomp/kube-nftproxy.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	p.DefaultAction = "SCMP_ACT_KILL_PROCESS"
 	p.Syscalls = append(p.Syscalls, seccomp.Rule{Names: []string{"unshare"}, Action: "SCMP_ACT_ERRNO", ErrnoRet: uint32(unix.EPERM)}) // confined tries it
 	return p
@@ -123,38 +121,24 @@ func TestConfined(t *testing.T) {
 			user := c.user
 			l := lab.ForTest(t, lab.Config{Pods: 1})
 			dir, err := os.MkdirTemp("", "confined-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.Chmod(dir, 0o755))
 			path, err := program.Build(t.Context(), dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "objects.yaml"), []byte(oneService), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
+			lab.Must(t, os.WriteFile(filepath.Join(dir, "objects.yaml"), []byte(oneService), 0o644))
 			filter, err := c.profile.Compile(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			text, err := json.Marshal(filter)
 			filterFile := filepath.Join(dir, "filter.json")
-			if err = errors.Join(err, os.WriteFile(filterFile, text, 0o644)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, errors.Join(err, os.WriteFile(filterFile, text, 0o644)))
 			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 				if _, err := l.Pods[0].Serve(p, 8080); err != nil {
 					t.Fatal(err)
 				}
 			}
 			test, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			privileges := []string{
 				"setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set", "-all,+net_admin",
 				"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin",
@@ -215,9 +199,7 @@ func TestAtOnceWithoutNetRaw(t *testing.T) {
 func status(t *testing.T, pid int, fields map[string]string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		if name, value, _ := strings.Cut(line, ":"); fields[name] != "" {

@@ -54,9 +54,7 @@ func (n *node) start(name string, number, pod int, flags ...string) *process {
 	if err == nil {
 		err = os.Symlink(test, filepath.Join(p.folder, name))
 	}
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	p.serve(pod)
 	args := append([]string{
 		"--hostname-override", "node-1", "--metrics-bind-address", p.metrics, "--healthz-bind-address", fmt.Sprintf("127.0.0.1:%d", 21000+number),
@@ -80,18 +78,14 @@ func (p *process) serve(pod int) {
 	if err == nil {
 		err = os.Rename(file+".new", file)
 	}
-	if err != nil {
-		p.node.Fatal(err)
-	}
+	lab.Must(p.node, err)
 }
 
 // metric reads a metric, with any labels.
 func (p *process) metric(name string) float64 {
 	p.node.Helper()
 	_, body, err := p.Get(p.node.Context(), "http://"+p.metrics+"/metrics")
-	if err != nil {
-		p.node.Fatal(err)
-	}
+	lab.Must(p.node, err)
 	sum := 0.0
 	for line := range strings.Lines(string(body)) {
 		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -108,13 +102,7 @@ func (p *process) metric(name string) float64 {
 
 func (n *node) eventually(done func() error) {
 	n.Helper()
-	var err error
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if err = done(); err == nil {
-			return
-		}
-	}
-	n.Fatal(err)
+	lab.Eventually(n, 30*time.Second, done)
 }
 
 // reaches returns nil if a connection to the Service reaches a pod.
@@ -136,11 +124,7 @@ func (p *process) says(text string) error {
 
 func (n *node) nft(command string) string {
 	n.Helper()
-	out, err := n.Node.Command(n.Context(), "nft", command).CombinedOutput()
-	if err != nil {
-		n.Fatalf("nft %s: %v: %s", command, err, out)
-	}
-	return string(out)
+	return n.Node.Run(n, "nft", command)
 }
 
 // leased returns nil if the IPv4 lease has all its elements.
@@ -247,9 +231,7 @@ func TestAFamilyThatIsAddedAndRemoved(t *testing.T) {
 		t.Fatalf("without a table of IPv6: %s", tables)
 	}
 	set := func(value string) {
-		if err := n.Node.Sysctl("ipv6/conf/all/disable_ipv6", value); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, n.Node.Sysctl("ipv6/conf/all/disable_ipv6", value))
 	}
 	set("1")
 	only4 := n.start("kube-nftproxy", 2, 1)

@@ -337,69 +337,6 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	within("after another connection", 50*time.Second, time.Minute)
 }
 
-// TestServicesChooseIndependently: two Services with the same endpoints choose the endpoint of a client independently. If one Service loses an
-// endpoint, the clients of the other keep theirs.
-func TestServicesChooseIndependently(t *testing.T) {
-	w := newWire(t)
-	const f, n = inet.IPv4, 500
-	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...), sticky(1, time.Hour, numbers(0, 10)...)), open(t)
-	sync(t, k, p, Full)
-	one := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, destinations(f, 0)[0])}
-	two := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, destinations(f, 1)[0])}
-	if same := n - moved(one.were, two.were); same > n/4 {
-		t.Errorf("%d of %d clients have the same endpoint in both Services, want about one of ten", same, n)
-	}
-	s := sticky(0, time.Hour, numbers(5, 10)...)
-	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
-	two.stay("after the other Service was scaled down", destinations(f, 1)[1])
-	p.Set(s.Name, nil)
-	sync(t, k, p, Partial)
-	two.stay("after the other Service was deleted", destinations(f, 1)[2])
-}
-
-// TestAffinityIsAddedAndRemoved: without affinity, every client draws again. After affinity is added again, every client keeps its next endpoint. The
-// earlier endpoints are forgotten, as with kube-proxy.
-func TestAffinityIsAddedAndRemoved(t *testing.T) {
-	w := newWire(t)
-	const f, n = inet.IPv4, 500
-	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
-	sync(t, k, p, Full)
-	to := destinations(f, 0)
-	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to[0])}
-	set := func(timeout time.Duration) {
-		t.Helper()
-		s := sticky(0, timeout, numbers(0, 10)...)
-		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
-	}
-	set(0)
-	if n, is := moved(c.were, w.ask(f, n, to[0])), c.size; n < is*8/10 {
-		t.Errorf("without affinity %d of %d clients have moved, want nine of ten", n, is)
-	}
-	set(time.Hour)
-	c.were = w.ask(f, n, to[0])
-	c.stay("with affinity again", to[1])
-}
-
-// TestFlushedClientsAreRememberedAgain: after another program flushes the ruleset, the clients are forgotten. Each is remembered from its next connection.
-func TestFlushedClientsAreRememberedAgain(t *testing.T) {
-	w := newWire(t)
-	const f, n = inet.IPv4, 500
-	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
-	sync(t, k, p, Full)
-	to := destinations(f, 0)
-	before := w.ask(f, n, to[0])
-	run(t, "nft", "flush ruleset")
-	k.Doubt()
-	sync(t, k, p, Full)
-	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to[0])}
-	if n := moved(before, c.were); n < c.size*8/10 {
-		t.Errorf("%d of %d clients have moved, want nine of ten", n, c.size)
-	}
-	c.stay("after the repair", to[2])
-}
-
 // BenchmarkAffinity measures the first packet of a connection of one of many remembered clients, from the device to the endpoint's address, where the
 // packet is dropped. "none" is without affinity.
 func BenchmarkAffinity(b *testing.B) {

@@ -3,9 +3,7 @@ package apply
 import (
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // withMethod returns a Service with a method and the weights of its endpoints, which are nil if all are equal.
@@ -67,39 +64,6 @@ func TestClientsGetTheEndpointOfTheirHash(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// nft lists the chains and loads its listing. The loaded rules equal the listed ones byte for byte, so that no check finds a difference.
-func TestListingOfAlgorithms(t *testing.T) {
-	w := newWire(t)
-	maglev := withMethod(0, "maglev", 0, 10, nil)
-	p := newStickyPlanner(maglev, withMethod(1, "maglev", time.Hour, 10, nil), withMethod(2, "source-hash", 0, 10, nil),
-		withMethod(3, "source-hash/24,56", time.Hour, 10, nil), withMethod(4, "source-hash/8,8", 0, 10, nil))
-	sync(t, open(t), p, Full)
-	first := run(t, "nft", "-s", "list", "ruleset")
-	file := t.TempDir() + "/ruleset"
-	w.must(os.WriteFile(file, []byte(first), 0o600))
-	run(t, "nft", "flush", "ruleset")
-	run(t, "nft", "-f", file)
-	if diff := cmp.Diff(first, run(t, "nft", "-s", "list", "ruleset")); diff != "" {
-		t.Errorf("listing, loaded and listed again (-first +second):\n%s", diff)
-	}
-	conn, err := nft.Open()
-	w.must(err)
-	t.Cleanup(func() { _ = conn.Close() })
-	for _, table := range p.Tables() {
-		// In other chains, nft 1.0.6 uses other registers for affinity.
-		table.Chains = slices.DeleteFunc(table.Chains, func(c *nft.Chain) bool { return !strings.Contains(c.Name, "-of-") })
-		if differs, err := conn.Differing(table); differs != "" || err != nil {
-			t.Errorf("the rules of chain %s differ after the listing was loaded (%v)", differs, err)
-		}
-	}
-	for _, f := range inet.Families {
-		got := w.ask(f, 100, destinations(f, 0)[0])
-		if n := moved(w.predicted(maglev.Ports[f], 100), got); n > 0 {
-			t.Errorf("%s: %d of 100 clients are at another endpoint after the listing was loaded", f, n)
-		}
 	}
 }
 

@@ -20,9 +20,7 @@ func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 	sizes := map[string]uint32{}
 	for _, f := range inet.Families {
 		sets, err := k.conn.Sets(f, plan.TableName)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for _, s := range sets {
 			sizes[fmt.Sprintf("%s %s", f.Keyword(), s.Name)] = s.Size
 		}

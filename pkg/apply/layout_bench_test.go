@@ -92,8 +92,6 @@ func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 
 func kernelMemory(b *testing.B) float64 {
 	mib, err := program.KernelMemory()
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	return mib
 }

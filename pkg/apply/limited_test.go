@@ -2,7 +2,6 @@ package apply
 
 import (
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -228,41 +227,6 @@ func TestMaximumChanges(t *testing.T) {
 		for e, n := range got {
 			if n != int(most) {
 				t.Errorf("maximum %d: %s has %d connections", most, e, n)
-			}
-		}
-	}
-}
-
-// nft lists the maps and chains, and loads its listing. The loaded rules have the same effect.
-func TestListingOfMaximums(t *testing.T) { checkListingOfMaximums(t, stickyOptions) }
-
-// The same with counters of endpoints: an element then has two expressions.
-func TestListingOfCountedMaximums(t *testing.T) {
-	counted := stickyOptions
-	counted.CountEndpoints = true
-	checkListingOfMaximums(t, counted)
-}
-
-func checkListingOfMaximums(t *testing.T, o plan.Options) {
-	w := newWire(t)
-	p := setSticky(plan.New(o), []*model.Service{limited(0, "random", 5, 0, 1, 2), limited(1, "maglev", 1000, 10, 11), limited(2, "source-hash/24,56", 7, numbers(20, 60)...)})
-	k := open(t)
-	sync(t, k, p, Full)
-	first := run(t, "nft", "-s", "list", "ruleset")
-	file := t.TempDir() + "/ruleset"
-	w.must(os.WriteFile(file, []byte(first), 0o600))
-	run(t, "nft", "flush", "ruleset")
-	run(t, "nft", "-f", file)
-	if diff := cmp.Diff(first, run(t, "nft", "-s", "list", "ruleset")); diff != "" {
-		t.Errorf("listing, loaded and listed again (-first +second):\n%s", diff)
-	}
-	if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements after the listing was loaded (-planned +in the kernel):\n%s", diff)
-	}
-	for _, f := range inet.Families {
-		for e, n := range perEndpoint(w.occupy(f, 15, destinations(f, 0))) {
-			if n != 5 {
-				t.Errorf("%s has %d connections after the listing was loaded, want 5", e, n)
 			}
 		}
 	}

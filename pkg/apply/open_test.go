@@ -16,9 +16,7 @@ func TestOpenNamesTheMissingCapability(t *testing.T) {
 	// EnterNamespace has locked this test to a thread that no other test uses, so the thread may lose its capabilities.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if err := unix.Capset(&header, &none[0]); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Capset(&header, &none[0]))
 	_, err := Open()
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
 		t.Errorf("Open() = %v, want an error that names NET_ADMIN", err)

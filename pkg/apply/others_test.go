@@ -27,9 +27,7 @@ func heard(t testing.TB, k *Kernel) {
 func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 	k, p := synced(t)
 	k.others.heard = make(chan struct{}, 100) // room for every commit
-	if err := k.Listen(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, k.Listen())
 	run(t, "nft", "add table ip foreign")
 	heard(t, k)
 	first := k.Author().String()
@@ -53,9 +51,7 @@ func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 // TestALargeForeignChangeIsHeard: the kernel sends a listener a message about every element. These messages must not overrun the listener's queue.
 func TestALargeForeignChangeIsHeard(t *testing.T) {
 	k, _ := synced(t)
-	if err := k.Listen(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, k.Listen())
 	var text strings.Builder
 	text.WriteString("table ip foreign { set s { type ipv4_addr; elements = { 10.0.0.0")
 	for i := 1; i < 20000; i++ {
@@ -63,9 +59,7 @@ func TestALargeForeignChangeIsHeard(t *testing.T) {
 	}
 	text.WriteString(" }; }; }\n")
 	file := t.TempDir() + "/large.nft"
-	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(file, []byte(text.String()), 0o600))
 	run(t, "nft", "-f", file)
 	heard(t, k)
 	if got := k.Author().String(); !strings.HasPrefix(got, "nft (pid ") {
@@ -102,13 +96,9 @@ func TestListeningIsTriedAgain(t *testing.T) {
 func withoutFiles(t *testing.T, f func()) {
 	t.Helper()
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	set := func(l unix.Rlimit) {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &l))
 	}
 	set(unix.Rlimit{Cur: 3, Max: before.Max})
 	defer set(before)

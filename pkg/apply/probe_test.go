@@ -11,9 +11,7 @@ import (
 func TestTheProbeSkipsTablesOfTheSameForm(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
 			t.Error(err)

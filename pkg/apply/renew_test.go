@@ -19,9 +19,7 @@ import (
 func startRenewal(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32, attempts *atomic.Int32, failures chan error) {
 	t.Helper()
 	l, err := k.Lease(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	failures = make(chan error, 100)
 	attempts = &atomic.Int32{}
 	l.Every, l.Failed = 5*time.Millisecond, func(err error) { failures <- err }
@@ -41,13 +39,9 @@ func startRenewal(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32
 func renewOnce(t *testing.T, k *Kernel, p *plan.Planner) {
 	t.Helper()
 	l, err := k.Lease(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
-	if err := l.renew(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.renew())
 }
 
 // leaseLasts reports whether the lease of a family has all its elements.
@@ -89,9 +83,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
 			if listens {
-				if err := k.Listen(); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, k.Listen())
 			}
 			count, _, _ := startRenewal(t, k, p)
 			for i := range 20 {
@@ -131,9 +123,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 func TestOnlyExistingLeasesAreRenewed(t *testing.T) {
 	k, p := synced(t)
 	l, err := k.Lease(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	run(t, "nft", "delete table ip kube-nftproxy; delete table ip6 kube-nftproxy; "+
 		"add table ip6 kube-nftproxy; add set ip6 kube-nftproxy lease { type inet_proto; timeout 1s; }")

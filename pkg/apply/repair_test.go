@@ -2,7 +2,6 @@ package apply
 
 import (
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -136,9 +135,7 @@ func TestAComparisonFindsForeignChanges(t *testing.T) {
 			}
 			k.Doubt()
 			r, err := k.Sync(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if c.counted && r.Kind == Adopted && !countsElements(t, k) {
 				return
 			}
@@ -275,38 +272,13 @@ func TestCleanupDeletesOnlyTablesOfThisProgram(t *testing.T) {
 	run(t, "nft", "add table ip foreign; add table ip kube-proxy; add table ip6 kube-proxy")
 	for _, want := range [][]string{{"ip kube-nftproxy", "ip6 kube-nftproxy"}, nil} {
 		deleted, err := Cleanup("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if diff := cmp.Diff(want, deleted); diff != "" {
 			t.Errorf("deleted tables (-want +got):\n%s", diff)
 		}
 	}
 	if got := run(t, "nft", "list tables"); got != "table ip foreign\ntable ip kube-proxy\ntable ip6 kube-proxy\n" {
 		t.Errorf("tables left: %q", got)
-	}
-}
-
-// TestNftMakesTheSameSets: nft encodes descriptions of sets in the same bytes as this program. After nft has loaded a listing of the tables, the
-// program recognises the sets.
-func TestNftMakesTheSameSets(t *testing.T) {
-	k, p := synced(t)
-	file := t.TempDir() + "/ruleset"
-	if err := os.WriteFile(file, []byte(run(t, "nft", "-s", "list", "ruleset")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "nft", "flush", "ruleset")
-	run(t, "nft", "-f", file)
-	for _, table := range p.Tables() {
-		f, err := k.find(table)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range table.Sets {
-			if info := f.sets[s.Name]; !info.Is(s) {
-				t.Errorf("%s %s: nft makes it of another form:\n%+v", s.Family.Keyword(), s.Name, info)
-			}
-		}
 	}
 }
 

@@ -48,9 +48,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 			k := open(t)
 			k.TakeOver(alone)
 			generation, err := k.conn.Generation()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			sync(t, k, p, Full)
 			if hasRival(t) {
 				t.Error("kube-proxy's tables still exist")
@@ -147,12 +145,8 @@ func own(t *testing.T, definition, name string) (release func()) {
 	t.Helper()
 	owner := exec.Command("nft", "--interactive")
 	commands, err := owner.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, owner.Start())
 	release = locks.OnceFunc(func() {
 		_ = commands.Close()
 		_ = owner.Wait() // the status of the last command does not matter

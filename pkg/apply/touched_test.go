@@ -42,9 +42,7 @@ func awaitForeignChange(t *testing.T, k *Kernel) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
 		if yes, err := k.CheckRuleset(); err != nil || yes {
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			return
 		}
 		if time.Since(begin) > 10*time.Second {
@@ -103,9 +101,7 @@ func replaceRule(t *testing.T, rule string) {
 // elements is the number of elements in the tables that the Kernel assumes; 0 for the real number.
 func unheard(t *testing.T, k *Kernel, p *plan.Planner, elements int, f func()) {
 	t.Helper()
-	if err := k.others.withoutListening(func() error { f(); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, k.others.withoutListening(func() error { f(); return nil }))
 	k.Doubt()
 	sync(t, k, p, Adopted)
 	k.elements = cmp.Or(elements, k.elements)
@@ -164,9 +160,7 @@ func TestATouchAmongMany(t *testing.T) {
 			text.WriteString(strings.ReplaceAll(altered["a value"].command, "; ", "\n") + "\n")
 			fill(&text, "after")
 			file := t.TempDir() + "/much.nft"
-			if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.WriteFile(file, []byte(text.String()), 0o600))
 			run(t, "nft", "-f", file)
 			heard(t, k)
 			k.Doubt()
@@ -183,9 +177,7 @@ func TestWhatWasAlteredUnheardOf(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
 			first, _ := synced(t)
-			if err := first.Close(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, first.Close())
 			alter(t, c.command)
 			k := open(t)
 			p := resume(t, k, options(), services())
@@ -244,9 +236,7 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 func listening(t *testing.T) (*Kernel, *plan.Planner) {
 	t.Helper()
 	k, p := synced(t)
-	if err := k.Listen(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, k.Listen())
 	return k, p
 }
 

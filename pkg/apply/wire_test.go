@@ -62,9 +62,7 @@ func newWire(t testing.TB) *wire {
 
 func (w *wire) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	lab.Must(w, err)
 }
 
 func (w *wire) sysctl(key, value string) {

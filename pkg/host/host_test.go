@@ -90,9 +90,7 @@ func follow(t *testing.T, changed func()) {
 	t.Helper()
 	subscribed := routeSockets(t)
 	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -121,9 +119,7 @@ func follow(t *testing.T, changed func()) {
 func routeSockets(t *testing.T) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/netlink")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 3 && f[1] == "0" && f[3] != "00000000" {
 			n++
@@ -135,16 +131,10 @@ func routeSockets(t *testing.T) (n int) {
 func add(t *testing.T, addr netip.Addr) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	one, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(lo, one); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, netlink.AddrAdd(lo, one))
 }
 
 // TestFamilies: an unreadable setting does not mean missing, and IPv6 that is disabled by default may be enabled on an interface.
@@ -164,9 +154,7 @@ func TestFamilies(t *testing.T) {
 		proc := t.TempDir()
 		for path, text := range c.files {
 			path = filepath.Join(proc, path)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
 		}
 		if got := families(proc); len(got) != c.want {
 			t.Errorf("%s: %v, want %d families", name, got, c.want)

@@ -10,9 +10,7 @@ import (
 // On a freshly booted machine, this loads the module: hack/kernels.sh runs it there.
 func TestConntrackIsLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
-	if err := LoadConntrack(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, LoadConntrack())
 	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil {
 		t.Error(err)
 	}

@@ -45,6 +45,17 @@ func edit(change func(svc *corev1.Service)) *corev1.Service {
 	return svc
 }
 
+// annotated returns a service with annotations, as words key=value.
+func annotated(words string) *corev1.Service {
+	svc := service()
+	svc.Annotations = map[string]string{}
+	for item := range strings.FieldsSeq(words) {
+		key, value, _ := strings.Cut(item, "=")
+		svc.Annotations[key] = value
+	}
+	return svc
+}
+
 // dual returns a load balancer of both families, with two ports and every kind of frontend.
 func dual() *corev1.Service {
 	return edit(func(svc *corev1.Service) {

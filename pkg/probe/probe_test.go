@@ -167,9 +167,7 @@ func TestAFeatureOfNoKernelIsNamed(t *testing.T) {
 func open(t *testing.T) *nft.Conn {
 	t.Helper()
 	conn, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			t.Error(err)
@@ -181,8 +179,6 @@ func open(t *testing.T) *nft.Conn {
 func generation(t *testing.T, conn *nft.Conn) uint32 {
 	t.Helper()
 	g, err := conn.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return g
 }

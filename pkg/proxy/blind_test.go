@@ -29,7 +29,7 @@ func TestAFailedCheckCausesAComparison(t *testing.T) {
 		if after < before+2 {
 			t.Errorf("%d syncs in two seconds in which the kernel couldn't be queried", after-before)
 		}
-		if failures := b.counter(t, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failures == 0 || b.Kernel.Known() {
+		if failures := count(t, b.registry, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); len(failures) == 0 || b.Kernel.Known() {
 			t.Errorf("%v failures are counted; known: %v", failures, b.Kernel.Known())
 		}
 		b.kernel.mu.Lock()
@@ -116,22 +116,4 @@ func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 			})
 		})
 	}
-}
-
-// counter returns the sum of all series of a counter.
-func (b *bench) counter(t *testing.T, name string) (sum float64) {
-	t.Helper()
-	families, err := b.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue()
-		}
-	}
-	return sum
 }

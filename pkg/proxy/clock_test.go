@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -70,9 +69,7 @@ func history(t *testing.T, offsets []int64) (list []string) {
 			happened("sync %d", sync)
 			return nil
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		close(b.source.synced)
 		for i := range 20 {
 			if len(offsets) > 0 {
@@ -85,10 +82,6 @@ func history(t *testing.T, offsets []int64) (list []string) {
 			time.Sleep(time.Duration(i) * 5 * time.Second)
 			synctest.Wait()
 			happened("healthy %t", b.Health.Healthy())
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run() = %v", err)
 		}
 	})
 	return list

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -43,9 +42,7 @@ func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
 		b.NodeCIDR = true
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		stop := b.start(t)
 		b.set(1, 2)
 		close(b.source.synced)
 		for _, none := range []*corev1.Node{nil, node(), node("nonsense")} {
@@ -72,10 +69,7 @@ func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
 				t.Errorf("Node %v: the rules are not those for %s", tc.node, tc.want)
 			}
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run() = %v", err)
-		}
+		stop()
 		if len(b.problems) != 1 || b.problems[0].Field != "spec.podCIDRs[0]" {
 			t.Errorf("problems: %v, want one of spec.podCIDRs[0]", b.problems)
 		}
@@ -192,9 +186,7 @@ func TestANodeThatChangesReachesAllServices(t *testing.T) {
 			n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
 			return n
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		name := b.set(1, 2)
 		b.setNode(inZone("a"))
 		close(b.source.synced)
@@ -212,10 +204,6 @@ func TestANodeThatChangesReachesAllServices(t *testing.T) {
 		synctest.Wait()
 		if len(asked) != 1 || asked[0] != name || s.listed.Load() != 1 {
 			t.Errorf("in another zone: Services %v were read, all were listed %d times", asked, s.listed.Load())
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run() = %v", err)
 		}
 	})
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -327,17 +326,12 @@ func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.Nam
 	for _, m := range mutate {
 		m(svc)
 	}
-	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
-	}
+	var addrs []string
 	for e := range endpoints {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i, e+1)}})
+		addrs = append(addrs, fmt.Sprintf("10.244.%d.%d", i, e+1))
 	}
 	b.source.mu.Lock()
-	b.source.services[name], b.source.slices[name] = svc, []*discoveryv1.EndpointSlice{slice}
+	b.source.services[name], b.source.slices[name] = svc, []*discoveryv1.EndpointSlice{sliceOf(name, corev1.ProtocolTCP, addrs...)}
 	b.source.mu.Unlock()
 	b.Tracker.Service(name)
 	return name
@@ -347,15 +341,22 @@ func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.Nam
 func run(t *testing.T, f func(b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		f(b)
+	})
+}
+
+// start starts the proxy, and returns a function that stops it.
+func (b *bench) start(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- b.Run(ctx) }()
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run() = %v", err)
 		}
-	})
+	}
 }
 
 // check compares the kernel's elements with the elements that a new planner makes from the source.
@@ -437,8 +438,7 @@ func TestFailedSyncsAreRetried(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		b.check(t)
-		failures := testutil.ToFloat64(gather(t, b.registry, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"))
-		if failures == 0 {
+		if failures := count(t, b.registry, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); len(failures) == 0 {
 			t.Error("no failure was counted")
 		}
 	})
@@ -465,24 +465,6 @@ func TestAFailingKernelDelaysRetirement(t *testing.T) {
 		synctest.Wait()
 		b.check(t)
 	})
-}
-
-// gather returns a collector of one metric of a family, for testutil.
-func gather(t *testing.T, r *prometheus.Registry, name string) prometheus.Collector {
-	t.Helper()
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			c := prometheus.NewCounter(prometheus.CounterOpts{Name: "copy"})
-			c.Add(f.GetMetric()[0].GetCounter().GetValue())
-			return c
-		}
-	}
-	t.Fatalf("no metric %s", name)
-	return nil
 }
 
 func TestTablesAreComparedInEachSyncPeriod(t *testing.T) {
@@ -628,9 +610,7 @@ func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		b.setProtocol(b.set(1, 0, udp), corev1.ProtocolUDP, "10.244.1.1")
 		close(b.source.synced)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		synctest.Wait()
 		first := b.flows.take()
 		if len(first) != 1 || !first[0].Stale(flow("10.96.0.77:53")) || first[0].Stale(flow("10.96.0.2:80")) || first[0].Stale(flow("10.96.0.200:53")) {
@@ -641,8 +621,6 @@ func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 		if got := b.flows.take(); len(got) != 1 || got[0].Stale(flow("10.96.0.77:53")) {
 			t.Errorf("later: %+v, want one request without the frontends that were deleted before the start", got)
 		}
-		cancel()
-		<-done
 	})
 }
 
@@ -653,17 +631,13 @@ func TestSlowReadOfEarlierFrontends(t *testing.T) {
 		endless := make(chan struct{})
 		b.Earlier = func() ([]model.Key, error) { <-endless; return nil, nil }
 		close(b.source.synced)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		time.Sleep(patienceWithEarlier)
 		synctest.Wait()
 		if _, syncs := b.kernel.held(); syncs != 1 {
 			t.Errorf("%d syncs, want one", syncs)
 		}
 		close(endless)
-		cancel()
-		<-done
 	})
 }
 
@@ -753,17 +727,21 @@ func TestFlowsOfSourcesThatAreNoLongerAllowed(t *testing.T) {
 
 // setProtocol replaces a Service's slices by one with the given endpoints.
 func (b *bench) setProtocol(name types.NamespacedName, protocol corev1.Protocol, addrs ...string) {
-	portName, port := "http", int32(8080)
+	b.source.mu.Lock()
+	b.source.slices[name] = []*discoveryv1.EndpointSlice{sliceOf(name, protocol, addrs...)}
+	b.source.mu.Unlock()
+	b.Tracker.Slice(name, track.Trigger{})
+}
+
+// sliceOf returns a slice of a Service with endpoints at port 8080.
+func sliceOf(name types.NamespacedName, protocol corev1.Protocol, addrs ...string) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: &protocol, Port: new(int32(8080))}},
 	}
 	for _, a := range addrs {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
 	}
-	b.source.mu.Lock()
-	b.source.slices[name] = []*discoveryv1.EndpointSlice{slice}
-	b.source.mu.Unlock()
-	b.Tracker.Slice(name, track.Trigger{})
+	return slice
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -226,9 +225,7 @@ func TestTheFirstBatchIsComplete(t *testing.T) {
 		}
 		b.source.took = 5 * time.Millisecond
 		close(b.source.synced)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		time.Sleep(400 * time.Millisecond)
 		asked := time.Now()
 		if l := b.status(t); time.Since(asked) > 250*time.Millisecond || l.Pending == 0 {
@@ -244,10 +241,6 @@ func TestTheFirstBatchIsComplete(t *testing.T) {
 		b.source.took = 0
 		b.source.mu.Unlock()
 		b.check(t)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -388,9 +381,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		b := newBench()
 		turn := &fakeTurn{ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 		b.Turn = turn
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- b.Run(ctx) }()
+		defer b.start(t)()
 		synctest.Wait()
 		select {
 		case <-turn.ready:
@@ -441,10 +432,6 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		events := slices.DeleteFunc(slices.Clone(b.problems), func(p model.Problem) bool { return p.Event != "AnotherInstanceServes" })
 		if len(events) != 1 || events[0].Kind != "Node" || !strings.Contains(events[0].Reason, "kube-proxy, pid 7") {
 			t.Errorf("reported %+v, want one Event on the Node", events)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
 		}
 	})
 }

@@ -24,16 +24,12 @@ func planFor(z size) *plan.Planner {
 func TestBareBatch(t *testing.T) {
 	lab.EnterNamespace(t)
 	conn, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close()
 	z := size{50, 3, inet.IPv4}
 	p := planFor(z)
 	b, n := bare(p)
-	if err := conn.Commit(b); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, conn.Commit(b))
 	planned := map[*nft.Set]int{}
 	p.Elements(func(e *nft.Element) { planned[e.Set]++ })
 	all := 0
@@ -49,9 +45,7 @@ func TestBareBatch(t *testing.T) {
 	if least := z.services * (1 + z.endpoints); all < least || all < n-len(p.Tables()) || all > n {
 		t.Errorf("the kernel holds %d elements, want %d, at least %d", all, n, least)
 	}
-	if err := forget(t.Context(), conn, p); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, forget(t.Context(), conn, p))
 	for _, table := range p.Tables() {
 		if found, err := conn.HasTable(table.Family, table.Name); err != nil || found {
 			t.Errorf("afterwards table %s %s is there: %v, %v", table.Family.Keyword(), table.Name, found, err)

@@ -16,14 +16,10 @@ import (
 func TestBystanderWaits(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
 	var conn *nft.Conn
-	if err := l.Node.Do(func() (err error) { conn, err = nft.Open(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Node.Do(func() (err error) { conn, err = nft.Open(); return err }))
 	defer conn.Close()
 	b, err := newBystander(l.Node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	awaitBatches(t, b, 1) // the first one makes the table
 	before := generation(t, conn)
 	if alone := awaitBatches(t, b, 20).percentile99(); alone == 0 || alone > time.Second {
@@ -34,9 +30,7 @@ func TestBystanderWaits(t *testing.T) {
 	}
 	batch := manyElements(200_000)
 	start := time.Now()
-	if err := conn.Commit(batch); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, conn.Commit(batch))
 	took := time.Since(start)
 	// The kernel copies the batch before it takes the lock. The bystander may also have to wait for a processor, even to record
 	// its waiting time.
@@ -71,9 +65,7 @@ func awaitBatches(t *testing.T, b *bystander, n int) (all waits) {
 func generation(t *testing.T, conn *nft.Conn) uint32 {
 	t.Helper()
 	g, err := conn.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return g
 }
 

@@ -54,9 +54,7 @@ func droppedPacketsAreAnError(t *testing.T, family inet.Family) {
 	tm := newTimer(w)
 	t.Cleanup(tm.close)
 	ctx := context.Background()
-	if err := tm.open(ctx, atSingle); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, tm.open(ctx, atSingle))
 	s := tm.sites[atSingle]
 	send := func() {
 		t.Helper()
@@ -75,9 +73,7 @@ func droppedPacketsAreAnError(t *testing.T, family inet.Family) {
 	if err := s.allArrived(ctx); err != nil {
 		t.Errorf("all packets should go through: %v", err)
 	}
-	if err := load(ctx, s.lab.Node, "table inet dropping {\n chain c {\n  type filter hook forward priority 0; policy drop;\n }\n}\n"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, load(ctx, s.lab.Node, "table inet dropping {\n chain c {\n  type filter hook forward priority 0; policy drop;\n }\n}\n"))
 	send()
 	if err := s.allArrived(ctx); err == nil {
 		t.Error("half of the packets were dropped without an error")

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -50,9 +49,7 @@ func besiege(t *testing.T) *besieged {
 	b.Server, err = faulty.Start(faulty.Config{
 		Listen: faulty.Listen(netip.AddrPortFrom(b.Node.IPv4, 0).String(), b.Node.Do), Upstream: b.api.Proxy(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(b.Server.Close)
 	b.kubeconfig = filepath.Join(b.dir, "faulty.kubeconfig")
 	return b
@@ -63,9 +60,7 @@ func newBesieged(t *testing.T) *besieged {
 	b := besiege(t)
 	b.tokenFile = filepath.Join(b.dir, "token")
 	b.setToken("first")
-	if err := b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}))
 	b.begin(t)
 	return b
 }
@@ -83,9 +78,7 @@ func (b *besieged) begin(t *testing.T) {
 
 func (b *besieged) setToken(token string) {
 	b.Helper()
-	if err := os.WriteFile(b.tokenFile, []byte(token), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must(b, os.WriteFile(b.tokenFile, []byte(token), 0o600))
 }
 
 // probe probes until the test ends. UDP does not repeat a lost packet, and a reply may take long on a busy machine.
@@ -178,9 +171,7 @@ func faultTime(t *testing.T) time.Duration {
 		return 2 * time.Second
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 
@@ -241,9 +232,7 @@ var apiFaults = []struct {
 	{"nobody listens", func(t *testing.T, b *besieged) {
 		b.Down()
 		b.awayWithRestart(t, faultTime(t))
-		if err := b.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Up())
 	}, false},
 	{"packets are lost", func(t *testing.T, b *besieged) { b.lossy(t, b.away) }, true},
 	{"packets are lost, and the program restarts", func(t *testing.T, b *besieged) { b.lossy(t, b.awayWithRestart) }, true},
@@ -396,13 +385,9 @@ func random(t *testing.T, b *besieged) {
 		time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond) // random moments are the purpose
 		b.Edit(nil)
 		b.Intercept(nil)
-		if err := b.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Up())
 	}
-	if err := <-changed; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-changed)
 	t.Logf("%d rounds of changes, faults: %v", changes, made)
 	b.change()
 }
@@ -470,9 +455,7 @@ func restarted(t *testing.T, b *besieged) {
 	b.made++
 	fresh := fmt.Sprintf("fresh-%d", b.made)
 	svc, err := core.Services("default").Get(ctx, gone, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var slices [2]*discoveryv1.EndpointSlice
 	for i, name := range []string{gone, "moving-1"} {
 		if slices[i], err = discovery.EndpointSlices("default").Get(ctx, name, metav1.GetOptions{}); err != nil {
@@ -489,17 +472,13 @@ func restarted(t *testing.T, b *besieged) {
 	store.Service(svc)
 	store.Slice(slices[0])
 	store.Put(slices[1])
-	if err := errors.Join(store.Flush(), store.Compact()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(store.Flush(), store.Compact()))
 	if err := b.healthy(); err != nil {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := b.api.RestartServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.api.RestartServer(ctx))
 }
 
 // listsOnly rejects lists by watches, as older API servers do.
@@ -518,9 +497,7 @@ func past(t *testing.T, b *besieged) {
 		"services": "/api/v1/services", "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
 	} {
 		raw, err := b.api.Client().Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/vnd.kubernetes.protobuf").DoRaw(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lists.Store(resource, raw)
 	}
 	b.change()
@@ -581,15 +558,7 @@ func TestAPIFaults(t *testing.T) {
 // asFresh compares the rules with those of a program that starts in a clean namespace.
 func (b *besieged) asFresh(t *testing.T) {
 	t.Helper()
-	clean := b.startOn(b.Remotes[0], b.world.kubeconfig())
-	clean.awaitIdle(patience)
-	// Unused chains stay for two seconds.
-	eventually(t, patience, func() error {
-		if diff := cmp.Diff(unnumbered(ruleset(t, b.Remotes[0])), unnumbered(ruleset(t, b.Node))); diff != "" {
-			return fmt.Errorf("ruleset against that of a fresh start (-want +got):\n%s", diff)
-		}
-		return nil
-	})
+	b.world.asFresh()
 	if panics := b.d.lines("panic"); len(panics) > 0 {
 		t.Errorf("panics: %s", strings.Join(panics, ""))
 	}

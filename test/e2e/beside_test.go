@@ -207,9 +207,7 @@ func (n *neighbours) testClaims() {
 func (n *neighbours) patch(name string, change func(*corev1.Service)) *corev1.Service {
 	n.Helper()
 	svc, err := n.api.Client().CoreV1().Services("default").Get(n.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		n.Fatal(err)
-	}
+	must(n, err)
 	change(svc)
 	if svc, err = n.api.Client().CoreV1().Services("default").Update(n.Context(), svc, metav1.UpdateOptions{}); err != nil {
 		n.Fatal(err)

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net/netip"
@@ -51,11 +50,7 @@ func (f *figures) add(what, format string, args ...any) {
 func TestBigCluster(t *testing.T) {
 	n := bigSize(t)
 	w := ownWorld(t, lab.Config{Pods: 7, Remotes: 6})
-	for _, h := range append(w.Pods[:6:6], w.Remotes[:5]...) {
-		if _, err := h.ServeEcho(backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serveEcho(t, backendPort, append(w.Pods[:6:6], w.Remotes[:5]...)...)
 	var f figures
 	defer func() { t.Logf("%d Services x %d endpoints:\n%s", n, endpointsEach, strings.Join(f.lines, "\n")) }()
 
@@ -108,9 +103,7 @@ func (w *world) createBig(n int) []netip.AddrPort {
 	first.Spec.ClusterIP, first.Spec.Ports = "10.96.1.1", first.Spec.Ports[:1]
 	w.apply(first)
 	template, err := w.api.Client().CoreV1().Services("default").Get(w.Context(), "template", metav1.GetOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	store := w.api.Store(w.Context())
 	real := map[int]bool{}
 	for i := range samples {
@@ -125,9 +118,7 @@ func (w *world) createBig(n int) []netip.AddrPort {
 		store.Service(svc)
 		store.Slice(slice)
 	}
-	if err := store.Flush(); err != nil {
-		w.Fatal(err)
-	}
+	must(w, store.Flush())
 	w.awaitCache(n)
 	return ips
 }
@@ -178,9 +169,7 @@ func (w *world) checkSample(to netip.AddrPort) {
 	servers := map[string]int{}
 	for _, h := range from {
 		counts, err := h.Spread(w.Context(), inet.TCP, to, 50, lab.Options{Timeout: time.Second})
-		if err != nil {
-			w.Fatal(err)
-		}
+		must(w, err)
 		for name, n := range counts {
 			servers[name] += n
 		}
@@ -207,9 +196,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 			t.Fatal(err)
 		}
 		latency, err := follow(t.Context(), w.Pods[6], to, next.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		latencies = append(latencies, latency)
 		if counts, err := w.Pods[6].Spread(t.Context(), inet.TCP, to, 100, lab.Options{}); err != nil || counts[previous.Name] > 0 {
 			t.Errorf("after the replacement of %s: %v, %v", previous.Name, counts, err)
@@ -255,14 +242,16 @@ func follow(ctx context.Context, from *lab.Host, to netip.AddrPort, server strin
 
 // testRestart restarts the daemon without changes, under traffic: it sends no batch, and no connection fails.
 func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPort) {
-	line := w.dialEcho(to)
+	open := w.converse([]netip.AddrPort{to}, w.Pods[6])[0]
 	load := startLoad(t, w.Pods[6], to)
 	d.stop()
 	again := w.start()
 	eventually(t, 2*time.Minute, func() error { return synced(again) })
 	took := time.Since(again.Started())
 	m := again.awaitIdle(patience)
-	line()
+	if err := open.goOn(); err != nil {
+		t.Errorf("established connection: %v", err)
+	}
 	load.end()
 
 	f.add("restart: exec until adopted", "%.2f s", took.Seconds())
@@ -276,35 +265,8 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	if load.lost > 0 || load.made < 100 {
 		t.Errorf("%d of %d connections lost in the restart; the first: %s", load.lost, load.made, load.first)
 	}
-	if bad := append(d.errors(), again.errors()...); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
-}
-
-// dialEcho opens a TCP connection, and returns a function that checks it.
-func (w *world) dialEcho(to netip.AddrPort) func() {
-	w.Helper()
-	conn, err := w.Pods[6].Dial(w.Context(), inet.TCP, to)
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() { conn.Close() })
-	reader := bufio.NewReader(conn)
-	if _, err := reader.ReadString('\n'); err != nil {
-		w.Fatal(err)
-	}
-	return func() {
-		w.Helper()
-		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-			w.Fatal(err)
-		}
-		if _, err := fmt.Fprintln(conn, "still there?"); err != nil {
-			w.Fatal(err)
-		}
-		if got, err := reader.ReadString('\n'); err != nil || got != "still there?\n" {
-			w.Errorf("established connection: %q, %v", got, err)
-		}
-	}
+	d.noErrors()
+	again.noErrors()
 }
 
 // load opens a new connection every millisecond.

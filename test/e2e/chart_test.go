@@ -38,9 +38,7 @@ func newPackager(t *testing.T) *packager {
 	if p.bin, err = cluster.Build(t.Context(), os.Stderr, append([]string{"kubectl"}, helms...)...); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.CopyFS(filepath.Join(p.dir, "deploy"), os.DirFS("../../deploy")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(filepath.Join(p.dir, "deploy"), os.DirFS("../../deploy")))
 	return p
 }
 
@@ -60,9 +58,7 @@ func (p *packager) try(script string) (out string, err error) {
 func (p *packager) sh(script string) string {
 	p.Helper()
 	out, err := p.try(script)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return out
 }
 
@@ -80,9 +76,7 @@ func (p *packager) objectsIn(text string) map[string]any {
 		if err == io.EOF {
 			return all
 		}
-		if err != nil {
-			p.Fatal(err)
-		}
+		must(p, err)
 		if o == nil {
 			continue
 		}
@@ -102,9 +96,7 @@ func (p *packager) objectsIn(text string) map[string]any {
 		if data, ok := o["data"].(map[string]any); ok {
 			for name, text := range data {
 				var content any
-				if err := sigsyaml.Unmarshal([]byte(text.(string)), &content); err != nil {
-					p.Fatal(err)
-				}
+				must(p, sigsyaml.Unmarshal([]byte(text.(string)), &content))
 				data[name] = content
 			}
 		}
@@ -226,9 +218,7 @@ podLabels: {team: net}
 	}
 	objects := p.objectsIn(p.sh("helm-v4 template kube-nftproxy deploy/chart --namespace net --values values.yaml"))
 	text, err := sigsyaml.Marshal(objects)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{
 		"image: registry.example.com/kube-nftproxy@" + digest, "- name: pull", "server: https://[fd00::10]:443", "mode: ipvs", "detectLocalMode: NodeCIDR",
 		"- --config-reload=exit", "maxUnavailable: 3", "pool: a", "kubernetes.io/os: linux", "podAntiAffinity: {}", "key: a", "memory: 1Gi", "priorityClassName: other",
@@ -248,11 +238,8 @@ podLabels: {team: net}
 	}
 
 	// kubeadm's KubeProxyConfiguration, pasted.
-	kubeadm, err := os.ReadFile("testdata/kubeadm-v1.36.3.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pasted := p.objectsIn(string(kubeadm))["ConfigMap kube-proxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(map[string]any)
+	kubeadm := mustRead(t, "testdata/kubeadm-v1.36.3.yaml")
+	pasted := p.objectsIn(kubeadm)["ConfigMap kube-proxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(map[string]any)
 	pasted["clusterCIDR"] = "10.244.0.0/16"
 	writeManifest(t, filepath.Join(p.dir, "values.yaml"), map[string]any{"config": pasted, "apiServer": map[string]any{"host": "192.0.2.10"}})
 	for _, helm := range helms {
@@ -273,9 +260,7 @@ func TestExamplesOfGitOps(t *testing.T) {
 					Values any
 				}
 			}
-			if err := sigsyaml.Unmarshal([]byte(document), &o); err != nil {
-				t.Fatal(err)
-			}
+			must(t, sigsyaml.Unmarshal([]byte(document), &o))
 			switch o.Kind {
 			case "Application":
 				values[o.Kind] = o.Spec.Source.Helm.ValuesObject
@@ -328,9 +313,7 @@ func testChart(t *testing.T, s *site) {
 	values := mustReadPage(t, deployPage, "yaml")["Helm: install"][0]
 	server := s.api.Server()
 	values = strings.NewReplacer("192.0.2.10", server.Addr().String(), "6443", fmt.Sprint(server.Port())).Replace(values)
-	if err := os.WriteFile(filepath.Join(s.checkout, "my-values.yaml"), []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(s.checkout, "my-values.yaml"), []byte(values), 0o600))
 	nodePort := netip.AddrPortFrom(s.Node.Addrs()[0], s.webAddrs()[6].Port())
 	run("", "install", 1) // kubectl delete -k
 	s.sh("kubectl -n kube-system delete configmap -l app.kubernetes.io/name=kube-nftproxy")

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -35,9 +34,7 @@ func (v volume) put(version, text string) (path string) {
 	if _, missing := os.Lstat(path); missing != nil {
 		err = errors.Join(err, os.Symlink("..data/config.conf", path))
 	}
-	if err != nil {
-		v.Fatal(err)
-	}
+	must(v, err)
 	return path
 }
 
@@ -47,13 +44,9 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	second := [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
 	w := newWorld(t, lab.Config{Pods: 2, NodeAddrs: second[:]})
 	w.serve(w.Pods[0])
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(w.Pods[0]))
-	text, err := os.ReadFile("../../pkg/config/testdata/kubeadm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := strings.Replace(string(text), "/var/lib/kube-proxy/kubeconfig.conf", w.kubeconfig(), 1) +
+	w.publishWeb(w.Pods[0])
+	text := mustRead(t, "../../pkg/config/testdata/kubeadm.yaml")
+	config := strings.Replace(text, "/var/lib/kube-proxy/kubeconfig.conf", w.kubeconfig(), 1) +
 		"featureGates: {KubeProxyOfTheFuture: true}\nserviceProxyName: other\n"
 	v := volume{t, t.TempDir()}
 	path := v.put("..1", config)
@@ -74,23 +67,13 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	}
 
 	v.put("..2", strings.Replace(config, `mode: ""`, "mode: none", 1))
-	eventually(t, patience, func() error {
-		if len(d.lines("The updated configuration file is invalid")) == 0 {
-			return errors.New("a configuration that can't be used isn't mentioned")
-		}
-		return nil
-	})
+	d.awaitLine("The updated configuration file is invalid")
 	if status, code := runCommand(t, w.Node, "status", "--control-socket", socket); code != 1 || !strings.Contains(status, "reason:  ConfigurationUnread, file "+path) {
 		t.Errorf("status with a file that can't be used: exit code %d:\n%s", code, status)
 	}
 	v.put("..3", strings.Replace(config, `mode: ""`, "mode: nftables", 1))
-	select {
-	case <-d.Ended():
-	case <-time.After(patience):
-		t.Fatal("the program continues with a changed configuration")
-	}
-	if d.Wait() == nil || len(d.lines("content of the proxy server's configuration file was updated")) == 0 {
-		t.Errorf("it ended with %v, and says:\n%s", d.Wait(), d.LogTail(3))
+	if err := exits(t, d.Program); err == nil || len(d.lines("content of the proxy server's configuration file was updated")) == 0 {
+		t.Errorf("it ended with %v, and says:\n%s", err, d.LogTail(3))
 	}
 	w.reachWeb("pod-0") // the rules stay
 }

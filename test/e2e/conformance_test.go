@@ -109,8 +109,7 @@ func testKubernetesService(t *testing.T, w *world, _ *daemon) {
 
 // testRulesAreDeleted deletes the tables by another program, in part and as a whole.
 func testRulesAreDeleted(t *testing.T, w *world, _ *daemon) {
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(w.Pods[0]))
+	w.publishWeb(w.Pods[0])
 	w.reachWeb("pod-0")
 	for _, command := range []string{
 		"delete table ip kube-nftproxy; delete table ip6 kube-nftproxy",
@@ -126,9 +125,7 @@ func testRulesAreDeleted(t *testing.T, w *world, _ *daemon) {
 // testLargeRequests sends more than one packet holds, by TCP and in datagrams that are fragmented on their way.
 func testLargeRequests(t *testing.T, w *world, _ *daemon) {
 	server := w.Pods[0]
-	if _, err := server.ServeEcho(echoPort); err != nil {
-		t.Fatal(err)
-	}
+	serveEcho(t, echoPort, server)
 	serveDatagrams(t, server, echoPort)
 	port := int32(echoPort)
 	svc := balanced()
@@ -164,13 +161,10 @@ func testLargeRequests(t *testing.T, w *world, _ *daemon) {
 func serveDatagrams(t *testing.T, h *lab.Host, port int) {
 	t.Helper()
 	var conn net.PacketConn
-	err := h.Do(func() (err error) {
+	must(t, h.Do(func() (err error) {
 		conn, err = net.ListenPacket("udp", fmt.Sprintf("[::]:%d", port))
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		buf := make([]byte, 1<<16)
@@ -216,16 +210,11 @@ func sendDatagram(ctx context.Context, from *lab.Host, to netip.AddrPort, size i
 func testSCTPModule(t *testing.T, w *world, _ *daemon) {
 	loaded := func() bool {
 		t.Helper()
-		protocols, err := os.ReadFile("/proc/net/protocols")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.Contains(string(protocols), "\nSCTP")
+		protocols := mustRead(t, "/proc/net/protocols")
+		return strings.Contains(protocols, "\nSCTP")
 	}
 	before := loaded()
-	if _, err := w.Pods[0].Serve(inet.SCTP, backendPort); err != nil {
-		t.Fatal(err)
-	}
+	serve(t, inet.SCTP, backendPort, w.Pods[0])
 	svc := service("sctp", corev1.IPv4Protocol, corev1.IPv6Protocol)
 	svc.Spec.Ports = []corev1.ServicePort{{Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: servicePort}}
 	w.apply(svc)
@@ -383,9 +372,7 @@ func (w *world) deploy(h *lab.Host) (list []io.Closer) {
 	w.Helper()
 	for _, proto := range protocols {
 		s, err := h.Serve(proto, backendPort)
-		if err != nil {
-			w.Fatal(err)
-		}
+		must(w, err)
 		list = append(list, s)
 	}
 	return list

@@ -41,9 +41,7 @@ func newDesk(t *testing.T, manifests string, flags ...string) *desk {
 	t.Helper()
 	d := &desk{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), dir: t.TempDir()}
 	d.socket = filepath.Join(d.dir, "control.sock")
-	if err := os.Mkdir(filepath.Join(d.dir, "manifests"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(d.dir, "manifests"), 0o700))
 	d.write(manifests)
 	d.program = d.another(append([]string{"--cluster-cidr", "10.244.0.0/16", "-v", "2"}, flags...)...)
 	eventually(t, patience, func() error {
@@ -61,9 +59,7 @@ func newDesk(t *testing.T, manifests string, flags ...string) *desk {
 
 func (d *desk) write(manifests string) {
 	d.Helper()
-	if err := os.WriteFile(filepath.Join(d.dir, "manifests", "all.yaml"), []byte(manifests), 0o600); err != nil {
-		d.Fatal(err)
-	}
+	must(d, os.WriteFile(filepath.Join(d.dir, "manifests", "all.yaml"), []byte(manifests), 0o600))
 }
 
 // runCommand runs a command on a host as an operator does, and returns its output and exit code.
@@ -177,11 +173,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 	manifests = strings.Replace(manifests, "name: algorithm,", "name: algorithm, annotations: {kube-nftproxy.io/lb-algorithm: source-hash/24},", 1)
 	manifests = strings.Replace(manifests, "name: s14,", `name: s14, annotations: {kube-nftproxy.io/weights: "10.244.0.10=3,10.244.1.11=0"},`, 1)
 	d := newDesk(t, manifests)
-	for _, h := range []*lab.Host{d.Pods[0], d.Remotes[0]} {
-		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serve(t, inet.TCP, backendPort, d.Pods[0], d.Remotes[0])
 	hosts := map[string]*lab.Host{"pod-1": d.Pods[1], "client": d.Client, "node": d.Node}
 	for i, s := range situations {
 		t.Run(s.name, func(t *testing.T) {
@@ -211,9 +203,7 @@ func (d *desk) testList() {
 		d.Errorf("services --wrong: exit code %d:\n%s", code, text)
 	}
 	var all view.Services
-	if err := d.read(&all, "services", "-o", "json"); err != nil {
-		d.Fatal(err)
-	}
+	must(d, d.read(&all, "services", "-o", "json"))
 	if len(all.Services) != 14 {
 		d.Errorf("%d Services, want 14", len(all.Services))
 	}
@@ -234,9 +224,7 @@ func (d *desk) testPlan(manifests string) {
 	}
 	planned := filepath.Join(d.dir, "planned")
 	other := strings.Replace(manifests, "10.244.0.10=3", "10.244.0.10=1", 1)
-	if err := errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"), []byte(other), 0o600)); err != nil {
-		d.Fatal(err)
-	}
+	must(d, errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"), []byte(other), 0o600)))
 	// A quarter of the 251 slots moves to the other endpoint, and some more slots by the way.
 	text, code := d.command("diff", "-f", planned)
 	lost := regexp.MustCompile(`(?m)^- ip map endpoints: .* : 10\.244\.0\.10 \. 8080$`).FindAllString(text, -1)
@@ -256,12 +244,8 @@ func (d *desk) testWatch(manifests string) {
 	defer cancel()
 	cmd := d.Node.Command(ctx, program, "watch", "-o", "json", "--control-socket", d.socket)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		d.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		d.Fatal(err)
-	}
+	must(d, err)
+	must(d, cmd.Start())
 	first := make(chan view.Commit, 1)
 	go func() {
 		var c view.Commit
@@ -291,9 +275,7 @@ func (d *desk) testWatch(manifests string) {
 // TestStatusCommandNamesTheCause breaks the node.
 func TestStatusCommandNamesTheCause(t *testing.T) {
 	d := newDesk(t, deskNode+deskService(1, "web", "type: NodePort", "")+deskSlice("web", "s1", deskPort, readyPod))
-	if _, err := d.Pods[0].Serve(inet.TCP, backendPort); err != nil {
-		t.Fatal(err)
-	}
+	serve(t, inet.TCP, backendPort, d.Pods[0])
 	vip := netip.MustParseAddrPort("10.96.1.1:80")
 	probe := func(want lab.Outcome) {
 		t.Helper()
@@ -326,14 +308,10 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 	probe(lab.Answered)
 	says(0, "health +healthy\n")
 
-	if err := d.Node.Sysctl("ipv4/ip_forward", "0"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Node.Sysctl("ipv4/ip_forward", "0"))
 	probe(lab.TimedOut)
 	says(1, `WRONG this node does not forward IPv4 packets`, `sysctl -w net\.ipv4\.ip_forward=1`)
-	if err := d.Node.Sysctl("ipv4/ip_forward", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Node.Sysctl("ipv4/ip_forward", "1"))
 
 	nft(t, d.Node, "add table ip nat; add chain ip nat KUBE-SERVICES; add chain ip nat KUBE-SVC-AAAAAAAAAAAAAAAA")
 	says(0, `WARNING a kube-proxy has left rules on this node: iptables-nft 2`)
@@ -347,9 +325,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 		t.Errorf("verify: exit code %d: %s", code, text)
 	}
 
-	if _, err := d.Node.Serve(inet.TCP, 30001); err != nil {
-		t.Fatal(err)
-	}
+	serve(t, inet.TCP, 30001, d.Node)
 	says(0, `WARNING on node node-1 a local process listens on 30001/TCP`, `reason: +NodePortTaken, Service default/web`)
 
 	d.program.Kill()
@@ -400,27 +376,19 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 func checkBundle(t *testing.T, file, kubeconfig string) {
 	t.Helper()
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string]string{}
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		content, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		files[strings.TrimPrefix(h.Name, "kube-nftproxy/")] = string(content)
 	}
 	for name, want := range map[string]string{
@@ -432,11 +400,8 @@ func checkBundle(t *testing.T, file, kubeconfig string) {
 			t.Errorf("file %s (there: %v) lacks %q:\n%.300s", name, ok, want, content)
 		}
 	}
-	text, err := os.ReadFile(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secrets := regexp.MustCompile(`(?:token|password|-data)"?: *"?([A-Za-z0-9+/=._-]{12,})`).FindAllStringSubmatch(string(text), -1)
+	text := mustRead(t, kubeconfig)
+	secrets := regexp.MustCompile(`(?:token|password|-data)"?: *"?([A-Za-z0-9+/=._-]{12,})`).FindAllStringSubmatch(text, -1)
 	if len(secrets) == 0 {
 		t.Fatalf("no secrets in the kubeconfig:\n%s", text)
 	}

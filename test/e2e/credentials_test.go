@@ -23,9 +23,7 @@ func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *fa
 	t.Helper()
 	b = besiege(t)
 	files = faulty.Credentials{CA: filepath.Join(b.dir, "ca.crt"), Certificate: filepath.Join(b.dir, "client.crt"), Key: filepath.Join(b.dir, "client.key")}
-	if err := b.Kubeconfig(b.kubeconfig, files); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Kubeconfig(b.kubeconfig, files))
 	var err error
 	if next, err = faulty.NewAuthority(); err != nil {
 		t.Fatal(err)
@@ -39,18 +37,14 @@ func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *fa
 // replace replaces the content of a file atomically, as the kubelet does.
 func (b *besieged) replace(path string, data []byte) {
 	b.Helper()
-	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
-		b.Fatal(err)
-	}
+	must(b, errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)))
 }
 
 // authenticate makes the API server require a new client certificate, which the client finds in its files.
 func (b *besieged) authenticate(t *testing.T, files faulty.Credentials) {
 	t.Helper()
 	cert, key, err := b.RequireCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.replace(files.Certificate, cert)
 	b.replace(files.Key, key)
 }
@@ -62,9 +56,7 @@ func TestCredentialsAndPermissions(t *testing.T) {
 	b, files, next := newCertified(t)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	p := b.newPermissions(t)
 	for _, c := range []struct {
@@ -125,9 +117,7 @@ type permissions struct {
 func (b *besieged) newPermissions(t *testing.T) *permissions {
 	t.Helper()
 	role, err := b.api.Client().RbacV1().ClusterRoles().Get(t.Context(), "system:node-proxier", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &permissions{b, role, role.DeepCopy().Rules}
 }
 
@@ -145,9 +135,7 @@ func (p *permissions) set(t *testing.T, rules []rbacv1.PolicyRule) {
 func (p *permissions) lack(t *testing.T, restart bool, resources ...string) {
 	t.Helper()
 	before, err := p.d.scrape()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	logged := len(p.d.lines("forbidden"))
 	p.set(t, without(p.whole, resources))
 	if restart {

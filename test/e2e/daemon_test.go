@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,9 +30,7 @@ type daemon struct {
 func (w *world) kubeconfig() string {
 	w.Helper()
 	path := filepath.Join(w.dir, "proxy.kubeconfig")
-	if err := w.api.Kubeconfig(path, false); err != nil {
-		w.Fatal(err)
-	}
+	must(w, w.api.Kubeconfig(path, false))
 	return path
 }
 
@@ -61,15 +60,8 @@ func run(t *testing.T, c proxy.Config) *daemon {
 // stop sends the first signal of systemd and the kubelet.
 func (d *daemon) stop() {
 	d.t.Helper()
-	if err := d.Signal(syscall.SIGTERM); err != nil {
-		d.t.Fatal(err)
-	}
-	select {
-	case <-d.Ended():
-	case <-time.After(patience):
-		d.t.Fatalf("the program doesn't end %v after SIGTERM", patience)
-	}
-	if err := d.Wait(); err != nil {
+	must(d.t, d.Signal(syscall.SIGTERM))
+	if err := exits(d.t, d.Program); err != nil {
 		d.t.Errorf("the program ended with %v after SIGTERM, want status 0", err)
 	}
 }
@@ -145,20 +137,14 @@ func (d *daemon) awaitIdle(within time.Duration) proxy.Samples {
 func (d *daemon) memory(field string) float64 {
 	d.t.Helper()
 	mib, err := d.Memory(field)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	return mib
 }
 
 // nft runs nft on a host and returns its output.
 func nft(t testing.TB, h *lab.Host, args ...string) string {
 	t.Helper()
-	out, err := h.Command(t.Context(), "nft", args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("nft %v: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return h.Run(t, "nft", args...)
 }
 
 // errors returns klog's error lines, and the lines of a panic.
@@ -170,4 +156,46 @@ func (d *daemon) errors() []string {
 		}
 	}
 	return found
+}
+
+// noErrors fails the test if the log has an error.
+func (d *daemon) noErrors() {
+	d.t.Helper()
+	if bad := d.errors(); len(bad) > 0 {
+		d.t.Errorf("errors in the log: %q", bad)
+	}
+}
+
+// awaitLine waits until the log has a line with all the words.
+func (d *daemon) awaitLine(words ...string) {
+	d.t.Helper()
+	eventually(d.t, patience, func() error {
+		if len(d.lines(words...)) == 0 {
+			return fmt.Errorf("no line with %q in the log, which ends with:\n%s", words, d.LogTail(5))
+		}
+		return nil
+	})
+}
+
+// exits waits until a program exits, and returns an error for a status other than 0.
+func exits(t testing.TB, p *proxy.Program) error {
+	t.Helper()
+	select {
+	case <-p.Ended():
+	case <-time.After(patience):
+		t.Fatalf("%s continues", p)
+	}
+	return p.Wait()
+}
+
+// take listens on an IPv4 address of a host until it is freed.
+func take(t testing.TB, h *lab.Host, address string) (free func()) {
+	t.Helper()
+	var taken net.Listener
+	must(t, h.Do(func() (err error) {
+		taken, err = net.Listen("tcp4", address)
+		return err
+	}))
+	t.Cleanup(func() { _ = taken.Close() })
+	return func() { _ = taken.Close() }
 }

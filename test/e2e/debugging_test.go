@@ -28,14 +28,9 @@ const debugging = "../../docs/debugging.md"
 
 // TestDebugging runs the commands of docs/debugging.md on a node with the faults on that page, and compares their output.
 func TestDebugging(t *testing.T) {
-	manifests, err := os.ReadFile("testdata/debugging.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := newDesk(t, string(manifests))
-	if _, err := d.Pods[0].Serve(inet.TCP, backendPort); err != nil {
-		t.Fatal(err)
-	}
+	manifests := mustRead(t, "testdata/debugging.yaml")
+	d := newDesk(t, manifests)
+	serve(t, inet.TCP, backendPort, d.Pods[0])
 	for range 3 { // connections that are counted
 		if got := d.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
 			t.Fatal(got)
@@ -52,14 +47,14 @@ func TestDebugging(t *testing.T) {
 	}
 	planned := filepath.Join(d.dir, "planned")
 	if err := errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"),
-		[]byte(strings.Replace(string(manifests), "[10.244.1.11], nodeName: node-2, conditions: {ready: false}", "[10.244.1.11], nodeName: node-2, conditions: {ready: true}", 1)), 0o600)); err != nil {
+		[]byte(strings.Replace(manifests, "[10.244.1.11], nodeName: node-2, conditions: {ready: false}", "[10.244.1.11], nodeName: node-2, conditions: {ready: true}", 1)), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	diff := "diff -f " + planned
 	text, _ := d.command(strings.Fields(diff)...)
 	d.checkPart("diff", "$ kube-nftproxy "+diff+"\n"+text)
 	d.checkPart("watch", "$ kube-nftproxy watch\n"+d.watched(func() {
-		d.write(strings.Replace(string(manifests), "[10.244.0.10]", "[10.244.0.11]", 1))
+		d.write(strings.Replace(manifests, "[10.244.0.10]", "[10.244.0.11]", 1))
 		d.await("services", "default/web", "10.244.0.11")
 		nft(t, d.Node, "flush ruleset")
 		d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
@@ -92,16 +87,12 @@ func (d *desk) watched(f func()) string {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		d.Fatal(err)
-	}
+	must(d, err)
 	if line, err := bufio.NewReader(said).ReadString('\n'); !strings.HasPrefix(line, "Watching") {
 		d.Fatalf("watch says %q, %v", line, err)
 	}
 	f()
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		d.Fatal(err)
-	}
+	must(d, cmd.Process.Signal(syscall.SIGINT))
 	if err := cmd.Wait(); err != nil {
 		d.Errorf("watch ended with %v after Ctrl-C, want status 0", err)
 	}
@@ -120,18 +111,11 @@ func (d *desk) checkPartOf(page, name, text string) {
 	text = secondSync.ReplaceAllString(text, "last sync ")
 	text = "```console\n" + strings.ReplaceAll(release.ReplaceAllString(text, "kernel 6.18.0"), d.dir, "/etc/kube-nftproxy") + "```\n"
 	if *update {
-		if err := docpage.Write(page, name, text); err != nil {
-			d.Fatal(err)
-		}
+		must(d, docpage.Write(page, name, text))
 	}
-	b, err := os.ReadFile(page)
-	if err != nil {
-		d.Fatal(err)
-	}
-	want, err := docpage.Part(string(b), name)
-	if err != nil {
-		d.Fatal(err)
-	}
+	b := mustRead(d, page)
+	want, err := docpage.Part(b, name)
+	must(d, err)
 	if diff := cmp.Diff(alike(want), alike(text)); diff != "" {
 		d.Errorf("%s, part %s, isn't what the program prints; run this test with -update (-want +got):\n%s", page, name, diff)
 	}

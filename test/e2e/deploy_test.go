@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +34,7 @@ kubectl apply -k deploy/base`
 func TestDeploy(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil)
 	s.serve(s.Pods[0])
-	s.apply(balanced())
-	s.applySlices("a", endpointsOf(s.Pods[0]))
+	s.publishWeb(s.Pods[0])
 	if got := s.sysctl("nf_conntrack_tcp_timeout_established"); got == "86400" {
 		t.Fatalf("the test can't tell who sets conntrack's timeouts: %s s already", got)
 	}
@@ -85,27 +83,21 @@ func TestDeploy(t *testing.T) {
 // sysctl reads a conntrack sysctl in the node's network namespace.
 func (s *site) sysctl(name string) (value string) {
 	s.Helper()
-	err := s.Node.Do(func() error {
+	must(s, s.Node.Do(func() error {
 		text, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
 		value = strings.TrimSpace(string(text))
 		return err
-	})
-	if err != nil {
-		s.Fatal(err)
-	}
+	}))
 	return value
 }
 
 // testPrivileges checks the kernel's view of the program's privileges, and tries forbidden writes.
 func testPrivileges(t *testing.T, d *daemon) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := mustRead(t, fmt.Sprintf("/proc/%d/status", d.Pid()))
 	const netAdmin = "0000000000001000"
 	want := map[string]string{"CapInh": "0000000000000000", "CapPrm": netAdmin, "CapEff": netAdmin, "CapBnd": netAdmin, "NoNewPrivs": "1"}
 	got := map[string]string{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		if name, value, _ := strings.Cut(line, ":"); want[name] != "" {
 			got[name] = strings.TrimSpace(value)
 		}
@@ -113,11 +105,8 @@ func testPrivileges(t *testing.T, d *daemon) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("privileges of the program (-want +got):\n%s", diff)
 	}
-	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", d.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(mounts)) {
+	mounts := mustRead(t, fmt.Sprintf("/proc/%d/mounts", d.Pid()))
+	for line := range strings.Lines(mounts) {
 		f := strings.Fields(line)
 		if slices.Contains([]string{"/", "/proc/sys", "/sys", "/var/lib/kube-proxy"}, f[1]) && !strings.HasPrefix(f[3], "ro,") {
 			t.Errorf("can be written to: %s", line)
@@ -231,9 +220,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 	}
 	roles := s.api.Client().RbacV1().ClusterRoles()
 	whole, err := roles.Get(t.Context(), "system:node-proxier", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, resource := range slices.Sorted(maps.Keys(needed)) {
 		t.Run("without "+resource, func(t *testing.T) {
 			less := whole.DeepCopy()
@@ -421,15 +408,10 @@ func TestBaseRefusesMissingValues(t *testing.T) {
 		}
 	}
 	refused(`Invalid value: \"PREFIX-OF-YOUR-PODS\": must be a valid CIDR block`, "--config=../../deploy/base/config.conf", "--init-only")
-	text, err := os.ReadFile("../../deploy/base/kubeconfig.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := mustRead(t, "../../deploy/base/kubeconfig.conf")
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig.conf") // the pod has these files
-	outside := regexp.MustCompile(`(?m)^ *(certificate-authority|tokenFile): .*\n`).ReplaceAll(text, nil)
-	if err := os.WriteFile(kubeconfig, bytes.ReplaceAll(outside, []byte("user:\n"), []byte("user: {}\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	outside := regexp.MustCompile(`(?m)^ *(certificate-authority|tokenFile): .*\n`).ReplaceAllString(text, "")
+	must(t, os.WriteFile(kubeconfig, []byte(strings.ReplaceAll(outside, "user:\n", "user: {}\n")), 0o600))
 	refused(`\"https://ADDRESS:PORT\"`, "--kubeconfig="+kubeconfig, "--hostname-override="+nodeName)
 }
 

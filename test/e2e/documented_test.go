@@ -216,11 +216,8 @@ var documented = []struct {
 func TestEveryCommandIsRun(t *testing.T) {
 	where, runs := map[string]string{}, map[string]bool{}
 	for _, name := range documents(t) {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range docpage.Commands(string(text)) {
+		text := mustRead(t, name)
+		for _, c := range docpage.Commands(text) {
 			where[c.Text] = fmt.Sprintf("%s:%d", strings.TrimPrefix(name, "../../"), c.Line)
 		}
 	}
@@ -278,9 +275,7 @@ func newReader(t *testing.T) *reader {
 	err = errors.Join(err, os.Mkdir(r.inPod, 0o700), copyFile(program, filepath.Join(r.onNode, "kube-nftproxy")),
 		os.WriteFile(filepath.Join(r.inPod, "kube-nftproxy"), []byte(inPod), 0o700), //nolint:gosec // it is executed
 		os.Mkdir(filepath.Join(r.checkout, "services"), 0o700), os.WriteFile(filepath.Join(r.checkout, "services", "all.yaml"), manifests, 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.sh(`kubectl apply -f services
 kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.8"}]}}}'`)
 	for _, name := range []string{"one", "two"} {
@@ -292,19 +287,9 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 	reports := service("reports")
 	reports.Spec.Ports = []corev1.ServicePort{{Name: "grpc", Port: 9090}}
 	r.apply(reports)
-	cart := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cart"},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "cart", Image: "none"}}},
-	}
-	if _, err := r.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Node.Serve(inet.TCP, 30443); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Pods[0].Serve(inet.TCP, backendPort); err != nil {
-		t.Fatal(err)
-	}
+	r.createPod("cart")
+	serve(t, inet.TCP, 30443, r.Node)
+	serve(t, inet.TCP, backendPort, r.Pods[0])
 	// All commands run under the seccomp profile. A call that the profile lacks kills the program, so that no call is missed.
 	r.sh(r.onMachine(installProfile) + `
 sed -i 's/"SCMP_ACT_ERRNO"/"SCMP_ACT_KILL_PROCESS"/' ` + r.kubelet.Machine() + `/var/lib/kubelet/seccomp/kube-nftproxy.json
@@ -314,14 +299,7 @@ printf 'components:\n  - ../seccomp\n' >> deploy/base/kustomization.yaml`)
 kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
 	_, before := r.pod("kube-nftproxy")
 	before.Kill()
-	eventually(r, patience, func() error {
-		select {
-		case <-before.Ended():
-			return nil
-		default:
-			return errors.New("it has not ended")
-		}
-	})
+	_ = exits(r, before.Program) // it was killed
 	p, _ := r.pod("kube-nftproxy")
 	r.environ = append(r.environ, "POD="+p.Name)
 	return r
@@ -346,9 +324,7 @@ func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.C
 // pods returns the number of the program's pods.
 func (r *reader) pods() int {
 	list, err := r.api.Client().CoreV1().Pods("kube-system").List(r.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy"})
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	return len(list.Items)
 }
 
@@ -407,16 +383,12 @@ func (r *reader) follow(h *lab.Host, script string, steps ...step) {
 	defer cancel()
 	cmd := r.command(ctx, h, script)
 	out, in, err := os.Pipe()
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	defer out.Close()
 	cmd.Stdout, cmd.Stderr = in, in
 	err = cmd.Start()
 	in.Close()
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	said := ""
 	for lines := bufio.NewScanner(out); len(steps) > 0 && lines.Scan(); {
 		said += lines.Text() + "\n"

@@ -75,7 +75,7 @@ func (a asked) eligibility() (seen []string) {
 
 // lateStart starts the program while its ports are in use, and frees them after the program has logged that.
 func (a asked) lateStart() *proxy.Program {
-	free := []func(){a.take("127.0.0.1:10249"), a.take("0.0.0.0:10256")}
+	free := []func(){take(a, a.Node, "127.0.0.1:10249"), take(a, a.Node, "0.0.0.0:10256")}
 	p := a.run()
 	eventually(a, patience, func() error {
 		text, err := os.ReadFile(p.Log())
@@ -141,12 +141,7 @@ func (a asked) anew(p *proxy.Program) *proxy.Program {
 // exits waits until kube-proxy has exited because there is no Node.
 func (a asked) exits(p *proxy.Program) {
 	a.Helper()
-	select {
-	case <-p.Ended():
-	case <-time.After(patience):
-		a.Fatal("kube-proxy runs without a Node")
-	}
-	if err := p.Wait(); err == nil || err.Error() != "exit status 1" {
+	if err := exits(a, p); err == nil || err.Error() != "exit status 1" {
 		a.Errorf("kube-proxy exits with %v, want status 1", err)
 	}
 }

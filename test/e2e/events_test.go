@@ -54,9 +54,7 @@ func (s countingSink) Patch(ctx context.Context, e *eventsv1.Event, data []byte)
 func testOneEventForAllNodes(t *testing.T, w *world) {
 	of := func() (list []eventsv1.Event, version string) {
 		all, err := w.api.Client().EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, e := range all.Items {
 			if e.Regarding.Name == "second" {
 				list = append(list, e)
@@ -68,9 +66,7 @@ func testOneEventForAllNodes(t *testing.T, w *world) {
 	start := time.Now()
 	before, version := of()
 	changes, err := w.api.Client().EventsV1().Events("").Watch(t.Context(), metav1.ListOptions{ResourceVersion: version})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer changes.Stop()
 	var mu sync.Mutex
 	var failed []error
@@ -78,9 +74,7 @@ func testOneEventForAllNodes(t *testing.T, w *world) {
 	for range nodes - 1 {
 		config := rest.CopyConfig(w.api.Proxy())
 		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		sink := countingSink{&events.EventSinkImpl{Interface: client.EventsV1()}, &mu, &creates, &failed}
 		recorder := report.NewRecorder(sink, "kube-nftproxy", func(kind string) { t.Error("dropped an Event about a", kind) })
 		go recorder.Run(t.Context())

@@ -4,13 +4,11 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	eventsv1 "k8s.io/api/events/v1"
@@ -58,23 +56,18 @@ func (a asked) events() (seen []string) {
 		{"127.0.0.1:10249", "FailedToStartMetricServer"}, {"0.0.0.0:10256", "FailedToStartProxierHealthcheck"},
 	} {
 		address := server.address
-		free := a.take(address)
+		free := take(a, a.Node, address)
 		var reasons []string
 		if !a.theirs {
 			reasons = []string{"Starting", server.reason}
 		}
 		p := live(address+" is taken", reasons, "--bind-address-hard-fail")
-		select {
-		case <-p.Ended():
-		case <-time.After(patience):
-			a.Errorf("%s continues although %s is in use", p, address)
-		}
-		if err := p.Wait(); err == nil || err.Error() != "exit status 1" {
+		if err := exits(a, p); err == nil || err.Error() != "exit status 1" {
 			a.Errorf("%s ends with %v when %s is taken, want status 1", p, err, address)
 		}
 		free()
 	}
-	defer a.take(fmt.Sprintf("%s:%d", a.Node.IPv4, checkPort))()
+	defer take(a, a.Node, fmt.Sprintf("%s:%d", a.Node.IPv4, checkPort))()
 	p := live("a health check node port is taken", []string{"Starting", "FailedToStartServiceHealthcheck"})
 	for _, want := range []string{"kubenftproxy_health_check_ports_failed", `kubenftproxy_problems_total{kind="Service"}`} {
 		if m, err := p.Metrics(a.Context()); err != nil || !a.theirs && m[want] != 1 {
@@ -86,25 +79,9 @@ func (a asked) events() (seen []string) {
 	return seen
 }
 
-// take listens on an address of the node until it is freed.
-func (a asked) take(address string) (free func()) {
-	a.Helper()
-	var taken net.Listener
-	err := a.Node.Do(func() (err error) {
-		taken, err = net.Listen("tcp4", address)
-		return err
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
-	return func() { _ = taken.Close() }
-}
-
 func (a asked) forgetEvents() {
 	a.Helper()
-	if err := a.api.Client().EventsV1().Events("default").DeleteCollection(a.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		a.Fatal(err)
-	}
+	must(a, a.api.Client().EventsV1().Events("default").DeleteCollection(a.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // awaitEvents waits until there is an Event for each of the reasons, and returns all Events.

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,22 +23,15 @@ func TestAPIServerFailover(t *testing.T) {
 	w := ownWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[0], w.Pods[1])
 	other, err := w.api.AddServer(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer other.Stop()
 	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)), kubernetesSlice(other))
 	to := w.clusterIPs("web")[0]
 	both := "https://" + w.api.Server().String() + ",https://" + other.Server().String()
 	listing := filepath.Join(w.dir, "both.kubeconfig")
-	text, err := os.ReadFile(w.kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = bytes.ReplaceAll(text, []byte("https://"+w.api.Server().String()), []byte(both))
-	if err := os.WriteFile(listing, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	text := mustRead(t, w.kubeconfig())
+	text = strings.ReplaceAll(text, "https://"+w.api.Server().String(), both)
+	must(t, os.WriteFile(listing, []byte(text), 0o600))
 	for name, flags := range map[string][]string{
 		"flag": {"--master=" + both}, "kubeconfig": {"--kubeconfig=" + listing}, "learned": {"--learn-api-servers"},
 	} {
@@ -49,9 +41,7 @@ func TestAPIServerFailover(t *testing.T) {
 			eventually(t, patience, func() error { return synced(d) })
 			serve := func(c *cluster.Cluster, pod *lab.Host, servers string) {
 				t.Helper()
-				if err := c.Apply(t.Context(), slice("web", "web-1", endpoint(pod.IPv4))); err != nil {
-					t.Fatal(err)
-				}
+				must(t, c.Apply(t.Context(), slice("web", "web-1", endpoint(pod.IPv4))))
 				eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], inet.TCP, to, pod.Name) })
 				if failed := len(d.lines("API server failed")); failed != strings.Count(servers, "x") {
 					t.Errorf("the log has %d failures of an API server, want %q:\n%s", failed, servers, d.LogTail(20))
@@ -60,14 +50,10 @@ func TestAPIServerFailover(t *testing.T) {
 			serve(w.api, w.Pods[1], "")
 			w.api.KillServer()
 			serve(other, w.Pods[0], "x")
-			if err := w.api.RestartServer(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.api.RestartServer(t.Context()))
 			other.Stop()
 			serve(w.api, w.Pods[1], "xx")
-			if err := other.RestartServer(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, other.RestartServer(t.Context()))
 		})
 	}
 }

@@ -5,7 +5,6 @@ package e2e
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -14,18 +13,11 @@ import (
 // same reason.
 func TestFamiliesThatTheHostHasNotAsKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{})
-	if err := w.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1"))
 	for _, path := range bothPrograms(t) {
 		p := asked{world: w, path: path}.run("--cluster-cidr=fd00:10:244::/56")
-		select {
-		case <-p.Ended():
-		case <-time.After(patience):
-			t.Fatalf("%s continues", p)
-		}
 		const why = "kube-proxy configuration is incorrect: cluster is IPv4-only but clusterCIDRs contains only IPv6 addresses"
-		if err := p.Wait(); err == nil || err.Error() != "exit status 1" || !strings.Contains(p.LogTail(3), why) ||
+		if err := exits(t, p); err == nil || err.Error() != "exit status 1" || !strings.Contains(p.LogTail(3), why) ||
 			!strings.Contains(p.LogTail(3), `"Error running ProxyServer"`) {
 			t.Errorf("%s ends with %v, want status 1 and %q:\n%s", p, err, why, p.LogTail(3))
 		}

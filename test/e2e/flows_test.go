@@ -17,54 +17,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestUDPClientsFollow: a client that keeps sending from one port reaches the present endpoint, and is rejected if there is none.
-// Without the program's help, the kernel would keep it with the first endpoint.
-func TestUDPClientsFollow(t *testing.T) {
-	w := newWorld(t, lab.Config{Pods: 3})
-	first, second, client := w.Pods[0], w.Pods[1], w.Pods[2]
-	w.serve(first, second)
-	w.start().awaitIdle(patience)
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(first))
-	addrs := w.webAddrs()
-	conns := make([]net.Conn, len(addrs))
-	for i, to := range addrs {
-		reach(t, client, to, first.Name)
-		conn, err := client.Dial(t.Context(), inet.UDP, to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close() //nolint:errcheck // unused from here on
-		conns[i] = conn
-	}
-	expect := func(when, want string) {
-		t.Helper()
-		for i, conn := range conns {
-			eventually(t, patience, func() error {
-				if got := ask(conn); got != want {
-					return fmt.Errorf("%s: the client of %s is answered by %q, want %q", when, addrs[i], got, want)
-				}
-				return nil
-			})
-		}
-	}
-	expect("at first", first.Name)
-	w.applySlices("a", endpointsOf(second))
-	expect("after the endpoint was replaced", second.Name)
-	w.applySlices("a", unready(endpointsOf(second)))
-	expect("after the service was scaled to zero", "refused")
-	w.applySlices("a", endpointsOf(first))
-	expect("after it got an endpoint again", first.Name)
-}
-
 // TestUDPClientsAcrossARestart: clients from before the start are served on their source port, and those of a Service that was
 // deleted during downtime are cut off.
 func TestUDPClientsAcrossARestart(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2})
 	first, client := w.Pods[0], w.Pods[1]
 	w.serve(first)
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(first))
+	w.publishWeb(first)
 	// Other rules make the kernel track connections and decide on their translation.
 	nft(t, w.Node, "add table inet other; add chain inet other c { type nat hook prerouting priority -100; }; "+
 		"add rule inet other c ct state new counter")
@@ -72,9 +31,7 @@ func TestUDPClientsAcrossARestart(t *testing.T) {
 	conns := make([]net.Conn, len(addrs))
 	for i, to := range addrs {
 		conn, err := client.Dial(t.Context(), inet.UDP, to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Close() //nolint:errcheck // unused from here on
 		conns[i] = conn
 		if got := ask(conn); got == first.Name {

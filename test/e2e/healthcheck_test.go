@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"regexp"
 	"strings"
@@ -411,9 +410,7 @@ func (a asked) testAddresses() {
 				flags = []string{"--nodeport-addresses=" + tc.flag}
 			}
 			running := a.run(flags...)
-			if _, err := running.AwaitSync(a.Context(), running.Started()); err != nil {
-				a.Fatal(err)
-			}
+			running.Synced(a)
 			want := map[netip.AddrPort]string{}
 			for _, addr := range everywhere {
 				want[netip.AddrPortFrom(netip.MustParseAddr(addr), checkPort)] = refused
@@ -437,7 +434,7 @@ func (a asked) testLateAddress() {
 	const late = "192.0.2.3"
 	at := func(addr string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(addr), checkPort) }
 	a.expect("before", map[netip.AddrPort]string{at("192.0.2.2"): reply("web", 1, true)})
-	err := a.Node.Do(func() error {
+	must(a, a.Node.Do(func() error {
 		link, err := netlink.LinkByName("lo")
 		if err != nil {
 			return err
@@ -447,10 +444,7 @@ func (a asked) testLateAddress() {
 			return err
 		}
 		return netlink.AddrAdd(link, addr)
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
+	}))
 	want := reply("web", 1, true)
 	if a.theirs {
 		a.endpoints(a.both(asItIs, a.Pods...))
@@ -462,25 +456,14 @@ func (a asked) testLateAddress() {
 
 // testTakenPort has another process listen on the port. This is reported, and the port is served as soon as it is free.
 func (a asked) testTakenPort() {
-	var taken net.Listener
-	at := netip.AddrPortFrom(a.Node.IPv4, checkPort)
-	err := a.Node.Do(func() (err error) {
-		taken, err = net.Listen("tcp4", at.String())
-		return err
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
-	defer taken.Close() //nolint:errcheck // it may be closed already
+	free := take(a, a.Node, netip.AddrPortFrom(a.Node.IPv4, checkPort).String())
 	a.run()
 	a.provide()
 	a.expect("while the port is taken", map[netip.AddrPort]string{
 		netip.AddrPortFrom(a.Node.IPv6, checkPort): reply("web", 1, true),
 	})
 	eventually(a, patience, a.takenPortIsReported)
-	if err := taken.Close(); err != nil {
-		a.Fatal(err)
-	}
+	free()
 	const soon = 5 * time.Second // a sixth of the time between two syncs without a change
 	freed, n := time.Now(), 1
 	if a.theirs {
@@ -530,12 +513,8 @@ func (a asked) seizeTables() (release func()) {
 	a.Helper()
 	owner := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "--interactive")
 	commands, err := owner.StdinPipe()
-	if err != nil {
-		a.Fatal(err)
-	}
-	if err := owner.Start(); err != nil {
-		a.Fatal(err)
-	}
+	must(a, err)
+	must(a, owner.Start())
 	released := false
 	release = func() {
 		if !released {

@@ -14,9 +14,7 @@ import (
 // same bytes.
 func TestHealthCheckNodePortOfKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	testHealthChecks(t, asked{
 		path: filepath.Join(bin, "kube-proxy"), table: "kube-proxy", theirs: true,
 	})

@@ -52,12 +52,7 @@ func TestNoFileDescriptorsLeft(t *testing.T) {
 	reach(t, w.Pods[2], ip, "pod-1")
 	// The node's addresses cannot be read.
 	w.addresses(netlink.AddrAdd, []netip.AddrPort{netip.MustParseAddrPort("198.51.100.5:1")})
-	eventually(t, patience, func() error {
-		if len(d.lines("too many open files", "node ip address")) == 0 {
-			return errors.New("nothing in the log about the node's addresses")
-		}
-		return nil
-	})
+	d.awaitLine("too many open files", "node ip address")
 	w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 	reach(t, w.Pods[2], ip, "pod-0")
 	release()
@@ -76,16 +71,10 @@ func TestNoFileDescriptorsLeft(t *testing.T) {
 func (d *daemon) limitFiles(most uint64) (release func()) {
 	d.t.Helper()
 	var before unix.Rlimit
-	if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, nil, &before); err != nil {
-		d.t.Fatal(err)
-	}
-	if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}, nil); err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, nil, &before))
+	must(d.t, unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}, nil))
 	return func() {
-		if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &before, nil); err != nil {
-			d.t.Fatal(err)
-		}
+		must(d.t, unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &before, nil))
 	}
 }
 
@@ -112,14 +101,8 @@ endpoints: [{addresses: ["%s"], nodeName: node-1, conditions: {ready: true}}]
 func newStill(t *testing.T, c lab.Config) *still {
 	t.Helper()
 	s := &still{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
-	if err := os.Mkdir(filepath.Join(s.dir, "manifests"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, h := range s.Pods {
-		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must(t, os.Mkdir(filepath.Join(s.dir, "manifests"), 0o700))
+	serve(t, inet.TCP, backendPort, s.Pods...)
 	s.serveBy(s.Pods[0])
 	return s
 }
@@ -128,12 +111,8 @@ func newStill(t *testing.T, c lab.Config) *still {
 func (s *still) serveBy(h *lab.Host) {
 	s.Helper()
 	file := filepath.Join(s.dir, "manifests", "all.yaml")
-	if err := os.WriteFile(file+".new", fmt.Appendf(nil, stillService, h.IPv4), 0o600); err != nil {
-		s.Fatal(err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		s.Fatal(err)
-	}
+	must(s, os.WriteFile(file+".new", fmt.Appendf(nil, stillService, h.IPv4), 0o600))
+	must(s, os.Rename(file+".new", file))
 }
 
 // startBy starts the program through another one, unless by is empty. Without a log, it logs into a folder of the test.
@@ -206,9 +185,7 @@ func TestDevicesAreAddedAndRemoved(t *testing.T) {
 	const rounds, devices = 3, 150
 	for round := range rounds {
 		err := s.Node.Do(func() error { return churn(devices, round) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, to := range []netip.AddrPort{at, netip.AddrPortFrom(churned(round, 0), 30080)} {
 			eventually(t, patience, func() error { return reached(t.Context(), s.Client, inet.TCP, to, "pod-0") })
 		}

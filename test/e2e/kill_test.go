@@ -14,10 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"regexp"
 	"strconv"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestKillNine changes Services at random and kills the daemon at random moments. Finally the kernel holds the same tables as
@@ -41,33 +42,36 @@ func TestKillNine(t *testing.T) {
 		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond) // the random moment
 		d.Kill()
 		d = w.start()
-		if err := <-changed; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-changed)
 		if err := reached(t.Context(), w.Pods[1], inet.TCP, still, "pod-0"); err != nil {
 			t.Errorf("a Service that doesn't change: %v", err)
 		}
 	}
 	last := d.awaitIdle(patience)
-	clean := w.startOn(w.Remotes[0], w.kubeconfig())
-	clean.awaitIdle(patience)
-	// Unused chains stay for two seconds.
-	eventually(t, patience, func() error {
-		if diff := cmp.Diff(unnumbered(ruleset(t, w.Remotes[0])), unnumbered(ruleset(t, w.Node))); diff != "" {
-			return fmt.Errorf("ruleset after %d kills, against that of a fresh start (-want +got):\n%s", rounds, diff)
-		}
-		return nil
-	})
+	clean := w.asFresh()
 	elements, _ := last.Sum("kubenftproxy_elements")
 	t.Logf("%d rounds, in the end %v elements", rounds, elements)
 	if elements < 100 {
 		t.Errorf("%v elements in the end: nothing was compared", elements)
 	}
 	for _, d := range []*daemon{d, clean} {
-		if bad := d.errors(); len(bad) > 0 {
-			t.Errorf("errors in the log: %q", bad)
-		}
+		d.noErrors()
 	}
+}
+
+// asFresh waits until the node's rules are those of a program that starts in a clean namespace, and returns that program.
+func (w *world) asFresh() *daemon {
+	w.Helper()
+	clean := w.startOn(w.Remotes[0], w.kubeconfig())
+	clean.awaitIdle(patience)
+	// Unused chains stay for two seconds.
+	eventually(w, patience, func() error {
+		if diff := cmp.Diff(unnumbered(ruleset(w, w.Remotes[0])), unnumbered(ruleset(w, w.Node))); diff != "" {
+			return fmt.Errorf("ruleset against that of a fresh start (-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	return clean
 }
 
 // randomChanges draws a few changes and returns a function that makes them.

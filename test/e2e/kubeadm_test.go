@@ -32,8 +32,7 @@ func (s *site) kubeadmFlags(podCIDR string) string {
 func TestKubeadmAddon(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil, allowPrivileged)
 	s.serve(s.Pods[0])
-	s.apply(balanced())
-	s.applySlices("a", endpointsOf(s.Pods[0]))
+	s.publishWeb(s.Pods[0])
 	s.kubeadm(s.kubeadmFlags("10.244.0.0/16,fd00:10:244::/56"))
 	theirs := s.daemonSet("kube-proxy")
 	s.sh("kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=" + ourImage + ":v0.1.0")
@@ -134,14 +133,10 @@ apply: {kubernetesVersion: v1.37.2%s}
 func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil, allowPrivileged)
 	s.serve(s.Pods[0])
-	s.apply(balanced())
-	s.applySlices("a", endpointsOf(s.Pods[0]))
-	older, err := os.ReadFile("testdata/kubeadm-v1.36.3.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.publishWeb(s.Pods[0])
+	older := mustRead(t, "testdata/kubeadm-v1.36.3.yaml")
 	server := s.api.Server().String()
-	s.write("older.yaml", strings.ReplaceAll(string(older), "192.0.2.10:6443", server)+"---\n"+fmt.Sprintf(controlPlane, server))
+	s.write("older.yaml", strings.ReplaceAll(older, "192.0.2.10:6443", server)+"---\n"+fmt.Sprintf(controlPlane, server))
 	s.sh("kubectl apply -f older.yaml")
 	s.sh("kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=" + ourImage + ":v0.1.0")
 	_, d := s.pod("kube-proxy")
@@ -161,11 +156,8 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	s.awaitImage(ourImage + ":v0.1.0")
 	s.reachWeb("pod-0")
 
-	hardened, err := os.ReadFile("../../deploy/kubeadm/hardened.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.write(file, strings.ReplaceAll(string(hardened), "kube-nftproxy:dev", ourImage+":v0.1.0"))
+	hardened := mustRead(t, "../../deploy/kubeadm/hardened.yaml")
+	s.write(file, strings.ReplaceAll(hardened, "kube-nftproxy:dev", ourImage+":v0.1.0"))
 	s.upgrade(fmt.Sprintf(", patches: {directory: %s/patches}", s.checkout))
 	eventually(t, patience, func() error { // the image is the same, and the old pod may still be there
 		var p *corev1.Pod
@@ -187,12 +179,7 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 // awaitOutdated waits until the program has noticed that its configuration file has changed, and checks that it continues.
 func (s *site) awaitOutdated(d *daemon) {
 	s.Helper()
-	eventually(s, patience, func() error {
-		if len(d.lines("a restart of the program applies it")) == 0 {
-			return errors.New("the change of the configuration file is not in the log")
-		}
-		return nil
-	})
+	d.awaitLine("a restart of the program applies it")
 	if d.Exited() {
 		s.Errorf("the program has exited: %s", d.LogTail(3))
 	}
@@ -209,9 +196,7 @@ func (s *site) upgrade(patches string) {
 func (s *site) write(file, text string) {
 	s.Helper()
 	path := filepath.Join(s.checkout, file)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-		s.Fatal(err)
-	}
+	must(s, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)))
 }
 
 // awaitImage waits until the pod of kubeadm's DaemonSet is ready with an image.
@@ -227,9 +212,7 @@ func (s *site) awaitImage(want string) {
 func (s *site) daemonSet(name string) *appsv1.DaemonSet {
 	s.Helper()
 	d, err := s.api.Client().AppsV1().DaemonSets("kube-system").Get(s.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	return d
 }
 

@@ -3,16 +3,13 @@
 package e2e
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -50,51 +47,19 @@ func (w *world) refusedOnLoopback(proto inet.Protocol, port uint16) {
 	}
 }
 
-// echoed is a connection to a server that returns each line.
-type echoed struct {
-	net.Conn
-	lines *bufio.Reader
-}
-
-// hold opens a connection from the node, and returns it with the name of its server.
-func (w *world) hold(to netip.AddrPort) (c *echoed, server string) {
+// hold opens a connection from the node.
+func (w *world) hold(to netip.AddrPort) conversation {
 	w.Helper()
-	conn, err := w.Node.Dial(w.Context(), inet.TCP, to)
-	if err == nil {
-		w.Cleanup(func() { conn.Close() })
-		err = conn.SetDeadline(time.Now().Add(2 * patience))
-	}
-	if err != nil {
-		w.Fatal(err)
-	}
-	c = &echoed{conn, bufio.NewReader(conn)}
-	line, err := c.lines.ReadString('\n')
-	if err != nil {
-		w.Fatal(err)
-	}
-	server, _, _ = strings.Cut(line, " ")
-	return c, server
-}
-
-// alive returns nil if the connection's server answers.
-func (c *echoed) alive() error {
-	if _, err := fmt.Fprintln(c, "hello"); err != nil {
-		return err
-	}
-	if line, err := c.lines.ReadString('\n'); err != nil || line != "hello\n" {
-		return fmt.Errorf("the server returns %q, %w", line, err)
-	}
-	return nil
+	c, err := dialEcho(w.Context(), w.Node, to)
+	must(w, err)
+	w.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // TestNodePortsOnLoopback follows a Service with a node port that processes of the node use by 127.0.0.1 and ::1.
 func TestNodePortsOnLoopback(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
-	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
-		if _, err := h.ServeEcho(backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serveEcho(t, backendPort, w.Pods[0], w.Remotes[0])
 	here, there := endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0])
 	web := onNodePort("web", webNodePort)
 	w.apply(web)
@@ -129,9 +94,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	udp := onNodePort("dns", dnsNodePort)
 	udp.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 	w.apply(udp)
-	if _, err := w.Node.Serve(inet.UDP, dnsNodePort); err != nil {
-		t.Fatal(err)
-	}
+	serve(t, inet.UDP, dnsNodePort, w.Node)
 	w.refusedOnLoopback(inet.UDP, dnsNodePort)
 	m, err := d.scrape()
 	for _, f := range inet.Families {
@@ -141,18 +104,18 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	}
 	said("100 % refused with ICMP port unreachable", "trace", "node", "127.0.0.1:30153/udp")
 
-	var held []*echoed
+	var held []conversation
 	for _, to := range onLoopback(webNodePort) {
-		c, server := w.hold(to)
-		if server != "pod-0" {
-			t.Errorf("%s reaches %s", to, server)
+		c := w.hold(to)
+		if c.server != "pod-0" {
+			t.Errorf("%s reaches %s", to, c.server)
 		}
 		held = append(held, c)
 	}
 	stay := func(after string) {
 		t.Helper()
 		for i, c := range held {
-			if err := c.alive(); err != nil {
+			if err := c.goOn(); err != nil {
 				t.Errorf("connection %d after %s: %v", i, after, err)
 			}
 		}
@@ -195,7 +158,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	remove("b")
 	w.refusedOnLoopback(inet.TCP, webNodePort)
 	for i, c := range held {
-		if _, err := c.lines.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
+		if _, err := c.in.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("connection %d ended with %v after the last endpoint has gone, want a reset", i, err)
 		}
 	}
@@ -215,9 +178,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 		t.Errorf("%v repairs: the program takes its own commits for another program's", n)
 	}
 	t.Run("upgrade", func(t *testing.T) { d = testLoopbackUpgrade(t, w, d) })
-	if bad := d.errors(); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
+	d.noErrors()
 	d.stop()
 	if out := nft(t, w.Node, "list", "tables"); strings.Contains(out, "loopback") {
 		t.Errorf("tables after the end:\n%s", out)
@@ -227,7 +188,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 
 // testLoopbackUpgrade starts a second instance, which takes over and exits, and a third one, which stays. The first one keeps its connections.
 func testLoopbackUpgrade(t *testing.T, w *world, d *daemon) *daemon {
-	c, _ := w.hold(onLoopback(webNodePort)[0])
+	c := w.hold(onLoopback(webNodePort)[0])
 	works := func() {
 		t.Helper()
 		w.reachLoopback(webNodePort, "pod-0")
@@ -243,7 +204,7 @@ func testLoopbackUpgrade(t *testing.T, w *world, d *daemon) *daemon {
 			return nil
 		})
 		works()
-		if err := c.alive(); err != nil {
+		if err := c.goOn(); err != nil {
 			t.Error(err)
 		}
 		return next
@@ -299,11 +260,9 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 	to := onLoopback(webNodePort)[0]
 	w.reachLoopback(webNodePort, "pod-0")
 	before, err := d.scrape()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const failed = `kubenftproxy_loopback_connections_failed_total{reason="limit"}`
-	open := make([]*echoed, 0, most)
+	open := make([]conversation, 0, most)
 	eventually(t, patience, func() error { // until the earlier connections have ended
 		m, err := d.scrape()
 		if err == nil && m["kubenftproxy_loopback_connections"] != 0 {
@@ -312,8 +271,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 		return err
 	})
 	for range most {
-		c, _ := w.hold(to)
-		open = append(open, c)
+		open = append(open, w.hold(to))
 	}
 	a := w.Node.Probe(t.Context(), inet.TCP, to, lab.Options{})
 	if a.Outcome == lab.Answered {
@@ -324,9 +282,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 		t.Errorf("%v connections, %v above the limit; %v", after["kubenftproxy_loopback_connections"], after[failed], err)
 	}
 	for _, c := range open {
-		if err := c.alive(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.goOn())
 		c.Close()
 	}
 	w.reachLoopback(webNodePort, "pod-0")
@@ -335,11 +291,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 // testLoopbackPortInUse has another process listen on one address of a node port.
 func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func()) {
 	four, six := onLoopback(quietNodePort)[0], onLoopback(quietNodePort)[1]
-	var taken net.Listener
-	if err := w.Node.Do(func() (err error) { taken, err = net.Listen("tcp4", four.String()); return err }); err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	free := take(t, w.Node, four.String())
 	quiet := onNodePort("quiet", quietNodePort)
 	w.apply(quiet, slice("quiet", "quiet-4", endpoint(w.Pods[0].IPv4)), slice("quiet", "quiet-6", endpoint(w.Pods[0].IPv6)))
 	eventually(t, patience, func() error { return reached(t.Context(), w.Node, inet.TCP, six, "pod-0") })
@@ -362,9 +314,7 @@ func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func())
 	eventually(t, patience, told)
 	failures := func() float64 {
 		m, err := d.scrape()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return m[`kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"}`]
 	}
 	n := failures()
@@ -381,9 +331,7 @@ func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func())
 		t.Errorf("%d lines in the log tell of the port, want 1: %q", len(lines), lines)
 	}
 	whileInUse()
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	free()
 	eventually(t, patience, func() error { return reached(t.Context(), w.Node, inet.TCP, four, "pod-0") })
 	if err := told(); err != nil {
 		t.Error(err)

@@ -20,14 +20,8 @@ import (
 // TestNodePortsOnLoopbackAreThoseOfKubeProxy makes the same changes with both programs, and compares connections and metrics.
 func TestNodePortsOnLoopbackAreThoseOfKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
-	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
-		if _, err := h.ServeEcho(backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := w.Node.Serve(inet.UDP, dnsNodePort); err != nil {
-		t.Fatal(err)
-	}
+	serveEcho(t, backendPort, w.Pods[0], w.Remotes[0])
+	serve(t, inet.UDP, dnsNodePort, w.Node)
 	var seen [2][]string
 	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).loopback() })
@@ -58,14 +52,13 @@ func (a asked) loopback() (seen []string) {
 		}
 		seen = append(seen, fmt.Sprintf("%s: ended %t", name, err != nil))
 	}
-	var held []*echoed
+	var held []conversation
 	for _, to := range onLoopback(webNodePort) {
-		c, _ := a.hold(to)
-		held = append(held, c)
+		held = append(held, a.hold(to))
 	}
 	check := func(name string) {
 		for i, c := range held {
-			note(fmt.Sprintf("connection %d after %s", i, name), c.alive())
+			note(fmt.Sprintf("connection %d after %s", i, name), c.goOn())
 		}
 	}
 	a.applySlices("b", there)
@@ -82,15 +75,13 @@ func (a asked) loopback() (seen []string) {
 	remove("a")
 	a.refusedOnLoopback(inet.TCP, webNodePort) // no endpoint on this node
 	for i, c := range held {
-		_, err := c.lines.ReadString('\n')
+		_, err := c.in.ReadString('\n')
 		note(fmt.Sprintf("connection %d without a local endpoint", i), err)
 	}
 	a.applySlices("a", here)
 	a.reachLoopback(webNodePort, "pod-0")
 	m, err := p.Metrics(a.Context())
-	if err != nil {
-		a.Fatal(err)
-	}
+	must(a, err)
 	for _, f := range inet.Families {
 		label := fmt.Sprintf(`{ip_family="%s"}`, f)
 		seen = append(seen, fmt.Sprintf("%s: %v listeners, UDP refused %t", f, m["kubeproxy_nftables_localhost_nodeport_listeners"+label],

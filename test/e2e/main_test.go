@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -79,14 +80,10 @@ func newWorld(t *testing.T, c lab.Config) *world {
 	if w.api, err = shared(); err == nil {
 		err = w.api.Rewind(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, h := range append([]*lab.Host{w.Node}, w.Remotes...) {
 		forward, err := twin.Forward(h, w.api.Server())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = forward.Close() })
 	}
 	w.apply(node())
@@ -104,9 +101,7 @@ func ownWorld(t *testing.T, c lab.Config, flags ...string) *world {
 	w.api, err = cluster.Start(ctx, cluster.Config{
 		Dir: filepath.Join(w.dir, "cluster"), Netns: w.Node.Netns, Address: w.Node.IPv4, Flags: flags,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(w.api.Stop)
 	w.apply(node())
 	return w
@@ -115,36 +110,36 @@ func ownWorld(t *testing.T, c lab.Config, flags ...string) *world {
 // serve starts TCP and UDP servers on port 8080 of the hosts.
 func (w *world) serve(hosts ...*lab.Host) {
 	w.Helper()
-	for _, h := range hosts {
-		for _, proto := range protocols {
-			if _, err := h.Serve(proto, backendPort); err != nil {
-				w.Fatal(err)
-			}
-		}
+	for _, proto := range protocols {
+		serve(w, proto, backendPort, hosts...)
 	}
 }
 
-// eventually repeats check until it returns nil, and fails the test with its last error after the time.
-func eventually(t testing.TB, within time.Duration, check func() error) {
+// serve starts servers of a protocol on a port of the hosts.
+func serve(t testing.TB, proto inet.Protocol, port uint16, hosts ...*lab.Host) {
 	t.Helper()
-	if err := await(t.Context(), within, check); err != nil {
-		t.Fatal(err)
+	for _, h := range hosts {
+		_, err := h.Serve(proto, port)
+		must(t, err)
 	}
 }
 
-// await repeats check until it returns nil or the time is over.
-func await(ctx context.Context, within time.Duration, check func() error) error {
-	deadline := time.Now().Add(within)
-	for {
-		err := check()
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case time.Now().After(deadline):
-			return fmt.Errorf("after %v: %w", within, err)
-		}
-		time.Sleep(10 * time.Millisecond)
+// serveEcho starts servers that return each line.
+func serveEcho(t testing.TB, port uint16, hosts ...*lab.Host) {
+	t.Helper()
+	for _, h := range hosts {
+		_, err := h.ServeEcho(port)
+		must(t, err)
 	}
+}
+
+// The vocabulary of the tests.
+var must, eventually, await = lab.Must, lab.Eventually, lab.Await
+
+// mustRead returns the content of a file.
+func mustRead(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	return string(text)
 }

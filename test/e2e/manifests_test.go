@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -36,9 +35,7 @@ endpoints: [{addresses: [%[2]s], conditions: {ready: true}, nodeName: node-1}]
 		if want := []string{first, last}[i]; pod.IPv4.String() != want {
 			t.Fatalf("pod %d has %s, want %s", i, pod.IPv4, want)
 		}
-		if _, err := pod.Serve(inet.TCP, backendPort); err != nil {
-			t.Fatal(err)
-		}
+		serve(t, inet.TCP, backendPort, pod)
 	}
 	served := func(by int) {
 		t.Helper()
@@ -48,11 +45,8 @@ endpoints: [{addresses: [%[2]s], conditions: {ready: true}, nodeName: node-1}]
 		}
 	}
 	served(0)
-	log, err := os.ReadFile(d.program.Log())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(log), "cannot be read and is left out"); n != 2 {
+	log := mustRead(t, d.program.Log())
+	if n := strings.Count(log, "cannot be read and is left out"); n != 2 {
 		t.Errorf("%d log lines, want 2:\n%s", n, log)
 	}
 	samples, err := d.program.Metrics(t.Context())

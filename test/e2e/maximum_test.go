@@ -48,9 +48,7 @@ func testMaximum(t *testing.T, w *world, d *daemon) {
 	if m := d.awaitIdle(patience); m[`kubenftproxy_refused_total{reason="max_connections"}`] == 0 {
 		t.Error("no connection counts as refused because of the maximum")
 	}
-	if err := open[0].Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open[0].Close())
 	eventually(t, patience, connect)
 	w.delete(limited)
 }

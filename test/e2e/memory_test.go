@@ -32,11 +32,7 @@ func TestMemoryLimit(t *testing.T) {
 		}
 	}
 	w := ownWorld(t, lab.Config{Pods: 7, Remotes: 6})
-	for _, h := range append(w.Pods[:6:6], w.Remotes[:5]...) {
-		if _, err := h.ServeEcho(backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serveEcho(t, backendPort, append(w.Pods[:6:6], w.Remotes[:5]...)...)
 	ips := w.createBig(n)
 	g := newGroup(t, limit<<20)
 	d := w.startIn(g)
@@ -62,9 +58,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 	w.checkSample(ips[sampleIndex(n, 1)])
 	_ = alive()
-	if bad := d.errors(); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
+	d.noErrors()
 	t.Logf("%d Services with %d MiB: peak of the control group %d MiB, resident now %.0f MiB, at most %.0f MiB", n, limit, g.peak()>>20,
 		d.memory("VmRSS"), d.memory("VmHWM"))
 }
@@ -87,15 +81,11 @@ func newGroup(t testing.TB, limit int) *group {
 		t.Fatal(err)
 	}
 	g.folder = filepath.Join(root, name)
-	if err := os.Mkdir(g.folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(g.folder, 0o755))
 	t.Cleanup(func() {
 		eventually(t, patience, func() error { return os.Remove(g.folder) })
 	})
-	if err := os.WriteFile(filepath.Join(g.folder, file), []byte(strconv.Itoa(limit)), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(g.folder, file), []byte(strconv.Itoa(limit)), 0))
 	return g
 }
 

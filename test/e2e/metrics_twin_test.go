@@ -71,9 +71,7 @@ func lived(a asked) (s scrapes) {
 	}
 	p := a.run("--feature-gates=WatchListClient=false,NativeHistograms=true")
 	s.started = p.Started()
-	if _, err := p.AwaitSync(a.Context(), s.started); err != nil {
-		a.Fatal(err)
-	}
+	p.Synced(a)
 	s.first, _ = a.gather(p)
 	a.changes(p, local, plain)
 	a.ask(p)
@@ -192,14 +190,10 @@ const metricsPage = "http://127.0.0.1:10249/metrics"
 func (a asked) gather(p *proxy.Program) (families, []byte) {
 	a.Helper()
 	_, text, err := p.Get(a.Context(), metricsPage)
-	if err != nil {
-		a.Fatal(err)
-	}
+	must(a, err)
 	parser := expfmt.NewTextParser(names.UTF8Validation)
 	found, err := parser.TextToMetricFamilies(bytes.NewReader(text))
-	if err != nil {
-		a.Fatal(err)
-	}
+	must(a, err)
 	return found, text
 }
 
@@ -418,9 +412,7 @@ func mixin(t *testing.T, theirs, ours families) {
 // lint checks the whole page by Prometheus's rules. Its findings are in names from other projects.
 func lint(t *testing.T, text []byte) {
 	problems, err := promlint.New(bytes.NewReader(text)).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range problems {
 		if !strings.HasPrefix(p.Metric, "go_") && !strings.HasPrefix(p.Metric, "rest_client_") &&
 			p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {

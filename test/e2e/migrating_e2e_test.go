@@ -17,9 +17,7 @@ import (
 // TestMigrating follows docs/migrating.md. kube-nftproxy itself stands in for kube-proxy, which the lane twin has.
 func TestMigrating(t *testing.T) {
 	root := t.TempDir()
-	if err := imageOf(root, program); err != nil {
-		t.Fatal(err)
-	}
+	must(t, imageOf(root, program))
 	testMigrating(t, kubelet.Image{Root: root, Entrypoint: []string{"/usr/local/bin/kube-proxy"}})
 }
 
@@ -45,9 +43,7 @@ func TestMigratingFiles(t *testing.T) {
 				continue
 			}
 			file := filepath.Join(t.TempDir(), "config.conf")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(file, []byte(text), 0o600))
 			accepted("--config=" + file)
 			files++
 		}

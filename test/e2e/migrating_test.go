@@ -5,14 +5,12 @@ package e2e
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,13 +27,10 @@ const migrating = "docs/migrating.md"
 // mustReadPage reads a file's code blocks of one language.
 func mustReadPage(t *testing.T, file, language string) page {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := mustRead(t, filepath.Join("../..", file))
 	p := page{}
 	heading, open, body := "", "", ""
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		switch fence, isFence := strings.CutPrefix(line, "```"); {
 		case isFence && open == "":
 			open, body = strings.TrimSpace(fence), ""
@@ -89,7 +84,7 @@ type migration struct {
 	*site
 	page page
 	// connection was opened at the start.
-	connection net.Conn
+	connection conversation
 	// onPod1 is true while Service web leads to pod-1, otherwise it leads to pod-0.
 	onPod1 bool
 }
@@ -147,9 +142,7 @@ func testMigrating(t *testing.T, kubeProxy kubelet.Image) {
 func (m *migration) begin() {
 	m.Helper()
 	m.serve(m.Pods[0], m.Pods[1])
-	if _, err := m.Pods[0].ServeEcho(7777); err != nil {
-		m.Fatal(err)
-	}
+	serveEcho(m, 7777, m.Pods[0])
 	svc := balanced()
 	m.apply(svc)
 	m.applySlices("a", endpointsOf(m.Pods[0]))
@@ -162,18 +155,15 @@ func (m *migration) begin() {
 	s.Ports[0].Port = &port
 	m.apply(s)
 	file := filepath.Join(m.checkout, "kubeadm.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, kubeadmConfig, m.Node.IPv4, m.api.Server()), 0o600); err != nil {
-		m.Fatal(err)
-	}
+	must(m, os.WriteFile(file, fmt.Appendf(nil, kubeadmConfig, m.Node.IPv4, m.api.Server()), 0o600))
 	m.kubeadm("--config kubeadm.yaml")
 	m.served("kube-proxy", false)
 	to := m.clusterIPs("echo")[0]
 	eventually(m, patience, func() (err error) {
-		m.connection, err = m.Client.Dial(m.Context(), inet.TCP, to)
+		m.connection, err = dialEcho(m.Context(), m.Client, to)
 		return err
 	})
 	m.Cleanup(func() { m.connection.Close() })
-	m.alive()
 }
 
 // do runs the commands of a stage, and checks the result.
@@ -245,20 +235,8 @@ func (m *migration) moves() {
 // alive checks the connection from the start.
 func (m *migration) alive() {
 	m.Helper()
-	line := fmt.Sprintf("alive at %d\n", time.Now().UnixNano())
-	if err := m.connection.SetDeadline(time.Now().Add(patience)); err != nil {
-		m.Fatal(err)
-	}
-	if _, err := m.connection.Write([]byte(line)); err != nil {
-		m.Fatal(err)
-	}
-	buf, got := make([]byte, 256), ""
-	for !strings.HasSuffix(got, line) {
-		n, err := m.connection.Read(buf)
-		if err != nil {
-			m.Fatalf("the connection from the start is lost: %v after %q", err, got)
-		}
-		got += string(buf[:n])
+	if err := m.connection.goOn(); err != nil {
+		m.Fatalf("the connection from the start is lost: %v", err)
 	}
 }
 

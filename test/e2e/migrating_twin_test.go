@@ -18,9 +18,7 @@ import (
 func TestMigratingFromKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
 	root := t.TempDir()
-	if err = errors.Join(err, copyFile(filepath.Join(bin, "kube-proxy"), filepath.Join(root, "usr/local/bin/kube-proxy")), addNFT(root)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, copyFile(filepath.Join(bin, "kube-proxy"), filepath.Join(root, "usr/local/bin/kube-proxy")), addNFT(root)))
 	testMigrating(t, kubelet.Image{Root: root, Entrypoint: []string{"/usr/local/bin/kube-proxy"}})
 }
 

@@ -44,9 +44,7 @@ func manifest(t testing.TB, path string) (m map[string]any) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &m)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -57,9 +55,7 @@ func writeManifest(t testing.TB, path string, m any) {
 	if err == nil {
 		err = os.WriteFile(path, text, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // promPrograms returns the folder with prometheus and promtool; it downloads missing ones.
@@ -70,9 +66,7 @@ func promPrograms(t testing.TB) string {
 		t.Fatalf("hack/prometheus.sh: %v\n%s", err, out)
 	}
 	dir, err := filepath.Abs("../../bin/prometheus")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return dir
 }
 
@@ -100,9 +94,7 @@ func TestAlerts(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, file), []byte(onAllNodes(string(text))), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, append([]string{"test", "rules"}, alertFiles...)} {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "promtool"), args...)
@@ -118,12 +110,9 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s: testdata has it fire: %t, and not fire: %t", name, fired[name], quiet[name])
 		}
 	}
-	text, err := os.ReadFile("../../docs/runbooks.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := mustRead(t, "../../docs/runbooks.md")
 	var sections []string
-	for _, m := range regexp.MustCompile(`(?m)^## (Kube\w+)$`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^## (Kube\w+)$`).FindAllStringSubmatch(text, -1) {
 		sections = append(sections, m[1])
 	}
 	if diff := cmp.Diff(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(sections))); diff != "" {
@@ -148,9 +137,7 @@ func TestScrapeSelectsEachDaemonSet(t *testing.T) {
 	scrape := manifest(t, filepath.Join(monitoring, "scrape.yaml"))["scrape_configs"].([]any)[0].(map[string]any)
 	discovery := scrape["kubernetes_sd_configs"].([]any)[0].(map[string]any)
 	plain, err := labels.Parse(discovery["selectors"].([]any)[0].(map[string]any)["label"].(string))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var monitor struct {
 		Spec struct{ Selector metav1.LabelSelector }
 	}
@@ -158,13 +145,9 @@ func TestScrapeSelectsEachDaemonSet(t *testing.T) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &monitor)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	operator, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	keep := scrape["relabel_configs"].([]any)[0].(map[string]any)
 	container := regexp.MustCompile("^(?:" + keep["regex"].(string) + ")$")
 	if keep["action"] != "keep" || fmt.Sprint(keep["source_labels"]) != "[__meta_kubernetes_pod_container_name]" {
@@ -186,11 +169,8 @@ func TestScrapeSelectsEachDaemonSet(t *testing.T) {
 
 // daemonSetIn returns the DaemonSet of a file of YAML documents.
 func daemonSetIn(t testing.TB, file string) (d appsv1.DaemonSet) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for document := range strings.SplitSeq(string(text), "\n---") {
+	text := mustRead(t, file)
+	for document := range strings.SplitSeq(text, "\n---") {
 		d = appsv1.DaemonSet{}
 		if err := yaml.Unmarshal([]byte(document), &d); err == nil && d.Kind == "DaemonSet" {
 			return d
@@ -432,9 +412,7 @@ func (w *watched) haveValues(t *testing.T, expressions []string) {
 
 // testAlerts checks that only alerts about the test's changes fire, and that one fires after another program has deleted a table.
 func (w *watched) testAlerts(t *testing.T) {
-	if err := w.Node.Command(t.Context(), "nft", "delete table ip kube-nftproxy").Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Node.Command(t.Context(), "nft", "delete table ip kube-nftproxy").Run())
 	w.query(t, `ALERTS{alertname="KubeNftproxyTablesTouched",alertstate="firing"}`, func(all []series) error {
 		if len(all) != 1 {
 			return fmt.Errorf("%d alerts fire after the deletion of a table", len(all))
@@ -454,9 +432,7 @@ func (w *watched) testAlerts(t *testing.T) {
 			}
 		}
 	}
-	if err := w.ask(t.Context(), "/api/v1/rules", nil, &rules); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.ask(t.Context(), "/api/v1/rules", nil, &rules))
 	n := 0
 	for _, group := range rules.Data.Groups {
 		for _, r := range group.Rules {

@@ -3,11 +3,8 @@
 package e2e
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -20,7 +17,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -29,9 +25,7 @@ import (
 func TestPodCIDRsOfTheNode(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2, Remotes: 1})
 	w.serve(w.Pods[0])
-	if _, err := w.Pods[0].ServeEcho(echoPort); err != nil {
-		t.Fatal(err)
-	}
+	serveEcho(t, echoPort, w.Pods[0])
 	w.apply(balanced(), echoService())
 	w.applySlices("a", endpointsOf(w.Pods[0]))
 	w.apply(echoSlices(w.Pods[0])...)
@@ -68,9 +62,7 @@ func TestPodCIDRsOfTheNode(t *testing.T) {
 			t.Errorf("a connection from before the change: %v", err)
 		}
 	}
-	if bad := d.errors(); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
+	d.noErrors()
 }
 
 // nodeWithPods returns the Node with these prefixes of pods.
@@ -122,64 +114,6 @@ func echoSlices(h *lab.Host) (list []runtime.Object) {
 		list = append(list, s)
 	}
 	return list
-}
-
-// conversation is a TCP connection to a server that returns each line.
-type conversation struct {
-	net.Conn
-	in *bufio.Reader
-}
-
-// converse opens a connection to each address from each host, and closes them at the end of the test.
-func (w *world) converse(to []netip.AddrPort, from ...*lab.Host) (open []conversation) {
-	w.Helper()
-	for _, h := range from {
-		for _, addr := range to {
-			var c conversation
-			eventually(w, patience, func() (err error) {
-				c, err = dialEcho(w.Context(), h, addr)
-				return err
-			})
-			w.Cleanup(func() { _ = c.Close() })
-			open = append(open, c)
-		}
-	}
-	return open
-}
-
-func dialEcho(ctx context.Context, h *lab.Host, to netip.AddrPort) (c conversation, err error) {
-	conn, err := h.Dial(ctx, inet.TCP, to)
-	if err != nil {
-		return c, err
-	}
-	c = conversation{conn, bufio.NewReader(conn)}
-	if err = conn.SetDeadline(time.Now().Add(patience)); err == nil {
-		_, err = c.in.ReadString('\n') // the server's greeting
-	}
-	if err == nil {
-		err = c.goOn()
-	}
-	if err != nil {
-		_ = conn.Close() // the first error matters more
-	}
-	return c, err
-}
-
-// goOn sends a line and reads it back.
-func (c conversation) goOn() error { return c.say("still here") }
-
-func (c conversation) say(line string) error {
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	if _, err := c.Write([]byte(line + "\n")); err != nil {
-		return err
-	}
-	got, err := c.in.ReadString('\n')
-	if err == nil && got != line+"\n" {
-		err = fmt.Errorf("%d bytes were returned for %d, or others", len(got), len(line)+1)
-	}
-	return err
 }
 
 // TestNodeRegistersAgain deletes the Node, as when a machine leaves a cluster and joins it again: addresses and zone stay in
@@ -240,8 +174,7 @@ func inZone(e [2]discoveryv1.Endpoint, zone string) [2]discoveryv1.Endpoint {
 func TestAddressesOfInterfacesAreFollowed(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.serve(w.Pods[0])
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(w.Pods[0]))
+	w.publishWeb(w.Pods[0])
 	d := w.start("--nodeport-addresses", "192.0.2.0/24,198.51.100.0/24,2001:db8::/64,2001:db8:5::/64")
 	at := func(addrs ...string) (list []netip.AddrPort) {
 		for _, a := range addrs {
@@ -278,15 +211,13 @@ func TestAddressesOfInterfacesAreFollowed(t *testing.T) {
 		})
 		serving(inside)
 	}
-	if bad := d.errors(); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
+	d.noErrors()
 }
 
 // addresses adds addresses to the node's device for clients, or deletes them.
 func (w *world) addresses(do func(netlink.Link, *netlink.Addr) error, list []netip.AddrPort) {
 	w.Helper()
-	err := w.Node.Do(func() error {
+	must(w, w.Node.Do(func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -302,8 +233,5 @@ func (w *world) addresses(do func(netlink.Link, *netlink.Addr) error, list []net
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	}))
 }

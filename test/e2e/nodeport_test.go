@@ -39,15 +39,11 @@ func TestNodePortCollision(t *testing.T) {
 	w.apply(onNodePort("web", webNodePort), onNodePort("dns", dnsNodePort), onNodePort("quiet", quietNodePort),
 		slice("web", "web-4", endpoint(w.Pods[0].IPv4)))
 	taker, err := w.Node.Serve(inet.TCP, webNodePort)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.occupyQuiet()
 	sysctl := func(name, value string) {
 		t.Helper()
-		if err := w.Node.Sysctl("ipv4/"+name, value); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Node.Sysctl("ipv4/"+name, value))
 	}
 	sysctl("ip_local_port_range", "30100 39999") // the node port of dns, and enough others
 	reaches := func(server string) {
@@ -66,19 +62,17 @@ func TestNodePortCollision(t *testing.T) {
 	want := map[string]int{
 		"NodePortCollision Service web": 1, "NodePortInEphemeralRange Service dns": 1, "NodePortInEphemeralRange Node node-1": 1,
 	}
-	eventually(t, patience, func() error { return nodePortEvents(w, want) })
+	eventually(t, patience, func() error { return compareEvents(w, "NodePort", want) })
 	if got := d.lines("Part of an object cannot be used", "default/web", "30080/TCP (at 0.0.0.0:30080)", "on node node-1"); len(got) != 1 {
 		t.Errorf("%d lines in the log tell of the process, want 1: %q", len(got), got)
 	}
 
 	// After a change, a search finds neither any more, and reports nothing.
-	if err := taker.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, taker.Close())
 	sysctl("ip_local_reserved_ports", "30000-32767")
 	w.apply(onNodePort("other", 30091))
 	eventually(t, patience, func() error { return collisions(d, 0, 0) })
-	if err := nodePortEvents(w, want); err != nil {
+	if err := compareEvents(w, "NodePort", want); err != nil {
 		t.Error(err)
 	}
 	d.stop()
@@ -88,7 +82,7 @@ func TestNodePortCollision(t *testing.T) {
 // connected socket.
 func (w *world) occupyQuiet() {
 	w.Helper()
-	err := w.Node.Do(func() error {
+	must(w, w.Node.Do(func() error {
 		for _, network := range []string{"tcp4", "udp4"} {
 			at := net.JoinHostPort("127.0.0.1", fmt.Sprint(quietNodePort))
 			if network == "udp4" {
@@ -104,10 +98,7 @@ func (w *world) occupyQuiet() {
 			w.Cleanup(func() { conn.Close() })
 		}
 		return err
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	}))
 }
 
 // keep listens until the end of the test.
@@ -141,15 +132,15 @@ func collisions(d *daemon, listener, ephemeral float64) error {
 	return nil
 }
 
-// nodePortEvents compares the Events about node ports, as numbers of occurrences.
-func nodePortEvents(w *world, want map[string]int) error {
+// compareEvents compares the Events whose reason begins with a prefix, as numbers of occurrences by reason and object.
+func compareEvents(w *world, prefix string, want map[string]int) error {
 	list, err := w.api.Client().EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	got := map[string]int{}
 	for _, e := range list.Items {
-		if !strings.HasPrefix(e.Reason, "NodePort") {
+		if !strings.HasPrefix(e.Reason, prefix) {
 			continue
 		}
 		n := 1

@@ -3,11 +3,14 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,26 +69,20 @@ func terminating(e discoveryv1.Endpoint) discoveryv1.Endpoint {
 // apply creates or replaces objects.
 func (w *world) apply(objs ...runtime.Object) {
 	w.Helper()
-	if err := w.api.Apply(w.Context(), objs...); err != nil {
-		w.Fatal(err)
-	}
+	must(w, w.api.Apply(w.Context(), objs...))
 }
 
 // delete deletes objects.
 func (w *world) delete(objs ...runtime.Object) {
 	w.Helper()
-	if err := w.api.Delete(w.Context(), objs...); err != nil {
-		w.Fatal(err)
-	}
+	must(w, w.api.Delete(w.Context(), objs...))
 }
 
 // clusterIPs returns the cluster IPs that the API server allocated to a Service, with the Services' port.
 func (w *world) clusterIPs(name string) []netip.AddrPort {
 	w.Helper()
 	svc, err := w.api.Client().CoreV1().Services("default").Get(w.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	var out []netip.AddrPort
 	for _, ip := range svc.Spec.ClusterIPs {
 		out = append(out, netip.AddrPortFrom(netip.MustParseAddr(ip), servicePort))
@@ -128,13 +125,72 @@ func reach(t testing.TB, from *lab.Host, to netip.AddrPort, servers ...string) {
 func never(t testing.TB, during time.Duration, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if err := check(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, check())
 	}
 }
 
 // addrPort returns an address with the Services' port.
 func addrPort(addr string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(addr), servicePort)
+}
+
+// conversation is a TCP connection to a server that returns each line.
+type conversation struct {
+	net.Conn
+	in *bufio.Reader
+	// server is the name of the server.
+	server string
+}
+
+// converse opens a connection to each address from each host, and closes them at the end of the test.
+func (w *world) converse(to []netip.AddrPort, from ...*lab.Host) (open []conversation) {
+	w.Helper()
+	for _, h := range from {
+		for _, addr := range to {
+			var c conversation
+			eventually(w, patience, func() (err error) {
+				c, err = dialEcho(w.Context(), h, addr)
+				return err
+			})
+			w.Cleanup(func() { _ = c.Close() })
+			open = append(open, c)
+		}
+	}
+	return open
+}
+
+func dialEcho(ctx context.Context, h *lab.Host, to netip.AddrPort) (c conversation, err error) {
+	conn, err := h.Dial(ctx, inet.TCP, to)
+	if err != nil {
+		return c, err
+	}
+	c = conversation{Conn: conn, in: bufio.NewReader(conn)}
+	if err = conn.SetDeadline(time.Now().Add(patience)); err == nil {
+		c.server, err = c.in.ReadString('\n')
+		c.server, _, _ = strings.Cut(c.server, " ")
+	}
+	if err == nil {
+		err = c.goOn()
+	}
+	if err != nil {
+		_ = conn.Close() // the first error matters more
+	}
+	return c, err
+}
+
+// goOn sends a line and reads it back.
+func (c conversation) goOn() error { return c.say("still here") }
+
+func (c conversation) say(line string) error {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		return err
+	}
+	got, err := c.in.ReadString('\n')
+	if err == nil && got != line+"\n" {
+		err = fmt.Errorf("%d bytes were returned for %d, or others", len(got), len(line)+1)
+	}
+	return err
 }

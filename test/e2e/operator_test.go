@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -92,9 +91,7 @@ func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, 
 	cmd := o.Node.Command(o.Context(), program, "trace", from.IPv4.String(), to.String(), "--live", "--timeout", "20s")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		o.Fatal(err)
-	}
+	must(o, cmd.Start())
 	eventually(o.T, patience, func() error {
 		if list := nft(o.T, o.Node, "list", "tables"); !strings.Contains(list, "kube-nftproxy-trace") {
 			return fmt.Errorf("trace --live doesn't listen yet: %s", list)
@@ -225,19 +222,14 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 // testHealthCheckPort blocks the health check port first by another process and then by a firewall.
 func (o *operator) testHealthCheckPort() {
 	const port = 32123
-	var l net.Listener
-	if err := o.Node.Do(func() (err error) { l, err = net.Listen("tcp4", fmt.Sprintf("192.0.2.1:%d", port)); return err }); err != nil {
-		o.Fatal(err)
-	}
+	free := take(o, o.Node, fmt.Sprintf("192.0.2.1:%d", port))
 	o.apply(web("checked", func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, port
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
 	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port(.|\n)*address already in use\n\(ss -ltnp sport = :32123 shows the process`)
 	o.says(0, "status", `WARNING the health check node ports of 1 Service are not served.*address already in use`, `reason: +HealthCheckPortTaken, Service default/checked`)
-	if err := l.Close(); err != nil {
-		o.Fatal(err)
-	}
+	free()
 	nft(o.T, o.Node, "add table inet guard; add chain inet guard in { type filter hook input priority 0; policy drop; }; add rule inet guard in tcp dport != 32123 accept")
 	o.says(0, "services default/checked", `chain in of table inet guard drops (.|\n)*accept TCP port 32123 in this chain`)
 	nft(o.T, o.Node, "delete table inet guard")
@@ -278,9 +270,7 @@ func (o *operator) testPackets() {
 
 func (o *operator) nodeSysctl(key, value string) {
 	o.Helper()
-	if err := o.Node.Sysctl(key, value); err != nil {
-		o.Fatal(err)
-	}
+	must(o, o.Node.Sysctl(key, value))
 }
 
 // TestOperatorAsksAboutTheNode runs the program with wrong settings, and expects the causes in status.
@@ -330,13 +320,9 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		o.restart(right)
 		o := o.on(t)
 		o.says(0, "status", "health +healthy\n")
-		if err := o.daemon.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.daemon.Signal(syscall.SIGSTOP))
 		o.says(2, "status", fmt.Sprintf(`\(pid %[1]d\) is stopped, by a signal or a debugger: kill -CONT %[1]d`, o.daemon.Pid()))
-		if err := o.daemon.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.daemon.Signal(syscall.SIGCONT))
 		o.says(0, "status", "health +healthy\n")
 	})
 }
@@ -398,13 +384,8 @@ func (o *operator) withRights() string {
 // withToken returns a kubeconfig with another token.
 func (o *operator) withToken(token string) string {
 	o.Helper()
-	text, err := os.ReadFile(o.kubeconfig())
-	if err != nil {
-		o.Fatal(err)
-	}
+	text := mustRead(o, o.kubeconfig())
 	path := filepath.Join(o.dir, "other-token.kubeconfig")
-	if err := os.WriteFile(path, regexp.MustCompile(`token: .*`).ReplaceAll(text, []byte("token: "+token)), 0o600); err != nil {
-		o.Fatal(err)
-	}
+	must(o, os.WriteFile(path, []byte(regexp.MustCompile(`token: .*`).ReplaceAllString(text, "token: "+token)), 0o600))
 	return path
 }

@@ -37,9 +37,7 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 			part := *w
 			part.T = t
 			p := asked{world: &part, path: path}.run("--profiling")
-			if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
-				t.Fatal(err)
-			}
+			p.Synced(t)
 			seen[i] = readPages(&part, p)
 			p.Kill()
 			for _, line := range []string{ // lines that some tools search for in logs
@@ -51,9 +49,7 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 				}
 			}
 			p = asked{world: &part, path: path}.run("--feature-gates=ComponentFlagz=false,ComponentStatusz=false", "--metrics-bind-address=0.0.0.0")
-			if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
-				t.Fatal(err)
-			}
+			p.Synced(t)
 			for _, path := range []string{"/flagz", "/statusz", "/debug/flags", "/debug/flags/v", "/debug/pprof", "/debug/pprof/heap", "/proxyMode"} {
 				r := part.request(http.MethodGet, "http://[::1]:10249"+path, nil, nil)
 				seen[i].answers["without gates and profiles: "+path] = fmt.Sprintf("%d %s %s", r.status, headersOf(r), r.body)
@@ -99,9 +95,7 @@ func readPages(w *world, p *proxy.Program) pages {
 	out := pages{answers: map[string]string{}, metrics: map[string]string{}}
 	get := func(url string) (status int, body string) {
 		status, data, err := p.Get(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return status, string(data)
 	}
 	err := p.Await(t.Context(), 10*time.Millisecond, "health", func(context.Context) error {
@@ -110,9 +104,7 @@ func readPages(w *world, p *proxy.Program) pages {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, q := range questions(health, metrics) {
 		r := w.request(q.method, q.url, q.header, strings.NewReader(q.body))
 		out.answers[q.String()] = fmt.Sprintf("%d %s %s", r.status, headersOf(r), steady(q.url, r.body))
@@ -212,9 +204,7 @@ func canonicalJSON(t *testing.T, text string) string {
 	for group, config := range value {
 		for _, key := range slices.Sorted(maps.Keys(config)) {
 			data, err := json.Marshal(config[key])
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			lines = append(lines, fmt.Sprintf("%s %s: %s", group, key, data))
 		}
 	}
@@ -232,9 +222,7 @@ type response struct {
 func (w *world) request(method, url string, header http.Header, body io.Reader) response {
 	w.Helper()
 	req, err := http.NewRequestWithContext(w.Context(), method, url, body)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	maps.Copy(req.Header, header)
 	client := http.Client{
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
@@ -243,13 +231,9 @@ func (w *world) request(method, url string, header http.Header, body io.Reader) 
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	resp, err := client.Do(req)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	defer resp.Body.Close() //nolint:errcheck // read only
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	return response{resp.StatusCode, resp.Header, string(text)}
 }

@@ -10,9 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -22,17 +19,9 @@ func TestPlugin(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 1}, nil)
 	s.sh(fmt.Sprintf(configured, s.api.Server()))
 	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
-	cart := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cart"},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "cart", Image: "none"}}},
-	}
-	if _, err := s.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	s.createPod("cart")
 	plugin, err := proxy.BuildCommand(t.Context(), t.TempDir(), "cmd/kubectl-nftproxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path := "PATH=" + filepath.Dir(plugin) + ":$PATH "
 	version := strings.TrimSpace(s.sh(path + "kubectl -n kube-system exec daemonset/kube-nftproxy -c kube-nftproxy -- /usr/local/bin/kube-nftproxy --version"))
 	if !strings.HasPrefix(version, "kube-nftproxy ") {

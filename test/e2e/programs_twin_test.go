@@ -14,8 +14,6 @@ import (
 func bothPrograms(t *testing.T) []string {
 	t.Helper()
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return []string{filepath.Join(bin, "kube-proxy"), program}
 }

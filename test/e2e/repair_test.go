@@ -138,15 +138,11 @@ func TestFlowsOpenedInTheGapRecover(t *testing.T) {
 		}
 		return nil
 	})
-	if err := w.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Signal(syscall.SIGSTOP))
 	nft(t, w.Node, "delete table ip kube-nftproxy; delete table ip6 kube-nftproxy")
 	for _, to := range w.ips {
 		conn, err := client.Dial(t.Context(), inet.UDP, to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Close() //nolint:errcheck // unused from here on
 		if got := ask(conn); got == "pod-0" {
 			t.Fatalf("%s is answered without rules", to)
@@ -160,9 +156,7 @@ func TestFlowsOpenedInTheGapRecover(t *testing.T) {
 			})
 		}()
 	}
-	if err := w.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Signal(syscall.SIGCONT))
 }
 
 // repaired is a node with the program, which follows a folder.
@@ -178,15 +172,11 @@ func newRepaired(t *testing.T) *repaired {
 	t.Helper()
 	w := &repaired{Lab: lab.ForTest(t, lab.Config{Pods: 2})}
 	for _, proto := range protocols {
-		if _, err := w.Pods[0].Serve(proto, backendPort); err != nil {
-			t.Fatal(err)
-		}
+		serve(t, proto, backendPort, w.Pods[0])
 	}
 	dir := t.TempDir()
 	folder := filepath.Join(dir, "manifests")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(folder, 0o700))
 	svc := balanced()
 	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.10", []string{"10.96.0.10", "fd00:10:96::a"}
 	svc.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24", "2001:db8::/64"}
@@ -199,9 +189,7 @@ func newRepaired(t *testing.T) *repaired {
 			items = append(items, slice(name, fmt.Sprintf("%s-%d", name, i), e))
 		}
 	}
-	if err := objects.Write(folder, "all", items...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Write(folder, "all", items...))
 	w.daemon = run(t, proxy.Config{Host: w.Node, Path: program, Args: []string{
 		"--manifests", folder, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
 	}})
@@ -210,9 +198,7 @@ func newRepaired(t *testing.T) *repaired {
 	for _, ip := range w.ips {
 		reach(t, w.Pods[1], ip, "pod-0")
 	}
-	if err := w.Node.Do(func() (err error) { w.kernel, err = ruletable.Open(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Node.Do(func() (err error) { w.kernel, err = ruletable.Open(); return err }))
 	t.Cleanup(func() { _ = w.kernel.Close() })
 	return w
 }
@@ -230,18 +216,14 @@ var comments = regexp.MustCompile(`\{ comment "[^"]*" `)
 func (w *repaired) generation(t *testing.T) uint32 {
 	t.Helper()
 	g, err := w.kernel.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return g
 }
 
 func (w *repaired) metrics(t *testing.T) proxy.Samples {
 	t.Helper()
 	m, err := w.scrape()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 

@@ -25,8 +25,7 @@ func TestServicesThroughTheAPI(t *testing.T) {
 	d := w.start()
 	d.awaitIdle(patience)
 
-	w.apply(balanced())
-	w.applySlices("a", endpointsOf(w.Pods[0]))
+	w.publishWeb(w.Pods[0])
 	w.applySlices("b", endpointsOf(w.Remotes[0]))
 	w.reachWeb("pod-0", "remote-0")
 
@@ -44,9 +43,7 @@ func TestServicesThroughTheAPI(t *testing.T) {
 	if got := d.awaitIdle(patience)[`kubenftproxy_batches_total{kind="full"}`]; got != 1 {
 		t.Errorf("%v full batches, want that of the start only", got)
 	}
-	if bad := d.errors(); len(bad) > 0 {
-		t.Errorf("errors in the log: %q", bad)
-	}
+	d.noErrors()
 }
 
 // balanced returns a Service with every kind of frontend: two families, node ports, external and load-balancer IPs.
@@ -103,6 +100,13 @@ func (w *world) applySlices(name string, endpoints ...[2]discoveryv1.Endpoint) {
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
 		w.apply(s)
 	}
+}
+
+// publishWeb creates Service web with one endpoint.
+func (w *world) publishWeb(h *lab.Host) {
+	w.Helper()
+	w.apply(balanced())
+	w.applySlices("a", endpointsOf(h))
 }
 
 // testSources checks the client's address that servers see: the node for traffic from outside, the pod itself for pods.

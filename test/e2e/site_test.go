@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,9 +59,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	err = errors.Join(err,
 		os.WriteFile(policy, []byte(auditPolicy), 0o600),
 		os.CopyFS(filepath.Join(s.checkout, "deploy"), os.DirFS("../../deploy")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.world = ownWorld(t, c, append(flags, "--audit-policy-file="+policy, "--audit-log-path="+s.audit)...)
 	labelled := node()
 	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH, corev1.LabelHostname: nodeName}
@@ -73,9 +70,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	}
 	container, err := kubelet.Build(t.Context(), dir)
 	err = errors.Join(err, s.api.Kubeconfig(kubeconfig, true), imageOf(ours.Root, program))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.environ = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+dir)
 	all := map[string]kubelet.Image{"kube-nftproxy": ours, ourImage: ours}
 	for name, image := range images {
@@ -84,9 +79,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	s.kubelet, err = kubelet.Start(kubelet.Config{
 		Cluster: s.api, Host: s.Node, Node: nodeName, Dir: filepath.Join(dir, "kubelet"), Container: container, Images: all,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		s.kubelet.Stop()
 		if t.Failed() {
@@ -145,6 +138,16 @@ func (s *site) kubeadm(flags string) {
 	s.sh(fmt.Sprintf("kubeadm init phase addon kube-proxy --print-manifest %s | kubectl apply -f -", flags))
 }
 
+// createPod creates a pod on the node that does not run.
+func (s *site) createPod(name string) {
+	s.Helper()
+	_, err := s.api.Client().CoreV1().Pods(metav1.NamespaceDefault).Create(s.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: name, Image: "none"}}},
+	}, metav1.CreateOptions{})
+	must(s, err)
+}
+
 // pod waits until one pod with this label k8s-app is ready and no other one exists, and returns it with its program.
 func (s *site) pod(app string) (*corev1.Pod, *daemon) {
 	s.Helper()
@@ -197,13 +200,10 @@ type request struct {
 // requests returns the requests of the pods' ServiceAccounts since a time.
 func (s *site) requests(since time.Time) (list []request) {
 	s.Helper()
-	text, err := os.ReadFile(s.audit)
-	if err != nil {
-		s.Fatal(err)
-	}
-	for line := range bytes.Lines(text) {
+	text := mustRead(s, s.audit)
+	for line := range strings.Lines(text) {
 		var r request
-		if err := json.Unmarshal(line, &r); err == nil && r.At.After(since) { // the last line may be incomplete
+		if err := json.Unmarshal([]byte(line), &r); err == nil && r.At.After(since) { // the last line may be incomplete
 			list = append(list, r)
 		}
 	}

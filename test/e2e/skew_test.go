@@ -105,9 +105,7 @@ func TestSkew(t *testing.T) {
 	}
 	t.Logf("\n%s", table)
 	if root := os.Getenv("OUTPUT"); root != "" && !t.Failed() {
-		if err := document.Write(filepath.Join(root, "docs", "conformance.md"), "skew", table); err != nil {
-			t.Fatal(err)
-		}
+		must(t, document.Write(filepath.Join(root, "docs", "conformance.md"), "skew", table))
 	}
 }
 
@@ -222,7 +220,7 @@ func skewLocal(t *testing.T, w *world, _ server) error {
 	svc.Spec.InternalTrafficPolicy = &local
 	svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.Ports[0].NodePort, svc.Spec.Ports[1].NodePort = 30081, 30081
-	if err := w.publish(svc, endpointsOf(w.Pods[0]), remote(w.Remotes[0])); err != nil {
+	if err := w.publish(svc, endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0])); err != nil {
 		return err
 	}
 	for i, to := range w.clusterIPs(svc.Name) {
@@ -232,18 +230,12 @@ func skewLocal(t *testing.T, w *world, _ server) error {
 	return nil
 }
 
-// remote returns endpoints on another node.
-func remote(h *lab.Host) [2]discoveryv1.Endpoint {
-	e := endpointsOf(h)
-	return [2]discoveryv1.Endpoint{elsewhere(e[0]), elsewhere(e[1])}
-}
-
 // skewDistribution writes the hints that the controller writes for a distribution. Their fields, and the distribution, may be missing.
 func skewDistribution(distribution string) func(*testing.T, *world, server) error {
 	return func(t *testing.T, w *world, _ server) error {
 		svc := dualStack("spread")
 		svc.Spec.TrafficDistribution = &distribution
-		near, far := endpointsOf(w.Pods[0]), remote(w.Remotes[0])
+		near, far := endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0])
 		for f := range near {
 			if distribution == corev1.ServiceTrafficDistributionPreferSameNode {
 				near[f].Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: nodeName}}}

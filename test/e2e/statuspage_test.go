@@ -64,18 +64,12 @@ func longNames() string {
 // TestStatusPage shows the status page of the built program in a real browser. $STATUS_PAGE_PICTURE names a folder for
 // screenshots.
 func TestStatusPage(t *testing.T) {
-	debugging, err := os.ReadFile("testdata/debugging.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
 	// The last Service has no endpoints, and a part of another one's address.
-	manifests := string(debugging) + deskService(3, "zebra", "externalIPs: [203.0.113.8]", "")
+	manifests := mustRead(t, "testdata/debugging.yaml") + deskService(3, "zebra", "externalIPs: [203.0.113.8]", "")
 	manifests = strings.Replace(manifests, "{name: http, port: 80, protocol: TCP, nodePort: 0}", "{name: https, port: 443, protocol: TCP}", 1)
 	d := newDesk(t, manifests)
 	b := &statusPage{d, browser.Open(t, d.Node.Do)}
-	if _, err := b.Pods[0].Serve(inet.TCP, backendPort); err != nil {
-		t.Fatal(err)
-	}
+	serve(t, inet.TCP, backendPort, b.Pods[0])
 	if got := b.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
 		t.Fatal(got)
 	}
@@ -315,13 +309,10 @@ func (b *statusPage) neutral() string {
 	b.Helper()
 	const listen = "127.0.0.1:10999"
 	var l net.Listener
-	err := b.Node.Do(func() (err error) {
+	must(b, b.Node.Do(func() (err error) {
 		l, err = net.Listen("tcp", listen)
 		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	}))
 	server := http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		code, text, err := b.program.Get(r.Context(), "http://127.0.0.1:10249"+r.URL.RequestURI())
 		if err != nil {

@@ -117,9 +117,7 @@ func (s *stormy) tables(t *testing.T) (now tableNumbers) {
 	t.Helper()
 	for i, f := range inet.Families {
 		info, err := s.kernel.Table(f, "kube-nftproxy")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		now[i] = info.Handle
 	}
 	return now
@@ -166,17 +164,13 @@ func newStormy(t *testing.T, services int) *stormy {
 	for i := range services {
 		err = errors.Join(err, s.Put("services", stormService(i)), s.Put("endpointslices", stormSlice(i)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.d = run(t, proxy.Config{Host: s.Node, Path: program, Args: []string{
 		"--kubeconfig", kubeconfig, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16", "-v", "2", "--control-socket=",
 		"--min-sync-period", "1s",
 	}})
 	s.d.awaitIdle(time.Minute)
-	if err := s.Node.Do(func() (err error) { s.kernel, err = ruletable.Open(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Node.Do(func() (err error) { s.kernel, err = ruletable.Open(); return err }))
 	t.Cleanup(func() { _ = s.kernel.Close() })
 	return s
 }

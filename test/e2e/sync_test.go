@@ -28,12 +28,7 @@ func TestNothingBeforeSync(t *testing.T) {
 	w.allow("half", "services", "nodes", "servicecidrs")
 
 	d := w.startOn(w.Node, w.impersonate("half"))
-	eventually(t, patience, func() error {
-		if len(d.lines("endpointslices", "is forbidden")) == 0 {
-			return errors.New("no word of the missing permission in the log")
-		}
-		return nil
-	})
+	d.awaitLine("endpointslices", "is forbidden")
 	never(t, 2*time.Second, func() error {
 		if rules := nft(t, w.Node, "list", "ruleset"); rules != "" {
 			return fmt.Errorf("programmed without EndpointSlices:\n%s", rules)
@@ -80,19 +75,13 @@ func (w *world) bind(user, role string) {
 func (w *world) impersonate(user string) string {
 	w.Helper()
 	path := filepath.Join(w.dir, user+".kubeconfig")
-	if err := w.api.Kubeconfig(path, true); err != nil {
-		w.Fatal(err)
-	}
+	must(w, w.api.Kubeconfig(path, true))
 	config, err := clientcmd.LoadFromFile(path)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	for _, auth := range config.AuthInfos {
 		auth.Impersonate = user
 	}
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		w.Fatal(err)
-	}
+	must(w, clientcmd.WriteToFile(*config, path))
 	return path
 }
 
@@ -106,33 +95,25 @@ func TestRestartOfTheAPIServer(t *testing.T) {
 	reach(t, w.Pods[2], ip, "pod-0")
 
 	server := w.api.Pids()[1]
-	if err := syscall.Kill(server, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(server, syscall.SIGSTOP))
 	resume := func() error { return syscall.Kill(server, syscall.SIGCONT) }
 	t.Cleanup(func() { _ = resume() }) // a stopped server would not process a signal to exit
 	never(t, 3*time.Second, func() error {
 		return errors.Join(reached(t.Context(), w.Pods[2], inet.TCP, ip, "pod-0"), answer(d, "healthz", 200))
 	})
-	if err := resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, resume())
 	w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
 	reach(t, w.Pods[2], ip, "pod-1")
 
 	for _, pid := range w.api.Pids() {
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Kill(pid, syscall.SIGSTOP))
 	}
 	d.Kill()
 	again := w.start()
 	eventually(t, patience, func() error { _, err := again.scrape(); return err })
 	never(t, time.Second, func() error { return reached(t.Context(), w.Pods[2], inet.TCP, ip, "pod-1") })
 	for _, pid := range w.api.Pids() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Kill(pid, syscall.SIGCONT))
 	}
 	w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 	reach(t, w.Pods[2], ip, "pod-0")

@@ -39,9 +39,7 @@ func (s *sysctls) files() map[string]*int {
 // TestSysctlsAreThoseOfKubeProxy makes both programs set sysctls in folders that are mounted over the kernel's.
 func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t, lab.Config{})
 	for _, tc := range []struct {
 		name   string
@@ -89,9 +87,7 @@ func (a asked) setSysctls(values sysctls, flags string) map[string]string {
 	for file, value := range values.files() {
 		path := filepath.Join(dir, file)
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, fmt.Append(nil, *value, "\n"), 0o644), os.Chtimes(path, long, long))
-		if err != nil {
-			a.Fatal(err)
-		}
+		must(a, err)
 	}
 	p := a.overKernel(fmt.Sprintf("mount --bind %s/netfilter /proc/sys/net/netfilter\nmount --bind %[1]s/parameters /sys/module/nf_conntrack/parameters", dir),
 		append(strings.Fields(flags), "--init-only")...)
@@ -101,17 +97,12 @@ func (a asked) setSysctls(values sysctls, flags string) map[string]string {
 	written := map[string]string{}
 	for file := range values.files() {
 		info, err := os.Stat(filepath.Join(dir, file))
-		if err != nil {
-			a.Fatal(err)
-		}
+		must(a, err)
 		if info.ModTime().Equal(long) {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			a.Fatal(err)
-		}
-		written[strings.Replace(file, "parameters/hashsize", "netfilter/nf_conntrack_buckets", 1)] = strings.TrimSpace(string(text))
+		text := mustRead(a, filepath.Join(dir, file))
+		written[strings.Replace(file, "parameters/hashsize", "netfilter/nf_conntrack_buckets", 1)] = strings.TrimSpace(text)
 	}
 	return written
 }
@@ -120,9 +111,7 @@ func (a asked) setSysctls(values sysctls, flags string) map[string]string {
 // kube-nftproxy logs this once and serves, and logs nothing if the values are right already.
 func TestReadOnlySysctlsUnlikeKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const readOnly = "mount --bind /proc/sys /proc/sys\nmount -o remount,bind,ro /proc/sys"
 	w := newWorld(t, lab.Config{Pods: 2})
 	w.serve(w.Pods[0])
@@ -136,9 +125,7 @@ func TestReadOnlySysctlsUnlikeKubeProxy(t *testing.T) {
 		"--conntrack-max-per-core=0 --conntrack-tcp-timeout-established=432000s --conntrack-tcp-timeout-close-wait=60s": 0,
 	} {
 		p := asked{world: w, path: program}.in(t).overKernel(readOnly, strings.Fields(flags)...)
-		if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
-			t.Fatal(err)
-		}
+		p.Synced(t)
 		reach(t, w.Pods[1], w.clusterIPs("web")[0], "pod-0")
 		d := &daemon{p, t}
 		if said := d.lines("Conntrack is not configured as requested"); len(said) != warnings || len(d.lines("read-only file system")) < warnings || len(d.errors()) > 0 {

@@ -31,8 +31,7 @@ func (s *site) taints(name string) (keys []string, err error) {
 func TestStartupTaint(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil)
 	s.serve(s.Pods[0])
-	s.apply(balanced())
-	s.applySlices("a", endpointsOf(s.Pods[0]))
+	s.publishWeb(s.Pods[0])
 	taint := func() {
 		s.sh("kubectl taint node " + nodeName + " first=1:NoSchedule " + startupTaint + "=:NoSchedule last=:PreferNoSchedule --overwrite")
 	}

@@ -36,9 +36,7 @@ func (w *world) left() (lines []string) {
 	w.Helper()
 	const command = "for c in iptables ip6tables; do xtables-nft-multi $c-save; xtables-legacy-multi $c-save; done; nft list tables"
 	out, err := w.Node.Command(w.Context(), "sh", "-ec", command).Output()
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	for _, line := range strings.Split(string(out), "\n") {
 		if strings.Contains(line, "KUBE-") || strings.HasSuffix(line, " kube-proxy") {
 			lines = append(lines, line)
@@ -57,16 +55,13 @@ func TestKubeProxyIsReportedWhileItRunsAndRemovedAfterwards(t *testing.T) {
 		t.Fatalf("%d lines of kube-proxy's, want more", len(before))
 	}
 	running := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "iptables") })}
-	err := w.Node.Do(func() error {
+	must(t, w.Node.Do(func() error {
 		l, err := net.Listen("tcp", "127.0.0.1:10249")
 		if err == nil {
 			go func() { _ = running.Serve(l) }()
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { running.Close() })
 
 	d := w.start()

@@ -36,12 +36,8 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	if err := b.api.Backup(); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Kubeconfig(b.kubeconfig, faulty.Credentials{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.api.Backup())
+	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{}))
 	changes, goes := b.clusterIPs("changes")[0], b.clusterIPs("goes")[0]
 	b.startOn(b.Node, b.kubeconfig)
 	reach(t, from, goes, "pod-0")
@@ -64,9 +60,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	if n := b.EndWatches(""); n < 3 {
 		t.Errorf("%d watches, want 3 or 4", n)
 	}
-	if err := b.api.Restore(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.api.Restore(ctx))
 	release()
 	start := time.Now()
 	reach(t, from, changes, "pod-0")
@@ -193,9 +187,7 @@ func TestUnluckyServices(t *testing.T) {
 		final := w.clusterIPs("final")[0]
 		reach(t, from, final, "pod-0")
 		services, slices := w.api.Client().CoreV1().Services("default"), w.api.Client().DiscoveryV1().EndpointSlices("default")
-		if err := errors.Join(services.Delete(t.Context(), "final", metav1.DeleteOptions{}), slices.Delete(t.Context(), "final", metav1.DeleteOptions{})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(services.Delete(t.Context(), "final", metav1.DeleteOptions{}), slices.Delete(t.Context(), "final", metav1.DeleteOptions{})))
 		w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
 		reach(t, from, web, "pod-1") // the earlier change has been seen
 		reach(t, from, final, "pod-0")
@@ -250,28 +242,20 @@ func TestUnluckyServices(t *testing.T) {
 	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
 		t.Errorf("%v syncs failed", failed)
 	}
-	if wrong := d.errors(); len(wrong) > 0 {
-		t.Errorf("errors in the log: %s", strings.Join(wrong, ""))
-	}
+	d.noErrors()
 }
 
 // TestTheReaderOfTheLogEnds: the log is a pipe whose reader exits. The program serves.
 func TestTheReaderOfTheLogEnds(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	pipe := filepath.Join(s.dir, "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(pipe, 0o600))
 	// The test holds both ends, so that no open blocks; then it closes the reader.
 	reader, err := os.OpenFile(pipe, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d := s.startBy("", []string{"sh", "-c", `pipe=$1; shift; exec "$@" 2> "$pipe"`, "sh", pipe})
 	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0") })
-	if err := reader.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, reader.Close())
 	for i := range 4 {
 		s.serveBy(s.Pods[(i+1)%2])
 		eventually(t, patience, func() error {

@@ -30,9 +30,7 @@ func testWake(t *testing.T, w *world, d *daemon) {
 		return err
 	})
 	events, err := w.api.Client().EventsV1().Events("default").Watch(t.Context(), metav1.ListOptions{FieldSelector: "reason=Demand"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer events.Stop()
 	type result struct {
 		lab.Answer

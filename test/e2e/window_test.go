@@ -21,9 +21,7 @@ import (
 // the client would not know the connection, and reset the server's.
 func testOutOfWindow(t *testing.T, w *world, _ *daemon) {
 	server := w.Remotes[0]
-	if _, err := server.ServeEcho(echoPort); err != nil {
-		t.Fatal(err)
-	}
+	serveEcho(t, echoPort, server)
 	svc := echoService()
 	svc.Spec.Type = corev1.ServiceTypeNodePort
 	svc.Spec.Ports[0].NodePort = 30007
@@ -37,9 +35,7 @@ func testOutOfWindow(t *testing.T, w *world, _ *daemon) {
 		for _, addr := range to {
 			inject := listenRaw(t, server, server.Addr(addr.Addr()))
 			c := w.converse([]netip.AddrPort{addr}, from)[0]
-			if err := inject.send(c); err != nil {
-				t.Fatal(err)
-			}
+			must(t, inject.send(c))
 			if err := inject.quiet(c); err != nil {
 				t.Errorf("%s -> %s, after a packet out of the window: %v", from.Name, addr, err)
 			}
@@ -60,13 +56,10 @@ func listenRaw(t *testing.T, h *lab.Host, own netip.Addr) injector {
 		network = "ip6:tcp"
 	}
 	i := injector{own: own}
-	err := h.Do(func() (err error) {
+	must(t, h.Do(func() (err error) {
 		i.conn, err = net.ListenPacket(network, own.String())
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(func() { _ = i.conn.Close() })
 	return i
 }

@@ -22,11 +22,7 @@ var countedByEndpoint = []string{"--count-connections=endpoints", "--metrics-end
 func TestZonesPage(t *testing.T) {
 	zoned := func(endpoint, zone string) string { return strings.TrimSuffix(endpoint, "}") + ", zone: " + zone + "}" }
 	d := newDesk(t, deskNode+deskService(1, "web", "", "")+deskSlice("web", "s1", deskPort, zoned(readyPod, "a"), zoned(remotePod, "b")), countedByEndpoint...)
-	for _, h := range []*lab.Host{d.Pods[0], d.Remotes[0]} {
-		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serve(t, inet.TCP, backendPort, d.Pods[0], d.Remotes[0])
 	by := map[string]int{}
 	for len(by) < 2 || by["pod-0"]+by["remote-0"] < 20 {
 		a := d.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.1.1"), lab.Options{Timeout: patience})
@@ -57,9 +53,7 @@ func TestZonesPage(t *testing.T) {
 	d.checkPartOf(page, "services", "$ kube-nftproxy services default/web\n"+usual(services))
 	const metrics = `curl -s http://127.0.0.1:10249/metrics | grep -E '^kubenftproxy_(service_zone|endpoint)_connections'`
 	out, err := d.Node.Command(t.Context(), "sh", "-c", metrics).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.checkPartOf(page, "metrics", "$ "+metrics+"\n"+usual(string(out)))
 }
 
@@ -74,11 +68,7 @@ func TestZonesOfTheAPIServer(t *testing.T) {
 	pod, remote := endpoint(w.Pods[0].IPv4), elsewhere(endpoint(w.Remotes[0].IPv4))
 	web := slice("web", "web-1", in(pod, "a"), in(remote, "b"))
 	w.apply(service("web"), web)
-	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
-		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
-			t.Fatal(err)
-		}
-	}
+	serve(t, inet.TCP, backendPort, w.Pods[0], w.Remotes[0])
 	d := w.start(countedByEndpoint...)
 	want, zones := map[string]float64{}, map[string]string{w.Pods[0].Name: "a", w.Remotes[0].Name: "b"}
 	connect := func() error {
@@ -93,9 +83,7 @@ func TestZonesOfTheAPIServer(t *testing.T) {
 		t.Helper()
 		eventually(t, patience, connect)
 		for range 20 {
-			if err := connect(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, connect())
 		}
 		eventually(t, patience, func() error {
 			m, err := d.Metrics(t.Context())

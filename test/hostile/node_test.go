@@ -98,9 +98,7 @@ func newNode(t *testing.T, clients int) *node {
 func (n *node) giveEvil(prefix string) {
 	n.Helper()
 	_, dst, err := net.ParseCIDR(prefix)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	pod := n.Pods[2]
 	route := func(h *lab.Host, device string, r netlink.Route) error {
 		return h.Do(func() error {
@@ -115,9 +113,7 @@ func (n *node) giveEvil(prefix string) {
 	err = errors.Join(
 		route(pod, "lo", netlink.Route{Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
 		route(n.Node, pod.Device, netlink.Route{Gw: pod.IPv4.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}))
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 }
 
 // newBank does the same as newNode, and adds bank's Service.
@@ -155,23 +151,17 @@ func (n *node) put(name string, objects ...runtime.Object) {
 	n.Helper()
 	var b bytes.Buffer
 	for _, o := range objects {
-		if err := json.NewEncoder(&b).Encode(o); err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n.T, json.NewEncoder(&b).Encode(o))
 	}
 	hidden := filepath.Join(n.folder, "."+name)
 	err := os.WriteFile(hidden, b.Bytes(), 0o600)
-	if err = errors.Join(err, os.Rename(hidden, n.file(name))); err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, errors.Join(err, os.Rename(hidden, n.file(name))))
 }
 
 // drop removes a file of objects.
 func (n *node) drop(name string) {
 	n.Helper()
-	if err := os.Remove(n.file(name)); err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, os.Remove(n.file(name)))
 }
 
 func (n *node) file(name string) string { return filepath.Join(n.folder, name+".json") }
@@ -258,11 +248,7 @@ func (n *node) bankServed() error {
 // nft runs a command of nft on the node.
 func (n *node) nft(args ...string) string {
 	n.Helper()
-	out, err := n.Node.Command(n.Context(), "nft", args...).CombinedOutput()
-	if err != nil {
-		n.Fatalf("nft %s: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return n.Node.Run(n.T, "nft", args...)
 }
 
 // elements returns the number of elements in the program's sets, without elements that packets add and without classes. Kernels before 6.16 do
@@ -293,14 +279,10 @@ func (n *node) elements() (count int) {
 		}
 		return nil
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	if count < 0 {
 		samples, err := n.Metrics(n.Context())
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n.T, err)
 		sum, _ := samples.Sum("kubenftproxy_elements")
 		count = int(sum)
 	}
@@ -311,9 +293,7 @@ func (n *node) elements() (count int) {
 func (n *node) lines() int {
 	n.Helper()
 	text, err := os.ReadFile(n.log)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	return bytes.Count(text, []byte("\n"))
 }
 
@@ -321,18 +301,14 @@ func (n *node) lines() int {
 func (n *node) memory(field string) float64 {
 	n.Helper()
 	mib, err := n.Memory(field)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	return mib
 }
 
 // forgetPeak resets VmHWM to the program's current memory (proc_pid_clear_refs(5)).
 func (n *node) forgetPeak() {
 	n.Helper()
-	if err := os.WriteFile("/proc/"+strconv.Itoa(n.Pid())+"/clear_refs", []byte("5"), 0o200); err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, os.WriteFile("/proc/"+strconv.Itoa(n.Pid())+"/clear_refs", []byte("5"), 0o200))
 }
 
 func clusterObjects() []runtime.Object {

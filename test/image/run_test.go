@@ -48,9 +48,7 @@ func checkRuns(t *testing.T, root string) {
 	if err != nil || !strings.Contains(string(content), "kind: KubeProxyConfiguration") {
 		t.Errorf("--write-config-to wrote (%v):\n%s", err, content)
 	}
-	if err := os.Remove(written); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Remove(written))
 }
 
 const manifests = `apiVersion: v1
@@ -75,15 +73,11 @@ endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
 func checkServes(t *testing.T, root string) {
 	l := lab.ForTest(t, lab.Config{Pods: 1})
 	server, err := l.Pods[0].Serve(inet.TCP, 8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { server.Close() })
 	dir := t.TempDir()
 	container, err := kubelet.Build(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	p := program.ForTest(t, program.Config{Host: l.Node, Path: container, Args: []string{mustSpec(t, root, dir)}})
 	p.Synced(t)
 	vip := netip.MustParseAddrPort("10.96.0.10:80")
@@ -91,9 +85,7 @@ func checkServes(t *testing.T, root string) {
 		t.Errorf("the Service: %s, want an answer of pod-0", a)
 	}
 	checkLimits(t, p)
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Signal(syscall.SIGTERM))
 	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v, want status 0\n%s", err, p.LogTail(10))
 	}
@@ -108,9 +100,7 @@ func mustSpec(t *testing.T, root, dir string) string {
 	if err == nil {
 		err = yaml.UnmarshalStrict(text, &daemons)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	security := daemons.Spec.Template.Spec.Containers[0].SecurityContext
 	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}}
 	if diff := cmp.Diff(want, security.Capabilities); diff != "" {
@@ -118,9 +108,7 @@ func mustSpec(t *testing.T, root, dir string) string {
 	}
 	folder := filepath.Join(dir, "manifests")
 	for _, path := range []string{folder, root + "/manifests", root + "/proc", root + "/sys", root + "/dev"} {
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Mkdir(path, 0o755))
 	}
 	spec, err := json.Marshal(kubelet.Spec{
 		Root: root, ReadOnlyRoot: *security.ReadOnlyRootFilesystem, NoNewPrivileges: !*security.AllowPrivilegeEscalation,
@@ -128,16 +116,12 @@ func mustSpec(t *testing.T, root, dir string) string {
 		Args:         []string{command, "--manifests=/manifests", "--hostname-override=node-1"},
 		Capabilities: []int{unix.CAP_NET_ADMIN},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	file := filepath.Join(dir, "spec.json")
 	for name, content := range map[string][]byte{
 		filepath.Join(folder, "web.yaml"): []byte(manifests), root + "/dev/null": nil, file: spec,
 	} {
-		if err := os.WriteFile(name, content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(name, content, 0o644))
 	}
 	return file
 }
@@ -146,18 +130,14 @@ func mustSpec(t *testing.T, root, dir string) string {
 func checkLimits(t *testing.T, p *program.Program) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, want := range []string{fmt.Sprintf("CapEff:\t%016x\n", 1<<unix.CAP_NET_ADMIN), "NoNewPrivs:\t1\n"} {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("/proc/PID/status has no line %q:\n%s", want, status)
 		}
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var root string
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); f[4] == "/" {

@@ -3,7 +3,6 @@
 package kernels
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -47,9 +46,7 @@ func TestClockJumps(t *testing.T) {
 		t.Helper()
 		file := filepath.Join(folder, "web.yaml")
 		write(t, file+".new", fmt.Sprintf(clockService, pod.IPv4))
-		if err := os.Rename(file+".new", file); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Rename(file+".new", file))
 	}
 	serveBy(l.Pods[0])
 	p := program.ForTest(t, program.Config{
@@ -89,9 +86,7 @@ func TestClockJumps(t *testing.T) {
 func jumpBy(t *testing.T, by time.Duration) {
 	t.Helper()
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_REALTIME, &now); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.ClockGettime(unix.CLOCK_REALTIME, &now))
 	then := unix.NsecToTimespec(now.Nano() + by.Nanoseconds())
 	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &then); err != nil {
 		t.Fatalf("set the clock: %v", err)
@@ -101,12 +96,5 @@ func jumpBy(t *testing.T, by time.Duration) {
 // await asks until there is no error, for no longer than one would wait if the clock had not been set; time.Since asks another clock.
 func await(t *testing.T, f func() error) {
 	t.Helper()
-	const patience, pause = 20 * time.Second, 20 * time.Millisecond
-	err := errors.New("never asked")
-	for begin := time.Now(); err != nil && time.Since(begin) < patience; time.Sleep(pause) {
-		err = f()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Eventually(t, 20*time.Second, f)
 }

@@ -1,12 +1,15 @@
 package lab
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,4 +58,54 @@ func NeedIPVS(t testing.TB) {
 	case err != nil:
 		t.Skip("the kernel has no ipvs, unlike those of hack/kernels.sh")
 	}
+}
+
+// Must fails a test at once if a step of its preparation fails.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Eventually repeats check until it returns nil, and fails the test with its last error after the time.
+func Eventually(t testing.TB, within time.Duration, check func() error) {
+	t.Helper()
+	Must(t, Await(t.Context(), within, check))
+}
+
+// Await repeats check until it returns nil. After the time, it returns the last error.
+func Await(ctx context.Context, within time.Duration, check func() error) error {
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := check()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Since(begin) > within:
+			return fmt.Errorf("after %v: %w", within, err)
+		}
+	}
+}
+
+// Run runs a command in the namespace of the test's thread, and returns its output.
+func Run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	return output(t, exec.Command(name, args...))
+}
+
+// Run runs a command on the host, also in a cleanup function, and returns its output.
+func (h *Host) Run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	return output(t, h.Command(context.WithoutCancel(t.Context()), name, args...))
+}
+
+func output(t testing.TB, cmd interface{ CombinedOutput() ([]byte, error) }) string {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return string(out)
 }

@@ -23,17 +23,11 @@ import (
 func TestTwin(t *testing.T) {
 	lab.ForTest(t, lab.Config{}) // skips a test without privileges before the build
 	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	api, err := twin.Start(t.Context(), t.TempDir(), "node-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(api.Stop)
-	if err := api.Set(t.Context(), objects(random)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, api.Set(t.Context(), objects(random)))
 	t.Run("faults", func(t *testing.T) {
 		cells := sample(base)
 		other := mode{byNodeCIDR, false, random}
@@ -109,9 +103,7 @@ func covering(c cell, theirs map[cell]observation) *declaredDifference {
 func checkDeclared(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "differences.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, d := range declared {
 		t.Logf("%d cells: %s", d.cells, d.situation)
 		if !strings.Contains(string(text), "\n| "+d.situation+" |") {
@@ -128,9 +120,7 @@ func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
 	t.Helper()
 	l := newLab(t, m)
 	p, err := api.Proxy(twin.Config{Host: l.Node, Path: path, Flags: m.flags()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -138,9 +128,7 @@ func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), startTime)
 	defer cancel()
-	if err := api.Settle(ctx, p); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, api.Settle(ctx, p))
 	return newLookout(l)
 }
 

@@ -271,8 +271,6 @@ var addressOf = map[string][2]string{
 func writeManifests(t *testing.T, c choice) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := world.Write(dir, "all", append(objects(c), world.ServiceCIDR())...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, world.Write(dir, "all", append(objects(c), world.ServiceCIDR())...))
 	return dir
 }

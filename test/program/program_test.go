@@ -29,23 +29,17 @@ func TestSyncs(t *testing.T) {
 	dir := t.TempDir()
 	path := BuildForTest(t)
 	manifest := filepath.Join(dir, "cluster.yaml")
-	if err := os.WriteFile(manifest, []byte(cluster), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(manifest, []byte(cluster), 0o600))
 	p := ForTest(t, Config{Host: l.Node, Path: path, Args: []string{"--manifests=" + dir, "--hostname-override=node-1"}})
 	first := p.Synced(t)
 	// Another sync has to be caused by something.
-	if err := os.WriteFile(manifest, []byte(strings.ReplaceAll(cluster, "192.0.2.1", "192.0.2.2")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(manifest, []byte(strings.ReplaceAll(cluster, "192.0.2.1", "192.0.2.2")), 0o600))
 	second, err := p.AwaitSync(t.Context(), first, inet.IPv4)
 	if err != nil || !second.After(first) {
 		t.Fatalf("AwaitSync() = %v, %v, want a time after %v", second, err, first)
 	}
 	m, err := p.Metrics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if sum, series := m.Sum("kubenftproxy_elements"); sum == 0 || series < 2 {
 		t.Errorf("kubenftproxy_elements: sum %v of %d series, want elements of both families", sum, series)
 	}
@@ -54,9 +48,7 @@ func TestSyncs(t *testing.T) {
 			t.Errorf("Memory(%s) = %v MiB, %v", field, mib, err)
 		}
 	}
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.Signal(syscall.SIGTERM))
 	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v, want status 0", err)
 	}
@@ -88,9 +80,7 @@ func TestStartFails(t *testing.T) {
 		!strings.Contains(err.Error(), "start kube-proxy") {
 		t.Errorf("a program that doesn't exist: %v, want an error with its name", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Close())
 	if _, err := Start(t.Context(), Config{Host: l.Node, Path: "/bin/true", Log: log}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("in a host that is gone: %v, want os.ErrClosed", err)
 	}
@@ -125,9 +115,7 @@ func TestLogTail(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := &Program{config: Config{Log: filepath.Join(t.TempDir(), "log")}}
-			if err := os.WriteFile(p.Log(), []byte(tc.log), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.WriteFile(p.Log(), []byte(tc.log), 0o600))
 			if diff := cmp.Diff(tc.want, p.LogTail(tc.n)); diff != "" {
 				t.Errorf("LogTail(%d) (-want +got):\n%s", tc.n, diff)
 			}

@@ -86,9 +86,7 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 				t.Errorf("%d steps with %d objects are left, want at most %d with %d", len(s.h.steps), s.h.objects(), c.steps, c.objects)
 			}
 			found, err := readScenario(s.path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if !r.fails(t, found, c.distort) {
 				t.Error("the scenario doesn't fail while the proxy is broken")
 			}
@@ -118,9 +116,7 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 	broken := s.settings
 	broken.distort = distort
 	p, err := startPipeline(r.lab.Node, broken, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer func() {
 		if err := p.close(); err != nil {
 			t.Error(err)
@@ -130,24 +126,14 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 	a := &performance{player: &player{lab: r.lab}}
 	bad := false
 	for _, st := range s.steps {
-		if err := st.enter(p.folder); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.load(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, st.enter(p.folder))
+		lab.Must(t, p.load())
 		state, err := planFolder(r.lab.Node, broken, p.folder, p.kernel.assigned(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		lines, err := parsePackets(st.packets)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		diff, err := a.differs(state, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		bad = bad || diff != "" || len(tr.run(t.Context(), lines)) > 0
 	}
 	return bad
@@ -158,13 +144,9 @@ func writePlans(t *testing.T, h *lab.Host, s *scenario) {
 	t.Helper()
 	folder := t.TempDir()
 	for _, st := range s.steps {
-		if err := st.enter(folder); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, st.enter(folder))
 		state, err := planFolder(h, s.settings, folder, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		st.want = state.wantText(s.settings)
 	}
 }

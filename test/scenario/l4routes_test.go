@@ -32,9 +32,7 @@ var (
 func readL4Page(t *testing.T) (text string, fences []string) {
 	t.Helper()
 	b, err := os.ReadFile(l4Page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, m := range yamlFence.FindAllStringSubmatch(string(b), -1) {
 		fences = append(fences, m[1])
 	}
@@ -96,9 +94,7 @@ func TestL4RouteWeights(t *testing.T) {
 	numbers := func(list string) (out []int) {
 		for _, s := range strings.Split(list, ", ") {
 			n, err := strconv.Atoi(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			out = append(out, n)
 		}
 		return out
@@ -128,42 +124,25 @@ func TestL4Routes(t *testing.T) {
 		mustServe(t, h)
 	}
 	s, err := parseSettings(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	p, err := startPipeline(l.Node, s, folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	lab.Must(t, err)
+	p := pipelineForTest(t, l)
 	common, err := os.ReadFile(common)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP} {
 		load := func(files map[string]string) {
 			t.Helper()
 			for name, text := range files {
 				text = strings.ReplaceAll(text, "protocol: TCP", "protocol: "+strings.ToUpper(protocol.String()))
-				if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, os.WriteFile(filepath.Join(p.folder, name), []byte(text), 0o600))
 			}
-			if err := p.load(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, p.load())
 			if problems := p.reported(); problems != "" {
 				t.Errorf("%s: problems:\n%s", protocol, problems)
 			}
 		}
 		objects := strings.SplitN(fences[1], "\n---\n", 3)
 		load(map[string]string{"cluster.yaml": string(common), "service.yaml": objects[0], "v1.yaml": objects[1], "v2.yaml": objects[2]})
-		checkL4Slots(t, l.Node, p.kernel.assigned(), s, folder, map[string]int{
+		checkL4Slots(t, l.Node, p.kernel.assigned(), s, p.folder, map[string]int{
 			"10.244.0.10 . 8080": 3, "10.244.0.11 . 8080": 3, "10.244.1.10 . 8080": 3, "10.244.1.11 . 9090": 1})
 		checkL4Packets(t, l, protocol, "remote-1")
 		load(map[string]string{"v2.yaml": fences[2]})
@@ -187,13 +166,9 @@ func checkL4Weights(t *testing.T, route, translation string) {
 	var weights, endpoints, given []int
 	for i, ref := range r.Spec.Rules[0].BackendRefs {
 		var slice discoveryv1.EndpointSlice
-		if err := yaml.UnmarshalStrict([]byte(strings.Split(translation, "\n---\n")[1+i]), &slice); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, yaml.UnmarshalStrict([]byte(strings.Split(translation, "\n---\n")[1+i]), &slice))
 		n, err := strconv.Atoi(slice.Annotations["service.cilium.io/weight"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		weights, endpoints, given = append(weights, ref.Weight), append(endpoints, len(slice.Endpoints)), append(given, n)
 	}
 	if want := endpointWeights(weights, endpoints); !slices.Equal(given, want) || !slices.Equal(weights, []int{90, 10}) {
@@ -205,13 +180,9 @@ func checkL4Weights(t *testing.T, route, translation string) {
 func checkL4Slots(t *testing.T, node *lab.Host, numbers *plan.Numbers, s settings, folder string, want map[string]int) {
 	t.Helper()
 	state, err := planFolder(node, s, folder, numbers, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	list, _, err := inKernel(node, state.planner)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got := map[string]int{}
 	for _, e := range list {
 		if strings.HasPrefix(e, "ip endpoints {") {

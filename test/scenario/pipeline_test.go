@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -172,6 +173,21 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		p.ended <- err
 	}()
 	return p, nil
+}
+
+// pipelineForTest starts the loop with a command line on the node of a lab, until the test ends.
+func pipelineForTest(t *testing.T, l *lab.Lab, flags ...string) *pipeline {
+	t.Helper()
+	s, err := parseSettings(flags)
+	lab.Must(t, err)
+	p, err := startPipeline(l.Node, s, t.TempDir())
+	lab.Must(t, err)
+	t.Cleanup(func() {
+		if err := errors.Join(p.close(), cleanUp(l.Node)); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	return p
 }
 
 // nodePorts selects from the addresses of the host instead of those of the process's own namespace.

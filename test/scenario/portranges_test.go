@@ -36,9 +36,7 @@ endpoints: [{addresses: ["fd00:10:244::10"], nodeName: node-1}]
 func TestPortRangesPage(t *testing.T) {
 	const first, last = 10000, 20000
 	page, err := os.ReadFile("../../docs/port-ranges.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	fences := yamlFence.FindAllStringSubmatch(string(page), -1)
 	if len(fences) != 1 {
 		t.Fatalf("%d examples, want a Service", len(fences))
@@ -46,33 +44,14 @@ func TestPortRangesPage(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
 	mustServe(t, l.Pods[0])
 	serveMedia(t, l.Pods[0], first, last)
-	s, err := parseSettings(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	p, err := startPipeline(l.Node, s, folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	p := pipelineForTest(t, l)
 	common, err := os.ReadFile(common)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	service := fences[0][1] + "status: {loadBalancer: {ingress: [{ip: 203.0.113.10}, {ip: \"2001:db8:2::10\"}]}}\n"
 	for name, text := range map[string]string{"cluster.yaml": string(common), "service.yaml": service, "slices.yaml": mediaSlices} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(filepath.Join(p.folder, name), []byte(text), 0o600))
 	}
-	if err := p.load(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, p.load())
 	if problems := p.reported(); problems != "" {
 		t.Errorf("problems:\n%s", problems)
 	}
@@ -99,9 +78,7 @@ func serveMedia(t *testing.T, h *lab.Host, first, last int) {
 			c, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		t.Cleanup(func() { c.Close() }) //nolint:errcheck // only packets
 		go func() {
 			b := make([]byte, 16)
@@ -120,9 +97,7 @@ func serveMedia(t *testing.T, h *lab.Host, first, last int) {
 func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
 	t.Helper()
 	var c *net.UDPConn
-	if err := h.Do(func() (err error) { c, err = net.ListenUDP("udp", nil); return err }); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, h.Do(func() (err error) { c, err = net.ListenUDP("udp", nil); return err }))
 	defer c.Close() //nolint:errcheck // only packets
 	const few = 64  // packets at a time, so that no buffer overflows
 	missing := map[uint16]bool{}
@@ -144,16 +119,12 @@ func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
 			}
 		}
 		for b := make([]byte, 16); sent > 0; sent-- {
-			if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, c.SetReadDeadline(time.Now().Add(patience)))
 			n, from, err := c.ReadFromUDPAddrPort(b)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if port := from.Port(); from.Addr().Unmap() == to && string(b[:n]) == fmt.Sprint(port) {
 				delete(missing, port)
 			}

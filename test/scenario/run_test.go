@@ -83,9 +83,7 @@ func TestScenarios(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			run++
 			s, err := readScenario(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			r.scenario(t, s)
 		})
 	}
@@ -102,9 +100,7 @@ func (r *rig) scenario(t *testing.T, s *scenario) {
 	folder := t.TempDir()
 	tr := &traffic{lab: r.lab, pins: map[string]string{}}
 	p, err := startPipeline(r.lab.Node, s.settings, folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(p.close(), tr.close(), cleanUp(r.lab.Node)); err != nil {
 			t.Errorf("clean up: %v", err)
@@ -181,9 +177,7 @@ func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
 	t.Helper()
 	got := state.wantText(s.settings)
 	if *update {
-		if err := s.update(st, got); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, s.update(st, got))
 		return
 	}
 	if diff := cmp.Diff(strings.Split(st.want, "\n"), strings.Split(got, "\n")); diff != "" {

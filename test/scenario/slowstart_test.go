@@ -50,21 +50,15 @@ addressType: IPv4
 ports: [{name: http, port: %d}, {name: echo, port: %d}]
 endpoints: [%s]
 `, w.http.Addr(), firstPort, echoPort, strings.Join(list, ", "))
-	if err := os.WriteFile(filepath.Join(w.folder, "web.yaml"), []byte(text), 0o600); err != nil {
-		w.Fatal(err)
-	}
-	if err := w.load(); err != nil {
-		w.Fatal(err)
-	}
+	lab.Must(w, os.WriteFile(filepath.Join(w.folder, "web.yaml"), []byte(text), 0o600))
+	lab.Must(w, w.load())
 }
 
 // pass makes time pass, and waits until the kernel has the steps of this time.
 func (w *warmup) pass(d time.Duration) {
 	w.Helper()
 	w.clock.advance(d)
-	if err := w.settle(); err != nil {
-		w.Fatal(err)
-	}
+	lab.Must(w, w.settle())
 }
 
 // share checks the part of new connections that an endpoint gets, and that the trace of a packet foretells.
@@ -73,9 +67,7 @@ func (w *warmup) share(when string, pod int, want float64) {
 	const connections, deviations, tolerance = 1500, 7, 0.005
 	to := w.lab.Pods[pod]
 	counts, err := w.lab.Node.Spread(w.Context(), inet.TCP, w.http, connections, lab.Options{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	lab.Must(w, err)
 	got, most := float64(counts[to.Name])/connections, deviations*math.Sqrt(want*(1-want)/connections)
 	if math.Abs(got-want) > most {
 		w.Errorf("%s, %s gets %.1f %% of the connections, want %.1f ± %.1f %%: %v", when, to.Name, 100*got, 100*want, 100*most, counts)
@@ -129,9 +121,7 @@ func TestSlowStart(t *testing.T) {
 		}
 	}
 	s, err := parseSettings(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	w := &warmup{T: t, lab: l, http: netip.MustParseAddrPort("10.96.0.10:80")}
 	if w.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
 		t.Fatal(err)
@@ -144,9 +134,7 @@ func TestSlowStart(t *testing.T) {
 	w.endpoints(2)
 	w.share("at the start", 1, 1./2)
 	conn, err := l.Node.Dial(context.Background(), inet.TCP, netip.AddrPortFrom(w.http.Addr(), 70))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close() //nolint:errcheck // its use is checked
 	established := &connection{"the established connection", conn, bufio.NewReader(conn)}
 	if _, err := established.in.ReadString('\n'); err != nil { // the server's greeting

@@ -127,21 +127,15 @@ endpoints: [%s]
 `, n, f, echoPort, strings.Join(endpoints, ", "))
 		}
 	}
-	if err := os.WriteFile(filepath.Join(d.folder, "shop.yaml"), []byte(text.String()), 0o600); err != nil {
-		d.Fatal(err)
-	}
-	if err := d.load(); err != nil {
-		d.Fatal(err)
-	}
+	lab.Must(d, os.WriteFile(filepath.Join(d.folder, "shop.yaml"), []byte(text.String()), 0o600))
+	lab.Must(d, d.load())
 }
 
 // pass makes time pass.
 func (d *departing) pass(t time.Duration) {
 	d.Helper()
 	d.clock.advance(t)
-	if err := d.settle(); err != nil {
-		d.Fatal(err)
-	}
+	lab.Must(d, d.settle())
 }
 
 // ends waits until n connections of each family are terminated.
@@ -243,9 +237,7 @@ func (d *departing) live(when string, list []*client, cut bool) {
 		case !(cut && c.ending()) && err != nil:
 			d.Errorf("%s, connection %s: %v, want that it works", when, c.text, err)
 		case err == nil:
-			if err := c.acknowledge(); err != nil {
-				d.Fatal(err)
-			}
+			lab.Must(d, c.acknowledge())
 		}
 	}
 }
@@ -261,9 +253,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 		}
 	}
 	s, err := parseSettings(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	d := &departing{T: t, lab: l}
 	if d.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
 		t.Fatal(err)

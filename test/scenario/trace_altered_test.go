@@ -138,28 +138,18 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 	folder := t.TempDir()
 	files := map[string]string{"web.yaml": alteredService, "cluster.yaml": ""}
 	common, err := os.ReadFile(common)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	files["cluster.yaml"] = string(common)
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
 	}
 	s, err := parseSettings(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, a := range alterations {
 		t.Run(a.name, func(t *testing.T) {
 			state, err := planFolder(r.lab.Node, s, folder, nil, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := state.program(r.lab.Node); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
+			lab.Must(t, state.program(r.lab.Node))
 			nftProgram := program{"nft", []string{"nft"}}
 			input := handles(t, r.lab.Node, a.input)
 			if _, err := nftProgram.run(r.lab.Node, input, "-f", "-"); err != nil {
@@ -190,9 +180,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			if !strings.Contains(why, a.why) {
 				t.Errorf("the reasons are %q, want one with %q", why, a.why)
 			}
-			if err := r.lab.Node.Do(func() error { _, err := apply.Cleanup(""); return err }); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, r.lab.Node.Do(func() error { _, err := apply.Cleanup(""); return err }))
 		})
 	}
 }
@@ -216,9 +204,7 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, w := range got.Ways {
 		foretold = append(foretold, r.inWords(w, l)...)
 	}
@@ -261,9 +247,7 @@ func handles(t *testing.T, h *lab.Host, input string) string {
 		table, err = conn.Read(inet.IPv4, plan.TableName)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return rulePlace.ReplaceAllStringFunc(input, func(place string) string {
 		m := rulePlace.FindStringSubmatch(place)
 		rules := table.Chains[m[1]].Rules

@@ -41,21 +41,15 @@ func TestTwin(t *testing.T) {
 		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
 	}
 	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	sides := []*side{{lab: newLab(t), path: theirs, theirs: true}, {lab: newLab(t), path: ours}}
 	api, err := twin.Start(t.Context(), t.TempDir(), nodeName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(api.Stop)
 	for _, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			s, err := readScenario(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			runTwin(t, api, s, sides)
 		})
 	}
@@ -94,9 +88,7 @@ func (s *side) start(t *testing.T, api *twin.API, sc *scenario) bool {
 	var err error
 	s.traffic = &traffic{lab: s.lab, pins: map[string]string{}}
 	s.proxy, err = api.Proxy(twin.Config{Host: s.lab.Node, Path: s.path, Flags: kubeProxyFlags(sc.flags)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		for what, err := range map[string]error{
 			"stop": s.proxy.Close(), "close connections": s.traffic.close(), "forget flows": s.lab.Node.Do(flushConntrack),
@@ -249,9 +241,7 @@ func (m manifests) objects() (all []runtime.Object) {
 // TestTwinMarksNameADifference: every line with another result for kube-proxy names a row of docs/differences.md.
 func TestTwinMarksNameADifference(t *testing.T) {
 	table, err := os.ReadFile("../../docs/differences.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	paths, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
@@ -259,9 +249,7 @@ func TestTwinMarksNameADifference(t *testing.T) {
 	named := map[string]string{}
 	for _, path := range paths {
 		s, err := readScenario(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for _, st := range s.steps {
 			lines, err := parsePackets(st.packets)
 			if err != nil {

@@ -19,64 +19,33 @@ import (
 func vipStep(t *testing.T, l *lab.Lab, flags ...string) *pipeline {
 	t.Helper()
 	s, err := readScenario("testdata/vips-refuse-within.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
-	settings, err := parseSettings(flags)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	if err := s.steps[0].enter(folder); err != nil {
-		t.Fatal(err)
-	}
-	p, err := startPipeline(l.Node, settings, folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(p.close(), cleanUp(l.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
-	})
-	if err := p.load(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	p := pipelineForTest(t, l, flags...)
+	lab.Must(t, s.steps[0].enter(p.folder))
+	lab.Must(t, p.load())
 	return p
 }
 
 // within are the flags of vips-refuse-within.
 const within = "--refuse-unused-ports=203.0.113.0/24,2001:db8:2::/64,192.0.2.0/24,2001:db8::/64"
 
-// mustRun runs a program on a host, and returns its output.
-func mustRun(t *testing.T, h *lab.Host, argv ...string) string {
-	t.Helper()
-	out, err := h.Command(context.Background(), argv[0], argv[1:]...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s: %s: %v\n%s", h.Name, strings.Join(argv, " "), err, out)
-	}
-	return string(out)
-}
-
 // watchPackets counts the packets of a host that match an expression of nft at a hook, in a table of its own. It returns a function that returns the count.
 func watchPackets(t *testing.T, h *lab.Host, name, hook, expression string) func() int {
 	t.Helper()
 	table := "watch-" + name
-	mustRun(t, h, "nft", fmt.Sprintf("table inet %s { chain c { type filter hook %s priority -310; %s counter; }; }", table, hook, expression))
+	h.Run(t, "nft", fmt.Sprintf("table inet %s { chain c { type filter hook %s priority -310; %s counter; }; }", table, hook, expression))
 	t.Cleanup(func() {
 		_, _ = h.Command(context.Background(), "nft", "delete", "table", "inet", table).CombinedOutput()
 	})
 	packets := regexp.MustCompile(`packets ([0-9]+)`)
 	return func() int {
 		t.Helper()
-		match := packets.FindStringSubmatch(mustRun(t, h, "nft", "list", "table", "inet", table))
+		match := packets.FindStringSubmatch(h.Run(t, "nft", "list", "table", "inet", table))
 		if match == nil {
 			t.Fatalf("%s: no counter", table)
 		}
 		n, err := strconv.Atoi(match[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		return n
 	}
 }
@@ -99,8 +68,8 @@ func mustPass(t *testing.T, l *lab.Lab, text string) {
 // beside adds the rules of another program to the node until the test ends. Without them, the packets of alone pass.
 func beside(t *testing.T, l *lab.Lab, rules, alone string) {
 	t.Helper()
-	mustRun(t, l.Node, "nft", "table inet other { "+rules+"; }")
-	t.Cleanup(func() { mustRun(t, l.Node, "nft", "delete", "table", "inet", "other"); mustPass(t, l, alone) })
+	l.Node.Run(t, "nft", "table inet other { "+rules+"; }")
+	t.Cleanup(func() { l.Node.Run(t, "nft", "delete", "table", "inet", "other"); mustPass(t, l, alone) })
 }
 
 // toProxy leads packets with the mark 1 to the node itself, as for a transparent proxy, until the test ends. It sends a datagram to a port of some addresses,
@@ -108,11 +77,11 @@ func beside(t *testing.T, l *lab.Lab, rules, alone string) {
 func toProxy(t *testing.T, l *lab.Lab, port uint16, addresses ...string) {
 	t.Helper()
 	for _, family := range []string{"-4", "-6"} {
-		mustRun(t, l.Node, "ip", family, "rule", "add", "fwmark", "1", "lookup", "100")
-		mustRun(t, l.Node, "ip", family, "route", "add", "local", "default", "dev", "lo", "table", "100")
+		l.Node.Run(t, "ip", family, "rule", "add", "fwmark", "1", "lookup", "100")
+		l.Node.Run(t, "ip", family, "route", "add", "local", "default", "dev", "lo", "table", "100")
 		t.Cleanup(func() {
-			mustRun(t, l.Node, "ip", family, "rule", "del", "fwmark", "1", "lookup", "100")
-			mustRun(t, l.Node, "ip", family, "route", "flush", "table", "100")
+			l.Node.Run(t, "ip", family, "rule", "del", "fwmark", "1", "lookup", "100")
+			l.Node.Run(t, "ip", family, "route", "flush", "table", "100")
 		})
 	}
 	local := watchPackets(t, l.Node, "local", "input", fmt.Sprintf("udp dport %d", port))
@@ -184,23 +153,21 @@ node {203.0.113.10,2001:db8:2::10}:81/tcp = remote-1 from node
 func beyondRouter(t *testing.T, l *lab.Lab) *lab.Host {
 	t.Helper()
 	far := lab.ForTest(t, lab.Config{}).Client
-	mustRun(t, l.Client, "ip", "link", "add", "far0", "type", "veth", "peer", "name", "near0", "netns", far.Netns)
-	t.Cleanup(func() { mustRun(t, l.Client, "ip", "link", "del", "far0") })
+	l.Client.Run(t, "ip", "link", "add", "far0", "type", "veth", "peer", "name", "near0", "netns", far.Netns)
+	t.Cleanup(func() { l.Client.Run(t, "ip", "link", "del", "far0") })
 	for _, end := range []struct {
 		h              *lab.Host
 		device, v4, v6 string
 	}{{l.Client, "far0", "198.18.0.1/30", "2001:db8:f::1/64"}, {far, "near0", "198.18.0.2/30", "2001:db8:f::2/64"}} {
-		mustRun(t, end.h, "ip", "link", "set", end.device, "up")
-		mustRun(t, end.h, "ip", "addr", "add", end.v4, "dev", end.device)
-		mustRun(t, end.h, "ip", "addr", "add", end.v6, "dev", end.device, "nodad")
+		end.h.Run(t, "ip", "link", "set", end.device, "up")
+		end.h.Run(t, "ip", "addr", "add", end.v4, "dev", end.device)
+		end.h.Run(t, "ip", "addr", "add", end.v6, "dev", end.device, "nodad")
 		for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-			if err := end.h.Sysctl(key, "1"); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, end.h.Sysctl(key, "1"))
 		}
 	}
-	mustRun(t, far, "ip", "route", "add", "203.0.113.0/24", "via", "198.18.0.1")
-	mustRun(t, far, "ip", "-6", "route", "add", "2001:db8:2::/64", "via", "2001:db8:f::1")
+	far.Run(t, "ip", "route", "add", "203.0.113.0/24", "via", "198.18.0.1")
+	far.Run(t, "ip", "-6", "route", "add", "2001:db8:2::/64", "via", "2001:db8:f::1")
 	return far
 }
 
@@ -254,23 +221,17 @@ func TestICMPErrorsReachEndpoints(t *testing.T) {
 		t.Run(fmt.Sprintf("%d flags", len(flags)), func(t *testing.T) {
 			l := newLab(t)
 			far := beyondRouter(t, l)
-			mustRun(t, l.Client, "ip", "link", "set", "far0", "mtu", "1280")
+			l.Client.Run(t, "ip", "link", "set", "far0", "mtu", "1280")
 			p := vipStep(t, l, flags...)
 			step := &step{write: map[string][]byte{"slices.yaml": []byte(echoSlices)}}
-			if err := errors.Join(step.enter(p.folder), p.load()); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, errors.Join(step.enter(p.folder), p.load()))
 			for i, to := range []string{"203.0.113.10", "2001:db8:2::10"} {
 				tooBig := [...]string{"icmp type destination-unreachable icmp code frag-needed", "icmpv6 type packet-too-big"}[i]
 				came := watchPackets(t, l.Remotes[0], fmt.Sprint("mtu", i), "input", tooBig)
 				conn, err := far.Dial(t.Context(), inet.TCP, netip.AddrPortFrom(netip.MustParseAddr(to), 80))
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				defer conn.Close() //nolint:errcheck // the test has read all it needs
-				if err := conn.SetDeadline(time.Now().Add(lab.Patience)); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, conn.SetDeadline(time.Now().Add(lab.Patience)))
 				const size = 20_000
 				if _, err := conn.Write([]byte(strings.Repeat("x", size) + "\n")); err != nil {
 					t.Fatal(err)

@@ -48,9 +48,7 @@ func newSize(t *testing.T) size {
 	read := func(name string, otherwise int) int {
 		if s := os.Getenv(name); s != "" {
 			n, err := strconv.Atoi(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			return n
 		}
 		return otherwise
@@ -87,14 +85,14 @@ func TestTwinSoak(t *testing.T) {
 	start := time.Now()
 	made := s.storm(s.changes)
 	spent := time.Since(start)
-	eventually(t, patience, func() error {
+	lab.Eventually(t, patience, func() error {
 		if diff := cmp.Diff(rules, s.ruleset(s.Node)); diff != "" {
 			return fmt.Errorf("ruleset (-before +after):\n%.3000s", diff)
 		}
 		return nil
 	})
 	var after figures
-	err := await(t.Context(), patience, func() error {
+	err := lab.Await(t.Context(), patience, func() error {
 		after = s.settled()
 		return before.compare(after)
 	})
@@ -153,9 +151,7 @@ func (s *soaked) start(h *lab.Host, name string) *program.Program {
 
 func (s *soaked) put(resource string, o object) {
 	s.Helper()
-	if err := s.Put(resource, o); err != nil {
-		s.Fatal(err)
-	}
+	lab.Must(s, s.Put(resource, o))
 }
 
 func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 97, byte(i / 250), byte(1 + i%250)}) }
@@ -226,7 +222,7 @@ func (s *soaked) restoreAll() {
 func (s *soaked) restore() {
 	s.Helper()
 	s.restoreAll()
-	eventually(s.T, patience, func() error {
+	lab.Eventually(s.T, patience, func() error {
 		if lag := s.Lag(); lag > 0 || !s.Watched() {
 			return fmt.Errorf("%d events are not sent yet; watched: %v", lag, s.Watched())
 		}
@@ -268,9 +264,7 @@ func (s *soaked) change(n int) {
 	svc, eps := original(i)
 	switch s.random.IntN(20) {
 	case 0:
-		if err := errors.Join(s.Delete("services", svc), s.Delete("endpointslices", eps)); err != nil {
-			s.Fatal(err)
-		}
+		lab.Must(s, errors.Join(s.Delete("services", svc), s.Delete("endpointslices", eps)))
 	case 1:
 		s.put("services", svc)
 	case 2:
@@ -340,7 +334,7 @@ func (s *soaked) flush() {
 		return
 	}
 	begin := time.Now()
-	err := await(s.Context(), patience, func() error {
+	err := lab.Await(s.Context(), patience, func() error {
 		a := s.Pods[1].Probe(s.Context(), inet.TCP, netip.MustParseAddrPort(probedAt), lab.Options{})
 		if a.Server != "pod-0" {
 			return fmt.Errorf("after a flush: %v", a)
@@ -387,9 +381,7 @@ func (s *soaked) probe() {
 func (s *soaked) metrics(p *program.Program) program.Samples {
 	s.Helper()
 	m, err := p.Metrics(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
+	lab.Must(s, err)
 	return m
 }
 
@@ -397,7 +389,7 @@ func (s *soaked) metrics(p *program.Program) program.Samples {
 // while.
 func (s *soaked) awaitIdle(p *program.Program) {
 	s.Helper()
-	eventually(s.T, patience, func() error {
+	lab.Eventually(s.T, patience, func() error {
 		m, err := p.Metrics(s.Context())
 		if err != nil {
 			return err
@@ -466,13 +458,9 @@ func (s *soaked) figures() figures {
 	}
 	m := s.metrics(s.p)
 	rss, err := s.p.Memory("VmRSS")
-	if err != nil {
-		s.Fatal(err)
-	}
+	lab.Must(s, err)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.p.Pid()))
-	if err != nil {
-		s.Fatal(err)
-	}
+	lab.Must(s, err)
 	elements, _ := m.Sum("kubenftproxy_elements")
 	chains, _ := m.Sum("kubenftproxy_class_chains")
 	return figures{
@@ -504,21 +492,4 @@ func (s *soaked) ruleset(h *lab.Host) (parts []string) {
 	}
 	slices.Sort(parts)
 	return parts
-}
-
-func eventually(t *testing.T, within time.Duration, check func() error) {
-	t.Helper()
-	if err := await(t.Context(), within, check); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func await(ctx context.Context, within time.Duration, check func() error) error {
-	for deadline := time.Now().Add(within); ; {
-		err := check()
-		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
-			return err
-		}
-		sleep(ctx, 200*time.Millisecond)
-	}
 }

@@ -66,9 +66,7 @@ func newCluster(t *testing.T) *cluster {
 	}
 	t.Cleanup(c.Stop)
 	c.kubeconfig = filepath.Join(dir, "kubeconfig")
-	if err := c.Kubeconfig(c.kubeconfig, false); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Kubeconfig(c.kubeconfig, false))
 	objects := []runtime.Object{world.Node(), changing(), web()}
 	objects = append(objects, endpoints("web", 0, 1, remote)...)
 	objects = append(objects, endpoints("changing", 0)...)
@@ -86,9 +84,7 @@ func newCluster(t *testing.T) *cluster {
 
 func (c *cluster) apply(t *testing.T, objects ...runtime.Object) {
 	t.Helper()
-	if err := c.Apply(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(t.Context(), objects...))
 }
 
 // targets returns all addresses of the Service web: cluster IP, node port and load-balancer IP, in both families.
@@ -193,9 +189,7 @@ func (n *node) pins(t *testing.T) map[string]string {
 		for _, from := range []*lab.Host{n.Client, n.Node, n.caller()} {
 			const times = 5
 			servers, err := from.Spread(t.Context(), inet.TCP, at(ip, servicePort), times, lab.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if len(servers) != 1 {
 				t.Errorf("session affinity: %s -> %s: %v", from.Name, ip, servers)
 			}

@@ -58,9 +58,7 @@ func newNode(t *testing.T, c *cluster, m mode) *node {
 	t.Helper()
 	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), cluster: c, test: t, mode: m, dir: t.TempDir()}
 	forward, err := twin.Forward(n.Node, c.Server())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		if err := forward.Close(); err != nil {
 			t.Error(err)
@@ -82,21 +80,15 @@ func (n *node) caller() *lab.Host { return n.Pods[3] }
 func (n *node) linkTools(t *testing.T) {
 	t.Helper()
 	n.tools = filepath.Join(n.dir, "tools")
-	if err := os.Mkdir(n.tools, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(n.tools, 0o700))
 	if n.mode.iptables == "" {
 		return
 	}
 	multi, err := exec.LookPath(n.mode.iptables)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
-			if err := os.Symlink(multi, filepath.Join(n.tools, name+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.Symlink(multi, filepath.Join(n.tools, name+suffix)))
 		}
 	}
 }
@@ -167,9 +159,7 @@ func (n *node) signal(t *testing.T, s os.Signal) {
 	if n.running == nil {
 		return
 	}
-	if err := n.running.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, n.running.Signal(s))
 	_ = n.running.Wait() // SIGTERM kills kube-proxy, so the error is expected
 	n.running = nil
 }
@@ -190,9 +180,7 @@ func (n *node) begin(t *testing.T, path string) {
 	}
 	var err error
 	n.traffic, err = newTraffic(n.life, n.Client, n.Clients[1], []*lab.Host{n.Clients[1], n.Node, n.caller()}, targets())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 }
 
 // leftOurs lists the tables of kube-nftproxy.

@@ -48,9 +48,7 @@ func TestRestarts(t *testing.T) {
 	w.awaitSync(t)
 	pins := w.pins(t)
 	traffic, err := newTraffic(t.Context(), w.Client, w.Pods[2], []*lab.Host{w.Client, w.Node, w.Pods[2]}, w.targets())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	// Dense enough to detect a moment without rules, and light enough for two busy processors.
 	traffic.loads[inet.TCP].every, traffic.loads[inet.UDP].every = 3*time.Millisecond, 10*time.Millisecond
 	begin := time.Now()
@@ -60,9 +58,7 @@ func TestRestarts(t *testing.T) {
 		}
 		w.awaitSync(t)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Logf("%d restarts in %v: %s; %d connections, %d UDP requests, %d flows with %d messages, %d segments sent again", times,
 		time.Since(begin).Round(time.Second), w.ends, figures.tcp.made, figures.udp.made, figures.flows, figures.sent, figures.retransmitted)
 	for name, tally := range map[string]*tally{"connections": figures.tcp, "UDP requests": figures.udp} {
@@ -135,9 +131,7 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	}
 	w.path = program.BuildForTest(t)
 	serve(t, w.Pods[0], w.Pods[1], w.Remotes[0])
-	if err := os.Mkdir(w.folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(w.folder, 0o700))
 	serving := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
 	web := numbered("web", 10, serving...)
 	svc := web[0].(*corev1.Service)
@@ -175,9 +169,7 @@ func numbered(name string, number int, servers ...*lab.Host) []runtime.Object {
 // write writes objects into the folder, atomically.
 func (w *restarting) write(t *testing.T, name string, objects ...runtime.Object) {
 	t.Helper()
-	if err := world.Write(w.folder, name, objects...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, world.Write(w.folder, name, objects...))
 }
 
 // change rewrites up to twenty Services with random endpoints, so that their elements and sometimes the chains differ.
@@ -243,9 +235,7 @@ func (w *restarting) restart(t *testing.T) {
 		w.running.Kill()
 	} else {
 		w.ends.term++
-		if err := w.running.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, w.running.Signal(syscall.SIGTERM))
 		<-w.running.Ended()
 	}
 	if w.r.IntN(2) == 0 {

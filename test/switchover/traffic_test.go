@@ -2,7 +2,6 @@ package switchover
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -145,9 +144,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 	serve(t, server)
 	targets := []netip.AddrPort{netip.AddrPortFrom(server.IPv4, echoPort), netip.AddrPortFrom(server.IPv6, echoPort)}
 	traffic, err := newTraffic(t.Context(), l.Client, l.Client, []*lab.Host{l.Node}, targets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	traffic.margin = 400 * time.Millisecond
 	table := "add table inet x; add chain inet x f { type filter hook forward priority 0; policy accept; }; "
 	for _, tc := range []struct {
@@ -175,9 +172,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 					nft(t, l.Node, "delete table inet x")
 				}
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			for proto, tally := range map[inet.Protocol]*tally{inet.TCP: figures.tcp, inet.UDP: figures.udp} {
 				want := map[string]int{}
 				if kind := tc.kinds[proto]; kind != "" {
@@ -226,15 +221,5 @@ func serve(t *testing.T, hosts ...*lab.Host) {
 // nft runs commands of nft on a host.
 func nft(t *testing.T, h *lab.Host, commands string) string {
 	t.Helper()
-	return run(t, h, "nft", commands)
-}
-
-// run runs a program on a host.
-func run(t *testing.T, h *lab.Host, name string, args ...string) string {
-	t.Helper()
-	out, err := h.Command(t.Context(), name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatal(fmt.Errorf("%s %q on %s: %w: %s", name, args, h.Name, err, out))
-	}
-	return string(out)
+	return h.Run(t, "nft", commands)
 }

@@ -33,27 +33,19 @@ func TestUpgrade(t *testing.T) {
 	}
 	pins := w.pins(t)
 	traffic, err := newTraffic(t.Context(), w.Client, w.Pods[2], []*lab.Host{w.Client, w.Node, w.Pods[2]}, w.targets())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	traffic.loads[inet.TCP].every, traffic.loads[inet.UDP].every = 2*time.Millisecond, 5*time.Millisecond
 	for _, path := range []string{present, older, present} {
 		w.path = path
 		figures, err := traffic.during(t.Context(), func() {
-			if err := w.running.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, w.running.Signal(syscall.SIGTERM))
 			<-w.running.Ended()
 			w.start(t)
 			w.awaitSync(t)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		samples, err := w.running.Metrics(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		full, partial := samples[`kubenftproxy_batches_total{kind="full"}`], samples[`kubenftproxy_batches_total{kind="partial"}`]
 		if full != 1 || partial > 1 { // the partial batch deletes unused chains
 			t.Errorf("%v full batches and %v partial ones, want one", full, partial)
@@ -83,30 +75,22 @@ func buildOlder(t *testing.T) string {
 		"ruleset.go": {`base("prerouting"`, `base("early"`, `base("output", unix.NF_INET_LOCAL_OUT, translating`, `base("output", unix.NF_INET_LOCAL_OUT, translating+1`},
 	} {
 		path, err := filepath.Abs("../../pkg/plan/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for i := 0; i < len(changes); i += 2 {
 			if !strings.Contains(string(text), changes[i]) {
 				t.Fatalf("%s has no %s", file, changes[i])
 			}
 		}
 		replaced[path] = filepath.Join(dir, file)
-		if err := os.WriteFile(replaced[path], []byte(strings.NewReplacer(changes...).Replace(string(text))), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(replaced[path], []byte(strings.NewReplacer(changes...).Replace(string(text))), 0o600))
 	}
 	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Setenv("GOFLAGS", "-overlay="+filepath.Join(dir, "overlay.json"))
 	return program.BuildForTest(t)
 }

@@ -33,9 +33,7 @@ apiVersion: v1
 kind: Node
 metadata: {name: node-1}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var names []string
 	for _, obj := range objects {
 		names = append(names, nameOf(obj))
@@ -61,20 +59,14 @@ metadata: {name: node-1}
 func TestForward(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
 	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer server.Close() //nolint:errcheck // the result does not matter
 	go echo(server)
 	at := netip.MustParseAddrPort(server.Addr().String())
 	f, err := Forward(l.Node, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	conn, err := l.Node.Dial(t.Context(), inet.TCP, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close() //nolint:errcheck // unused from here on
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
@@ -82,12 +74,8 @@ func TestForward(t *testing.T) {
 	if got, err := bufio.NewReader(conn).ReadString('\n'); got != "hello\n" || err != nil {
 		t.Fatalf("read %q, %v, want what was written", got, err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, f.Close())
+	lab.Must(t, conn.SetDeadline(time.Now().Add(5*time.Second)))
 	if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after Close: read %d bytes, %v, want that the connection has ended", n, err)
 	}
@@ -121,9 +109,7 @@ func TestMarks(t *testing.T) {
 			manifest += "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: c}\nspec: {cidrs: [" + c + "]}\n"
 		}
 		list, err := Decode([]byte(manifest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for _, obj := range list {
 			all[nameOf(obj)] = obj
 		}

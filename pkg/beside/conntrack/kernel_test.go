@@ -50,23 +50,17 @@ func enterNamespace(t testing.TB) {
 		"add rule inet nowhere c iifname nowhere drop")
 }
 
-func run(t testing.TB, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-	return string(out)
-}
+var run = lab.Run
 
 // await runs a command until its output contains a text.
 func await(t testing.TB, want, name string, args ...string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(run(t, name, args...), want); {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %q from %s %v", want, name, args)
+	lab.Eventually(t, 10*time.Second, func() error {
+		if got := run(t, name, args...); !strings.Contains(got, want) {
+			return fmt.Errorf("no %q in %s", want, got)
 		}
-	}
+		return nil
+	})
 }
 
 // A node is a namespace with the program's rules and one Service.
@@ -83,9 +77,7 @@ func newNode(t testing.TB) *node {
 	t.Helper()
 	enterNamespace(t)
 	kernel, err := apply.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { kernel.Close() })
 	n := &node{TB: t, kernel: kernel, table: openTable(t), planner: plan.New(plan.Options{
 		Families: inet.Families[:], MasqueradeMark: 0x4000,
@@ -99,9 +91,7 @@ func newNode(t testing.TB) *node {
 func openTable(t testing.TB) *Netlink {
 	t.Helper()
 	table, err := OpenNetlink()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { table.Close() })
 	return table
 }
@@ -186,9 +176,7 @@ func (n *node) withdraw() {
 func (n *node) pass(f inet.Family, d *Desired, deleted int) {
 	n.Helper()
 	out, err := n.table.Delete(n.Context(), f, d.onlyUDP(), d.Stale)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	if out.Deleted != deleted {
 		n.Errorf("%d flows deleted of %d seen, want %d\n%s", out.Deleted, out.Seen, deleted, n.entries())
 	}
@@ -213,9 +201,7 @@ func (n *node) pod(f inet.Family, i int) netip.AddrPort {
 func (n *node) answer(at netip.AddrPort) {
 	n.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	n.Cleanup(func() { conn.Close() })
 	go func() {
 		var b [16]byte
@@ -237,9 +223,7 @@ func (n *node) clients(f inet.Family) []*net.UDPConn {
 	var out []*net.UDPConn
 	for _, to := range destinations(f) {
 		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n, err)
 		n.Cleanup(func() { conn.Close() })
 		out = append(out, conn)
 	}
@@ -326,9 +310,7 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	var others []*net.UDPConn
 	for _, to := range []string{"192.0.2.1:8053", "198.51.100.7:30053"} {
 		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(addrPort(to)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		defer conn.Close()
 		others = append(others, conn)
 	}
@@ -393,9 +375,7 @@ func (n *node) connect(to netip.AddrPort) int {
 		at.(*unix.SockaddrInet4).Addr = to.Addr().As4()
 	}
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	n.Cleanup(func() { _ = unix.Close(fd) })
 	if err := unix.Connect(fd, at); err != unix.EINPROGRESS {
 		n.Fatalf("connect: %v, want that it is in progress", err)
@@ -423,9 +403,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 		run(n, "nft", fmt.Sprintf("add table inet another; add chain inet another out { type nat hook output priority -101; }; "+
 			"add rule inet another out %s daddr %s udp dport 53 dnat to %s", [...]string{"ip", "ip6"}[f], another.Addr(), plugin))
 		foreign, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(another))
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n, err)
 		n.Cleanup(func() { foreign.Close() })
 		if got := n.ask(foreign, 5*time.Second); got != plugin.String() {
 			n.Fatalf("%s replies to the other program's client, want %s", got, plugin)
@@ -464,9 +442,7 @@ func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	n.trackBefore()
 	n.echo(addrPort("192.0.2.1:30053"))
 	conn, err := net.Dial("tcp", "192.0.2.1:30053")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close()
 	n.echoes(conn)
 	d := n.serve(inet.IPv4, inet.TCP, addrPort("10.244.0.10:5353"))
@@ -494,9 +470,7 @@ func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 func (n *node) echo(at netip.AddrPort) net.Listener {
 	n.Helper()
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	n.Cleanup(func() { listener.Close() })
 	go func() {
 		for {
@@ -628,9 +602,7 @@ func TestManyEntries(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			table.unfiltered = tc.unfiltered
 			out, err := table.Delete(t.Context(), inet.IPv4, tc.udp, d.Stale)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if out.Seen != tc.seen || out.Deleted != tc.deleted || out.Partial {
 				t.Errorf("got %+v, want %d seen, %d deleted", out, tc.seen, tc.deleted)
 			}
@@ -688,9 +660,7 @@ func TestLostErrors(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
 	// The kernel raises the size to its minimum, which a few errors fill.
-	if err := unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	const services, each = 10, 100
 	insert(t, other, synthetic(inet.UDP, services, each))
 	gone := false
@@ -828,9 +798,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 func BenchmarkPass(b *testing.B) {
 	const services = 1000
 	limit, err := strconv.Atoi(strings.TrimSpace(run(b, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	for _, tc := range []struct {
 		name          string
 		ours, foreign int
@@ -864,18 +832,14 @@ func BenchmarkPass(b *testing.B) {
 				b.StartTimer()
 				bytes = allocated(func() {
 					table, err := OpenNetlink()
-					if err != nil {
-						b.Fatal(err)
-					}
+					lab.Must(b, err)
 					if out, err = table.Delete(b.Context(), inet.IPv4, !d.Undnated, d.Stale); err != nil {
 						b.Fatal(err)
 					}
 					if table.read.Seq != 1 {
 						b.Fatalf("the table was read %d times, want once", table.read.Seq)
 					}
-					if err := table.Close(); err != nil {
-						b.Fatal(err)
-					}
+					lab.Must(b, table.Close())
 				})
 				spent += processorTime(b) - before
 				if want := services * max(tc.ours/10, 1); out.Deleted != want {
@@ -895,9 +859,7 @@ func BenchmarkPass(b *testing.B) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -910,9 +872,7 @@ func insertMissing(b *testing.B, table *Netlink, services, each int) {
 		}
 		return false
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	insert(b, table, func(yield func(Flow, uint16) bool) {
 		i := 0
 		for f := range synthetic(inet.UDP, services, each) {

@@ -45,9 +45,7 @@ func program(b *testing.B, services int) (*plan.Planner, *apply.Kernel) {
 		p.Set(s.Name, s)
 	}
 	k, err := apply.Open()
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	b.Cleanup(func() { k.Close() })
 	if _, err := k.Sync(p); err != nil {
 		b.Fatal(err)
@@ -61,19 +59,13 @@ func BenchmarkRead(b *testing.B) {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			p, _ := program(b, services)
 			c, err := Open(p.Counters())
-			if err != nil {
-				b.Fatal(err)
-			}
+			lab.Must(b, err)
 			b.ReportAllocs()
 			for b.Loop() {
 				c.next = time.Time{}
-				if err := c.Await(time.Minute); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, c.Await(time.Minute))
 			}
-			if err := c.Close(); err != nil {
-				b.Fatal(err)
-			}
+			lab.Must(b, c.Close())
 		})
 	}
 }
@@ -83,9 +75,7 @@ func BenchmarkRead(b *testing.B) {
 func BenchmarkNewConnection(b *testing.B) {
 	program(b, 1000)
 	must := func(err error) {
-		if err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, err)
 	}
 	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out"}, PeerName: "far"}))
 	for _, name := range []string{"lo", "far", "out"} {

@@ -223,9 +223,7 @@ func TestConnectionsAboveTheMaximumDoNotCountForTheEndpoint(t *testing.T) {
 	n.set(shape{endpoints: n.Pods[:1], sources: allSources, most: 1, at: model.Refuse}, apply.Full)
 	for _, f := range inet.Families {
 		conn, err := n.Pods[1].Dial(t.Context(), inet.TCP, netip.AddrPortFrom(clusterIP[f], servicePort))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		defer conn.Close()
 		for _, outcome := range []lab.Outcome{lab.TimedOut, lab.Refused} {
 			a := n.Pods[1].Probe(t.Context(), inet.TCP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{Timeout: patience(outcome)})

@@ -83,9 +83,7 @@ func (n *node) start() {
 		}
 		return kernel.Recall(n.planner, nil)
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	n.kernel.Count(n.counters)
 	kernel, counters := n.kernel, n.counters
 	n.Cleanup(func() {
@@ -125,9 +123,7 @@ func (n *node) set(s shape, want apply.Kind) {
 func (n *node) plan(s shape) {
 	n.Helper()
 	next := n.service(s)
-	if err := n.kernel.Recall(n.planner, []*model.Service{next}); err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, n.kernel.Recall(n.planner, []*model.Service{next}))
 	n.planner.Set(service, next)
 	n.planner.Resumed()
 }
@@ -252,9 +248,7 @@ func (n *node) check(when string) {
 	n.Helper()
 	names, keys := n.keys()
 	list, err := n.fresh(keys)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	want, got := map[string]Counts{}, map[string]Counts{}
 	if total := n.counters.Total(); total != (Counts{}) {
 		got["total"] = total

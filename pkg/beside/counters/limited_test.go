@@ -21,9 +21,7 @@ func TestConnectionsAtTheMaximum(t *testing.T) {
 	for _, f := range inet.Families {
 		for _, proto := range protocols {
 			conn, err := n.Pods[1].Dial(t.Context(), proto, netip.AddrPortFrom(clusterIP[f], servicePort))
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			defer conn.Close()
 			if _, err := conn.Write([]byte("hello\n")); err != nil {
 				t.Fatal(err)
@@ -41,9 +39,7 @@ func TestConnectionsAtTheMaximum(t *testing.T) {
 	n.check("at the maximum")
 	_, keys := n.keys()
 	list, err := n.fresh(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for i, k := range keys {
 		if want := uint64(2 * 5); k.Addr == clusterIP[k.Family] && list[i].Refused[AtMaximum] != want {
 			t.Errorf("%v: %d connections of the service port are at the maximum, want %d", k, list[i].Refused[AtMaximum], want)

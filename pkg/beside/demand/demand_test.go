@@ -143,9 +143,7 @@ func kernelSets(t testing.TB, n int) (*nft.Conn, []*nft.Set) {
 		}
 	}
 	conn, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn, sets
 }

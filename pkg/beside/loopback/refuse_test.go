@@ -25,9 +25,7 @@ func TestRefusals(t *testing.T) {
 	r := NewRefusals(inet.Families[:], "kube-nftproxy")
 	commit := func() {
 		t.Helper()
-		if err := l.Node.Do(r.Commit); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, l.Node.Do(r.Commit))
 	}
 	probe := func(from *lab.Host, p inet.Protocol, to netip.Addr, port uint16, want lab.Outcome) {
 		t.Helper()
@@ -98,13 +96,9 @@ func TestRefusals(t *testing.T) {
 
 	// A process for one family deletes the table of the other family at its first commit, and its own table when it closes.
 	four := NewRefusals(inet.Families[:1], "kube-nftproxy")
-	if err := l.Node.Do(four.Commit); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Node.Do(four.Commit))
 	probe(l.Node, inet.UDP, inet.Localhost[inet.IPv6], number, lab.Answered)
-	if err := l.Node.Do(func() error { return four.Close(true) }); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Node.Do(func() error { return four.Close(true) }))
 	out, err = l.Node.Command(t.Context(), "nft", "list", "ruleset").CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("%v; rules left:\n%s", err, out)

@@ -55,16 +55,12 @@ func listen(t testing.TB, network, at string, options ...control) {
 	}}
 	if strings.HasPrefix(network, "tcp") {
 		l, err := c.Listen(context.Background(), network, at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		t.Cleanup(func() { l.Close() })
 		return
 	}
 	l, err := c.ListenPacket(context.Background(), network, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 }
 
@@ -76,13 +72,9 @@ func bind(t testing.TB, kind int, at unix.Sockaddr) (fd int) {
 		family = unix.AF_INET6
 	}
 	fd, err := unix.Socket(family, kind, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Bind(fd, at); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Bind(fd, at))
 	return fd
 }
 
@@ -112,9 +104,7 @@ func shown(s Socket) string {
 func listening(t testing.TB, r Range) (out []string, sockets []Socket) {
 	t.Helper()
 	sockets, err := Listening(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, s := range sockets {
 		out = append(out, shown(s))
 	}
@@ -132,9 +122,7 @@ func TestListening(t *testing.T) {
 	listen(t, "tcp4", "127.0.0.1:30005")
 	listen(t, "tcp6", "[2001:db8::1]:30006")
 	mapped := &unix.SockaddrInet6{Port: 30007, Addr: netip.MustParseAddr("::ffff:192.0.2.1").As16()}
-	if err := unix.Listen(bind(t, unix.SOCK_STREAM, mapped), 1); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Listen(bind(t, unix.SOCK_STREAM, mapped), 1))
 	listen(t, "tcp4", "0.0.0.0:30008", onDevice("lo"))
 	listen(t, "udp4", "0.0.0.0:30009")
 	listen(t, "udp", "[::]:30010", bothFamilies)
@@ -148,17 +136,13 @@ func TestListening(t *testing.T) {
 	for _, network := range []string{"tcp4", "udp4"} {
 		d := net.Dialer{}
 		local, err := net.ResolveTCPAddr("tcp4", "192.0.2.1:30020")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		d.LocalAddr = local
 		if network == "udp4" {
 			d.LocalAddr = net.UDPAddrFromAddrPort(local.AddrPort())
 		}
 		conn, err := d.Dial(network, "192.0.2.1:40000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 	}
 	bind(t, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: 30021}) // bound, but not listening
@@ -173,9 +157,7 @@ func TestListening(t *testing.T) {
 		t.Errorf("sockets (-want +got):\n%s", diff)
 	}
 	own, err := OwnSockets()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cookies := map[uint64]bool{}
 	for _, s := range sockets {
 		if _, is := own[s.Inode]; !is {
@@ -204,25 +186,17 @@ func TestAbsent(t *testing.T) {
 func TestOwnSocketsAreThisProcessesAlone(t *testing.T) {
 	enterNode(t)
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: 30080})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	file, err := l.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	cmd := exec.Command("sleep", "60")
 	cmd.ExtraFiles = []*os.File{file}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	for _, ours := range []bool{true, false} {
 		_, sockets := listening(t, Range{30080, 30080})
 		own, err := OwnSockets()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if len(sockets) != 1 {
 			t.Fatalf("%d sockets listen, want 1", len(sockets))
 		}
@@ -243,9 +217,7 @@ func TestReadEphemeral(t *testing.T) {
 		}
 	}
 	got, err := ReadEphemeral()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := Ephemeral{Range{20000, 40000}, []Range{{30000, 32767}, {35000, 35000}}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("ephemeral range (-want +got):\n%s", diff)
@@ -286,9 +258,7 @@ func BenchmarkSearch(b *testing.B) {
 			b.ReportAllocs()
 			start := processor(b)
 			for b.Loop() {
-				if err := w.search(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, w.search(b.Context()))
 			}
 			b.ReportMetric(float64(processor(b)-start)/float64(b.N), "cpu-ns/op")
 		})
@@ -299,9 +269,7 @@ func BenchmarkSearch(b *testing.B) {
 func processor(t testing.TB) time.Duration {
 	t.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 

@@ -39,9 +39,7 @@ func TestNothingIsMadeOrLoaded(t *testing.T) {
 func loaded(t *testing.T) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/sys/module")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}

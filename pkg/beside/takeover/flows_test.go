@@ -130,9 +130,7 @@ func newSwitchOver(t *testing.T) *switchOver {
 // on runs f in the node's namespace; f must not fail the test.
 func (s *switchOver) on(t testing.TB, f func() error) {
 	t.Helper()
-	if err := s.Node.Do(f); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, s.Node.Do(f))
 }
 
 // clients returns clients with the frontends to which they connect.

@@ -91,9 +91,7 @@ func (b backend) countPolicies(t testing.TB) {
 func read(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return string(text)
 }
 
@@ -139,23 +137,17 @@ func makeAccount(t testing.TB, name string) {
 func generation(t testing.TB) uint32 {
 	t.Helper()
 	conn, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close()
 	g, err := conn.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return g
 }
 
 func look(t testing.TB) Leftovers {
 	t.Helper()
 	l, err := Look(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return l
 }
 
@@ -258,9 +250,7 @@ func TestPartlyRemovedStates(t *testing.T) {
 					t.Fatal("no object of kube-proxy was found")
 				}
 				logger, log := logged(t)
-				if err := Cleanup(logger, nil); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, Cleanup(logger, nil))
 				left := map[string]bool{}
 				for _, m := range regexp.MustCompile(`(?m)^:(KUBE-\S+)`).FindAllStringSubmatch(b.save(t), -1) {
 					left[m[1]] = true

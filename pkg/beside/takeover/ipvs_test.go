@@ -21,9 +21,7 @@ import (
 func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
 	t.Helper()
 	s.sh(t, read(t, "ipvs-servers.txt"), "ipvsadm", "-R")
-	if err := s.Node.Sysctl("ipv4/vs/conntrack", "1"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, s.Node.Sysctl("ipv4/vs/conntrack", "1"))
 	sets := read(t, "ipvs-ipset.txt")
 	s.sh(t, sets, "ipset", "restore")
 	for _, c := range commands {
@@ -247,13 +245,9 @@ func TestCleanupOfIPVS(t *testing.T) {
 // A device of the same name but of another type stays.
 func TestADeviceOfAnotherKindStays(t *testing.T) {
 	lab.EnterNamespace(t)
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: "other"}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: "other"}))
 	logger, _ := logged(t)
-	if err := Cleanup(logger, nil); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, Cleanup(logger, nil))
 	if _, err := netlink.LinkByName(device); err != nil {
 		t.Error(err)
 	}

@@ -19,9 +19,7 @@ import (
 func openLegacy(t *testing.T) *xtables {
 	t.Helper()
 	s, err := openXtables(protocols[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { s.close() })
 	return s
 }
@@ -34,18 +32,12 @@ func TestATableThatChangesMeanwhile(t *testing.T) {
 	kubeProxy(t, b, "iptables")
 	s := openLegacy(t)
 	old, err := s.read("filter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	c, err := old.parse("filter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	r := c.removal()
 	without, _, err := old.without(c, &r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	b.run(t, "", "iptables", "-w", "-A", "FORWARD", "-p", "tcp", "-j", "cali-FORWARD")
 	changed := b.save(t)
 	if _, err := s.replace("filter", without, len(c.entries)); !errors.Is(err, unix.EAGAIN) {
@@ -71,9 +63,7 @@ func TestUnexpectedLayouts(t *testing.T) {
 	lab.EnterNamespace(t)
 	backend("legacy").restore(t, "foreign-")
 	good, err := openLegacy(t).read("filter")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	random := rand.New(rand.NewPCG(1, 2))
 	failed := 0
 	for range 3000 {
@@ -111,9 +101,7 @@ func TestUnexpectedLayouts(t *testing.T) {
 func TestTheLockIsWaitedFor(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "lock")
 	held, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if err := unix.Flock(int(held.Fd()), unix.LOCK_SH); err != nil { // a shared lock blocks only requests for an exclusive lock
 		t.Fatal(err)
 	}

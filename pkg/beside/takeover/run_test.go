@@ -28,18 +28,14 @@ func enter(t *testing.T) {
 	if err == nil {
 		err = netlink.LinkSetUp(lo)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 }
 
 // listen serves a handler on an address of the namespace, until the server is closed.
 func listen(t *testing.T, at string, h http.Handler) *http.Server {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s := &http.Server{Handler: h}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Close() })
@@ -179,9 +175,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	b.check(t, "tables of mode nftables", Leftovers{NFTables: 2}, 2)
 	kubeProxy(t, "legacy", "iptables")
 	b.check(t, "chains beside them", Leftovers{NFTables: 2, IPTablesLegacy: all[IPTablesLegacy]}, 2)
-	if err := Cleanup(klog.FromContext(b.ctx), nil); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, Cleanup(klog.FromContext(b.ctx), nil))
 	b.check(t, "after a cleanup", Leftovers{}, 2)
 	kubeProxy(t, "nft", "iptables")
 	b.check(t, "chains of iptables-nft", Leftovers{IPTablesNFT: all[IPTablesNFT]}, 3)
@@ -221,13 +215,9 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 func withoutFiles(t *testing.T, f func()) {
 	t.Helper()
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	set := func(most uint64) {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}))
 	}
 	set(3)
 	defer set(before.Cur)

@@ -100,9 +100,7 @@ func newTracedLab(t *testing.T) *tracedLab {
 
 func (l *tracedLab) write(t *testing.T, manifests string) {
 	t.Helper()
-	if err := os.WriteFile(l.file, []byte(manifests), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(l.file, []byte(manifests), 0o600))
 }
 
 // program writes the tables as the daemon would.
@@ -126,9 +124,7 @@ func (l *tracedLab) program(t *testing.T) {
 		_, err = kernel.Sync(p)
 		return errors.Join(err, kernel.Close())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 }
 
 // run runs a command on the node. A program that runs on the test's machine does not answer it.
@@ -427,9 +423,7 @@ func TestRender(t *testing.T) {
 	stdin := renderCommand()
 	stdin.SetIn(strings.NewReader(tracedManifests))
 	first, err := l.run(renderCommand(), append([]string{"-f", l.file}, tracedFlags...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, other := range []struct {
 		cmd  *cobra.Command
 		from string

@@ -39,12 +39,8 @@ func settings(t *testing.T, changed map[string]string) string {
 	}
 	for name, value := range all {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(value+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		lab.Must(t, os.WriteFile(file, []byte(value+"\n"), 0o600))
 	}
 	return root
 }
@@ -141,12 +137,7 @@ func TestEverythingElse(t *testing.T) {
 	}
 }
 
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
-}
+var run = lab.Run
 
 // TestChainsThatDrop creates chains as firewalls do, and runs the command of each finding. Then the chain accepts packets of translated
 // connections, and the finding disappears.
@@ -181,9 +172,7 @@ func TestChainsThatDrop(t *testing.T) {
 			}
 			drops := func() []Drop {
 				got, err := Drops(inet.Families[:])
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				return got
 			}
 			got := drops()
@@ -205,17 +194,13 @@ func TestChainsThatDrop(t *testing.T) {
 func TestMonitors(t *testing.T) {
 	lab.EnterNamespace(t)
 	own, err := nft.Listen("x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer own.Close()
 	if got, err := Monitors(); err != nil || len(got) > 0 {
 		t.Errorf("without a monitor: %v, %v", got, err)
 	}
 	cmd := exec.CommandContext(t.Context(), "nft", "monitor")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	want := []Monitor{{PID: cmd.Process.Pid, Name: "nft"}}
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // until it listens

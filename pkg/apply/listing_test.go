@@ -1,0 +1,92 @@
+package apply
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// reload makes nft load its own listing of the ruleset. It fails if nft then lists something else.
+func reload(t testing.TB) {
+	t.Helper()
+	first := run(t, "nft", "-s", "list", "ruleset")
+	file := t.TempDir() + "/ruleset"
+	if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "flush", "ruleset")
+	run(t, "nft", "-f", file)
+	if diff := cmp.Diff(first, run(t, "nft", "-s", "list", "ruleset")); diff != "" {
+		t.Errorf("listing, loaded and listed again (-first +second):\n%s", diff)
+	}
+}
+
+// TestNftLoadsItsListing: after nft has loaded its own listing, the elements are the same, and so are the bytes of the sets and of the rules of classes.
+// Packets then have the same endpoints.
+func TestNftLoadsItsListing(t *testing.T) {
+	maglev := withMethod(0, "maglev", 0, 10, nil)
+	algorithms := newStickyPlanner(maglev, withMethod(1, "maglev", time.Hour, 10, nil), withMethod(2, "source-hash", 0, 10, nil),
+		withMethod(3, "source-hash/24,56", time.Hour, 10, nil), withMethod(4, "source-hash/8,8", 0, 10, nil))
+	fullAt5 := func(w *wire) {
+		for _, f := range inet.Families {
+			for e, n := range perEndpoint(w.occupy(f, 15, destinations(f, 0))) {
+				if n != 5 {
+					w.Errorf("%s has %d connections, want 5", e, n)
+				}
+			}
+		}
+	}
+	maximums := func(o plan.Options) *plan.Planner {
+		return setSticky(plan.New(o), []*model.Service{limited(0, "random", 5, 0, 1, 2), limited(1, "maglev", 1000, 10, 11),
+			limited(2, "source-hash/24,56", 7, numbers(20, 60)...)})
+	}
+	every, counted := plan.New(options()), stickyOptions
+	cluster(every)
+	counted.CountEndpoints = true // an element then has two expressions
+	for name, c := range map[string]struct {
+		planner *plan.Planner
+		packets func(*wire)
+	}{
+		"all kinds of frontends": {every, func(*wire) {}},
+		"algorithms": {algorithms, func(w *wire) {
+			for _, f := range inet.Families {
+				if n := moved(w.predicted(maglev.Ports[f], 100), w.ask(f, 100, destinations(f, 0)[0])); n > 0 {
+					w.Errorf("%s: %d of 100 clients are at another endpoint", f, n)
+				}
+			}
+		}},
+		"maximums":         {maximums(stickyOptions), fullAt5},
+		"counted maximums": {maximums(counted), fullAt5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, k := newWire(t), open(t)
+			sync(t, k, c.planner, Full)
+			reload(t)
+			checkKernel(t, k, c.planner)
+			for _, table := range c.planner.Tables() {
+				found, err := k.find(table)
+				w.must(err)
+				for _, s := range table.Sets {
+					if info := found.sets[s.Name]; !info.Is(s) {
+						t.Errorf("%s %s: nft makes it of another form:\n%+v", s.Family.Keyword(), s.Name, info)
+					}
+				}
+				// In other chains, nft 1.0.6 uses other registers for affinity.
+				table.Chains = slices.DeleteFunc(table.Chains, func(c *nft.Chain) bool { return !strings.Contains(c.Name, "-of-") })
+				if differs, err := k.conn.Differing(table); differs != "" || err != nil {
+					t.Errorf("the rules of chain %s differ (%v)", differs, err)
+				}
+			}
+			c.packets(w)
+		})
+	}
+}
