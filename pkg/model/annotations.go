@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,37 +14,121 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
 
-// The annotations that Build reads. pkg/watch stores only these.
-var (
-	ServiceAnnotations = []string{algorithm, tableSize, slowStart, maximum, atMaximum, ciliumAlgorithm, calicoStrategy,
-		scaleToZero, ciliumScaleToZero, terminate,
-		refuseUnused, wholeIP, answerPing, portRanges,
-		nodePortSources, externalIPSources, deniedSources, ciliumSourcePolicy}
-	SliceAnnotations = []string{weights, ciliumWeight}
-)
+// An Annotation is an annotation that Build reads.
+type Annotation struct {
+	Name string
+	// Slice is set for annotations of EndpointSlices. All others are those of Services.
+	Slice bool
+	// Alias, if not empty, is the annotation of the program for the same purpose. It takes precedence.
+	Alias string
+	// Values are the valid values, Meaning is what they do, in Markdown. Page is the page in docs with the details.
+	Values, Meaning, Page string
+}
 
+// prefix is the prefix of the program's own annotations.
+const prefix = "kube-nftproxy.io/"
+
+// The names of annotations. Each one has a row in [Annotations].
 const (
-	// algorithm has the name of a balance.Method, tableSize its number of slots.
-	algorithm = "kube-nftproxy.io/lb-algorithm"
-	tableSize = "kube-nftproxy.io/lb-table-size"
-	// slowStart has the seconds from the lowest share of a new endpoint to its full one.
-	slowStart = "kube-nftproxy.io/slow-start"
-	// maximum has the maximum of connections of each endpoint, atMaximum an AtMaximum.
-	maximum   = "kube-nftproxy.io/max-connections"
-	atMaximum = "kube-nftproxy.io/at-max-connections"
-	// scaleToZero is "true" if connections are held while the Service has no endpoint.
-	scaleToZero = "kube-nftproxy.io/scale-to-zero"
-	// terminate has a Termination.
-	terminate = "kube-nftproxy.io/terminate-connections"
-	// weights has the weights of single endpoints of a slice, such as "10.0.0.1=3,10.0.0.2=0".
-	weights = "kube-nftproxy.io/weights"
+	algorithm         = prefix + "lb-algorithm"
+	tableSize         = prefix + "lb-table-size"
+	slowStart         = prefix + "slow-start"
+	maximum           = prefix + "max-connections"
+	atMaximum         = prefix + "at-max-connections"
+	scaleToZero       = prefix + "scale-to-zero"
+	terminate         = prefix + "terminate-connections"
+	refuseUnused      = prefix + "refuse-unused-ports"
+	answerPing        = prefix + "answer-ping"
+	portRanges        = prefix + "port-ranges"
+	nodePortSources   = prefix + "node-port-source-ranges"
+	externalIPSources = prefix + "external-ip-source-ranges"
+	deniedSources     = prefix + "denied-source-ranges"
+	weights           = prefix + "weights"
 
-	// Annotations of Cilium and Calico. ciliumWeight is the weight of all endpoints of a slice.
-	ciliumAlgorithm   = "service.cilium.io/lb-algorithm"
-	ciliumWeight      = "service.cilium.io/weight"
-	ciliumScaleToZero = "service.cilium.io/scale-to-zero"
-	calicoStrategy    = "lb.projectcalico.org/external-traffic-strategy"
+	// Annotations of Cilium, Calico and Cozystack.
+	ciliumAlgorithm    = "service.cilium.io/lb-algorithm"
+	ciliumScaleToZero  = "service.cilium.io/scale-to-zero"
+	ciliumSourcePolicy = "service.cilium.io/src-ranges-policy"
+	ciliumWeight       = "service.cilium.io/weight"
+	calicoStrategy     = "lb.projectcalico.org/external-traffic-strategy"
+	wholeIP            = "networking.cozystack.io/wholeIP"
 )
+
+// Annotations are all annotations that Build reads. pkg/watch stores only these, a Service with another name after prefix has a problem, and
+// docs/annotations.md has the table.
+var Annotations = []Annotation{
+	{Name: algorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "how a connection gets its endpoint", Page: "algorithms.md"},
+	{Name: ciliumAlgorithm, Alias: algorithm, Values: "`random`, `maglev`", Meaning: "the same", Page: "algorithms.md"},
+	{Name: calicoStrategy, Alias: algorithm, Values: "`maglev`", Meaning: "the same", Page: "algorithms.md"},
+	{Name: tableSize, Values: "one of some primes, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
+	{Name: slowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
+	{Name: maximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
+	{Name: atMaximum, Values: "`refuse`, `queue`", Meaning: "a new connection while all endpoints are full", Page: "algorithms.md"},
+	{Name: weights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of single endpoints", Page: "algorithms.md"},
+	{Name: ciliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without one of their own", Page: "algorithms.md"},
+	{Name: scaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
+	{Name: ciliumScaleToZero, Alias: scaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
+	{Name: terminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
+	{Name: refuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
+	{Name: answerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
+	{Name: portRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "more ports of the addresses", Page: "port-ranges.md"},
+	{Name: wholeIP, Alias: portRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
+	{Name: nodePortSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
+	{Name: externalIPSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
+	{Name: deniedSources, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
+	{Name: ciliumSourcePolicy, Values: "`allow`, `deny`", Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources", Page: "source-ranges.md"},
+}
+
+// boolean are the values that [builder.boolean] reads.
+const boolean = "`true`, `false`"
+
+// AnnotationsOf returns the names of the annotations of EndpointSlices, or of Services.
+func AnnotationsOf(slice bool) (names []string) {
+	for _, a := range Annotations {
+		if a.Slice == slice {
+			names = append(names, a.Name)
+		}
+	}
+	return names
+}
+
+// IsOwnAnnotation reports whether a name has the prefix of the program's annotations.
+func IsOwnAnnotation(name []byte) bool { return bytes.HasPrefix(name, []byte(prefix)) }
+
+// annotated returns the value of the first of some annotations that the Service has, and the path of this annotation.
+func (b *builder) annotated(names ...string) (text, field string, given bool) {
+	for _, name := range names {
+		if text, given = b.svc.Annotations[name]; given {
+			return text, annotation(name), true
+		}
+	}
+	return "", "", false
+}
+
+// boolean returns the value of the first of some annotations that the Service has: true or false. An invalid value becomes a problem, which ends
+// with its consequence, and is false.
+func (b *builder) boolean(consequence string, names ...string) (value, given bool) {
+	text, field, given := b.annotated(names...)
+	if given && text != "true" && text != "false" {
+		b.problem(field, quoted(text, `must be "true" or "false"; `+consequence))
+	}
+	return text == "true", given
+}
+
+// unknownAnnotations adds a problem for each annotation with the program's prefix that has no meaning for a Service.
+func (b *builder) unknownAnnotations() {
+	var unknown []string
+	for name := range b.svc.Annotations {
+		known := func(a Annotation) bool { return a.Name == name && !a.Slice }
+		if strings.HasPrefix(name, prefix) && !slices.ContainsFunc(Annotations, known) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	for _, name := range unknown {
+		b.problem("metadata.annotations", quoted(name, "not an annotation of Services; it has no effect (docs/annotations.md lists all)"))
+	}
+}
 
 // algorithms are the annotations that name a method, in order of precedence, with the names that each of them may have.
 var algorithms = []struct {
@@ -68,9 +153,6 @@ const (
 	// Queue: no answer, so that the client retries.
 	Queue AtMaximum = "queue"
 )
-
-// MaximumField is the path of the annotation with the maximum of connections.
-const MaximumField = "metadata.annotations[" + maximum + "]"
 
 // maximum returns the maximum of connections of each endpoint, and the treatment at the maximum. If the maximum is invalid, maximum adds a problem
 // and returns 0. If the treatment is invalid, it adds a problem and returns Refuse.
@@ -99,32 +181,21 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 	return uint16(n), Refuse
 }
 
-// ScaleToZeroField is the path of the annotation of Services that hold connections while they have no endpoint.
-const ScaleToZeroField = "metadata.annotations[" + scaleToZero + "]"
-
-// scaleToZero reports whether the Service holds connections while it has no endpoint. If the value is invalid, it adds a problem and returns false.
-func (b *builder) scaleToZero() bool {
-	for _, a := range []string{scaleToZero, ciliumScaleToZero} {
-		text, given := b.svc.Annotations[a]
-		if !given {
-			continue
-		}
-		if text != "true" && text != "false" {
-			b.problem(annotation(a), quoted(text, `must be "true" or "false"; the Service refuses connections while it has no endpoint`))
-		}
-		return text == "true"
-	}
-	return false
-}
-
-// AlgorithmField is the path of the annotation with the algorithm.
-const AlgorithmField = "metadata.annotations[" + algorithm + "]"
-
-// TerminateField is the path of the annotation with the [Termination].
-const TerminateField = "metadata.annotations[" + terminate + "]"
+// Paths of annotations.
+const (
+	inAnnotations          = "metadata.annotations["
+	AlgorithmField         = inAnnotations + algorithm + "]"
+	MaximumField           = inAnnotations + maximum + "]"
+	ScaleToZeroField       = inAnnotations + scaleToZero + "]"
+	TerminateField         = inAnnotations + terminate + "]"
+	PortRangesField        = inAnnotations + portRanges + "]"
+	ExternalIPSourcesField = inAnnotations + externalIPSources + "]"
+	NodePortSourcesField   = inAnnotations + nodePortSources + "]"
+	DeniedSourcesField     = inAnnotations + deniedSources + "]"
+)
 
 // annotation returns the path of an annotation.
-func annotation(key string) string { return "metadata.annotations[" + key + "]" }
+func annotation(name string) string { return inAnnotations + name + "]" }
 
 // method returns the algorithm of the Service: from the first annotation of algorithms, or the node's default. If the annotation is invalid, it adds
 // a problem and returns the random algorithm.

@@ -2,6 +2,10 @@ package model
 
 import (
 	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +15,52 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
+
+// TestEachAnnotationHasARow: pkg/watch stores only the annotations in the table, so that Build would never see another one.
+func TestEachAnnotationHasARow(t *testing.T) {
+	rows := map[string]int{}
+	for _, a := range Annotations {
+		rows[a.Name]++
+		if a.Alias != "" && (rows[a.Alias] != 1 || a.Values == "") {
+			t.Errorf("%s is an alias of %q, which has no row before", a.Name, a.Alias)
+		}
+	}
+	text, err := os.ReadFile("annotations.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := 0
+	for _, m := range regexp.MustCompile(`(?m)^\t\w+ += (?:(prefix) \+ )?"([\w./-]+)"$`).FindAllStringSubmatch(string(text), -1) {
+		if name := strings.Replace(m[1], "prefix", prefix, 1) + m[2]; strings.Contains(name, "/") {
+			if names++; rows[name] != 1 {
+				t.Errorf("%s has %d rows, want one", name, rows[name])
+			}
+		}
+	}
+	if names != len(Annotations) {
+		t.Errorf("%d names, %d rows", names, len(Annotations))
+	}
+}
+
+// TestInvalidAnnotations: an invalid value of any annotation of Services becomes a problem with its path.
+func TestInvalidAnnotations(t *testing.T) {
+	beside := map[string]map[string]string{atMaximum: {maximum: "5"}, tableSize: {algorithm: balance.Maglev}}
+	for _, name := range append(AnnotationsOf(false), prefix+"scale-to-one", weights) {
+		svc, field := service(), annotation(name)
+		svc.Annotations = map[string]string{name: "?"}
+		maps.Copy(svc.Annotations, beside[name])
+		if name == weights || strings.HasSuffix(name, "-one") {
+			field = "metadata.annotations"
+		}
+		got := Build(svc, nil, here, Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways})
+		reported := slices.ContainsFunc(got.Problems, func(p Problem) bool {
+			return p.Field == field && strings.Contains(p.Reason, `"?"`) != (field == "metadata.annotations")
+		})
+		if reported == (name == wholeIP) { // Cozystack defines its values
+			t.Errorf("%s: problems %+v", name, got.Problems)
+		}
+	}
+}
 
 // Each row has annotations of a Service as key=value. The default of the node is source-hash.
 func TestAlgorithms(t *testing.T) {

@@ -154,9 +154,10 @@ func (b *builder) service() {
 	b.takeStances()
 	b.ports(ports, nodePorts, b.affinity(), b.method())
 	b.slow = b.slowStart()
-	b.out.ScaleToZero = b.scaleToZero()
+	b.out.ScaleToZero, _ = b.boolean("the Service refuses connections while it has no endpoint", scaleToZero, ciliumScaleToZero)
 	b.termination()
 	b.healthCheck()
+	b.unknownAnnotations()
 }
 
 func (b *builder) problem(field, reason string) {

@@ -11,14 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-const (
-	// portRanges has the ranges of ports of a Service, such as "udp/10000-20000,tcp/8000-8100", or allPorts.
-	portRanges = "kube-nftproxy.io/port-ranges"
-	allPorts   = "all"
-)
-
-// PortRangesField is the path of the annotation with the ranges of ports.
-const PortRangesField = "metadata.annotations[" + portRanges + "]"
+// allPorts is the value of the annotation for all ports of all protocols.
+const allPorts = "all"
 
 // RangesPort is the name of the service ports with ranges, one for each protocol. It is not valid as the name of another port.
 const RangesPort = "*"
@@ -56,12 +50,12 @@ func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Por
 // invalid, or limited is true because of a maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it
 // skips the last ranges.
 func (b *builder) portRanges(limited bool) []portRange {
-	field, text := PortRangesField, b.svc.Annotations[portRanges]
-	if _, given := b.svc.Annotations[portRanges]; !given {
-		if b.svc.Annotations[wholeIP] != "true" {
-			return nil
-		}
-		field, text = annotation(wholeIP), allPorts
+	text, field, given := b.annotated(portRanges)
+	if !given && b.svc.Annotations[wholeIP] == "true" {
+		text, field, given = allPorts, annotation(wholeIP), true
+	}
+	if !given {
+		return nil
 	}
 	list, err := parsePortRanges(text)
 	if err == nil && limited {

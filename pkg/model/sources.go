@@ -10,28 +10,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// The annotations with source ranges. Each of the first two is for its kind of frontends the same as spec.loadBalancerSourceRanges for load-balancer
-// IPs: prefixes, separated by commas, or noSources. No frontend except the cluster IP admits the sources of deniedSources.
-const (
-	nodePortSources   = "kube-nftproxy.io/node-port-source-ranges"
-	externalIPSources = "kube-nftproxy.io/external-ip-source-ranges"
-	deniedSources     = "kube-nftproxy.io/denied-source-ranges"
-	// noSources closes a kind of frontends without a problem.
-	noSources = "none"
+// noSources, as the value of an annotation with allowed sources, closes a kind of frontends without a problem.
+const noSources = "none"
 
-	// ciliumSourcePolicy is an annotation of Cilium. With ciliumDeny, spec.loadBalancerSourceRanges are denied sources.
-	ciliumSourcePolicy = "service.cilium.io/src-ranges-policy"
-	ciliumAllow        = "allow"
-	ciliumDeny         = "deny"
+// The values of ciliumSourcePolicy.
+const (
+	ciliumAllow = "allow"
+	ciliumDeny  = "deny"
 )
 
-// The paths of the fields with source ranges.
-const (
-	BalancerSourcesField   = "spec.loadBalancerSourceRanges"
-	ExternalIPSourcesField = "metadata.annotations[" + externalIPSources + "]"
-	NodePortSourcesField   = "metadata.annotations[" + nodePortSources + "]"
-	DeniedSourcesField     = "metadata.annotations[" + deniedSources + "]"
-)
+// BalancerSourcesField is the path of the field with the source ranges of load-balancer IPs. The annotations with allowed sources are the same for
+// their kind of frontends.
+const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
 // Admits reports whether lists of a [Frontend] admit a source.
 func Admits(allowed, denied []AddrRange, source netip.Addr) bool {

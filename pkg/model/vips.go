@@ -23,13 +23,6 @@ const (
 	Against
 )
 
-// Annotations about addresses. wholeIP is cozystack's: the Service has all ports of its addresses, as with allPorts, and another program may handle them.
-const (
-	refuseUnused = "kube-nftproxy.io/refuse-unused-ports"
-	answerPing   = "kube-nftproxy.io/answer-ping"
-	wholeIP      = "networking.cozystack.io/wholeIP"
-)
-
 // UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value selects no address.
 type UnusedPorts struct {
 	// All selects all load-balancer and external IPs, unless the Service has a load-balancer class.
@@ -98,15 +91,10 @@ func (b *builder) stances() (s stances) {
 		if b.svc.Annotations[wholeIP] == "true" {
 			s.refuseAll, s.refuseWithin = Against, Against
 		}
-		switch text, given := b.svc.Annotations[refuseUnused]; {
-		case !given:
-		case text == "true":
+		if refuses, given := b.boolean("unused ports of its load-balancer and external IPs are not refused", refuseUnused); refuses {
 			s.refuseAll, s.refuseWithin = For, For
-		default:
+		} else if given {
 			s.refuseAll, s.refuseWithin = Against, Against
-			if text != "false" {
-				b.problem(annotation(refuseUnused), quoted(text, "must be true or false; unused ports of its load-balancer and external IPs are not refused"))
-			}
 		}
 	}
 	if !b.opts.Ping.Answers() {

@@ -48,7 +48,7 @@ func TestStances(t *testing.T) {
 		{"all, class", all, "", "", true, false, [3]Stance{Neutral, Against, Against}, none, ""},
 		{"all, class, asked", all, refuseUnused, "true", true, false, [3]Stance{Neutral, For, For}, none, ""},
 		{"all, opted out", all, refuseUnused, "false", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, unreadable", all, refuseUnused, "True", false, false, [3]Stance{Neutral, Against, Against}, none, "must be true or false"},
+		{"all, unreadable", all, refuseUnused, "True", false, false, [3]Stance{Neutral, Against, Against}, none, `must be "true" or "false"`},
 		{"all, whole IP", all, wholeIP, "true", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
 		{"all, not the whole IP", all, wholeIP, "false", false, false, [3]Stance{Neutral, For, For}, none, ""},
 		{"within", within, "", "", true, false, [3]Stance{Neutral, For, Neutral}, none, ""},

@@ -39,7 +39,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web", ResourceVersion: "7",
 			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
-			Annotations:       annotated(model.ServiceAnnotations),
+			Annotations:       annotated(append(model.AnnotationsOf(false), "kube-nftproxy.io/unknown")),
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "172.30.0.1", ClusterIPs: []string{"172.30.0.1", "fd00::1"},
@@ -88,7 +88,7 @@ func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web-1", ResourceVersion: "7",
 			Labels:      map[string]string{discoveryv1.LabelServiceName: "web"},
-			Annotations: annotated(model.SliceAnnotations),
+			Annotations: annotated(model.AnnotationsOf(true)),
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},

@@ -14,6 +14,8 @@ type kept struct {
 	how
 	fields []kept
 	keys   []string
+	// own also stores the entries whose key has the prefix of the program's annotations: a wrong name becomes a problem.
+	own bool
 }
 
 type how byte
@@ -28,8 +30,8 @@ const (
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
-			8:  {how: all},                       // creationTimestamp
-			12: {keys: model.ServiceAnnotations}, // annotations
+			8:  {how: all},                                    // creationTimestamp
+			12: {keys: model.AnnotationsOf(false), own: true}, // annotations
 		}},
 		2: {fields: []kept{ // spec
 			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}}, // ports: name, protocol, port, nodePort
@@ -52,7 +54,7 @@ var (
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
-		1: {fields: []kept{12: {keys: model.SliceAnnotations}}}, // metadata: annotations
+		1: {fields: []kept{12: {keys: model.AnnotationsOf(true)}}}, // metadata: annotations
 		2: {fields: []kept{ // endpoints
 			1: {how: first}, // addresses: the API does not define a meaning of further addresses
 			2: {how: all},   // conditions
@@ -64,6 +66,10 @@ var (
 		4: {how: all},                                                    // addressType
 	}}
 )
+
+func (k *kept) hasKey(key []byte) bool {
+	return slices.Contains(k.keys, string(key)) || k.own && model.IsOwnAnnotation(key)
+}
 
 // withZones returns keptOfSlice and the zones of endpoints. These take memory that only counters of endpoints need.
 func withZones() kept {
@@ -85,7 +91,7 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 		stored, bit := keep[f.number], uint64(1)<<f.number
 		switch {
 		case stored.how == all, stored.how == first && seen&bit == 0,
-			stored.keys != nil && slices.Contains(stored.keys, string(find(f.content, keyField))):
+			stored.keys != nil && stored.hasKey(find(f.content, keyField)):
 			into = append(into, f.encoded...)
 		case stored.fields != nil:
 			into = append(into, f.encoded[:f.tag]...)

@@ -11,28 +11,53 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-var update = flag.Bool("update", false, "rewrite the table in docs/flags.md, the picture of the README, and the schema of the chart")
-
-const flagsPage = "docs/flags.md"
+var update = flag.Bool("update", false, "rewrite the tables in docs/flags.md and docs/annotations.md, the picture of the README, and the schema of the chart")
 
 func TestPageHasTheFlagsOfTheProgram(t *testing.T) {
-	want := flagTable(mustHelp(t))
+	checkPart(t, "docs/flags.md", "flags", flagTable(mustHelp(t)))
+}
+
+func TestPageHasTheAnnotations(t *testing.T) {
+	checkPart(t, "docs/annotations.md", "annotations", annotationTable(model.Annotations))
+}
+
+// checkPart compares the part of a page with what the program says, or writes it there.
+func checkPart(t *testing.T, name, part, want string) {
+	t.Helper()
 	if *update {
-		if err := page.Write(filepath.Join(root, flagsPage), "flags", want); err != nil {
+		if err := page.Write(filepath.Join(root, name), part, want); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := page.Part(mustRead(t, flagsPage), "flags")
+	got, err := page.Part(mustRead(t, name), part)
 	if err != nil {
-		t.Fatalf("%s: %v", flagsPage, err)
+		t.Fatalf("%s: %v", name, err)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s: the table is not what the program says; run make update (-want +got):\n%s", flagsPage, diff)
+		t.Errorf("%s: the table is not what the program says; run make update (-want +got):\n%s", name, diff)
 	}
+}
+
+// annotationTable returns a Markdown table of annotations.
+func annotationTable(list []model.Annotation) string {
+	var b strings.Builder
+	b.WriteString("| Annotation | On | Values | Meaning | Page |\n|---|---|---|---|---|\n")
+	for _, a := range list {
+		on, meaning := "Service", a.Meaning
+		if a.Slice {
+			on = "EndpointSlice"
+		}
+		if a.Alias != "" {
+			meaning += ", if `" + a.Alias + "` is not set"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | [%s](%s) |\n", a.Name, on, a.Values, meaning, a.Page, a.Page)
+	}
+	return b.String()
 }
 
 // mustHelp returns the help of the program, built from this source.

@@ -2,7 +2,7 @@
 // dropped connections, by reason.
 //
 // When the number of endpoints or a policy of a Service changes, the program replaces an element. The kernel deletes its counter, and
-// reports the final value in the same batch. So the program need not read counters before a batch; docs/architecture.md#counters has
+// reports the final value in the same batch. So the program need not read counters before a batch; docs/maps.md#counters has
 // the exceptions. The package attributes each count to the Service and the outcome of the element. On demand, another goroutine reads
 // the counters of present elements. It runs for at most a fiftieth of the time.
 //
