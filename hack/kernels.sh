@@ -26,6 +26,7 @@ tests() {
   local p dir
   programs "$1" $(command -v ip xtables-nft-multi xtables-legacy-multi ipset ipvsadm) /usr/lib/*/xtables/*.so
   for p in nft legacy; do ln -s xtables-$p-multi "$1/usr/sbin/iptables-$p"; done
+  install -D -t "$1/docs" docs/*.md # tests read ../../docs
   for p in $(packages | grep -v '^test/kernels$'); do
     dir=$1/tests/${p//\//-}
     mkdir "$dir"
