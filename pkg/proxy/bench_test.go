@@ -236,7 +236,16 @@ func (k *countingKernel) Sync(p *plan.Planner) (apply.Result, error) {
 	return apply.Result{Kind: apply.Full}, nil
 }
 
-// BenchmarkPlanned measures the time of the first sync without a kernel, from stored objects to elements.
+// inUse returns the size of the heap.
+func inUse() float64 {
+	runtime.GC()
+	runtime.GC() // the first collection may only empty sync.Pools
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return float64(stats.HeapAlloc)
+}
+
+// BenchmarkPlanned measures the time of the first sync without a kernel, from stored objects to elements, and the memory that stays.
 func BenchmarkPlanned(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -245,10 +254,15 @@ func BenchmarkPlanned(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				kernel := &countingKernel{}
+				before := inUse()
 				p := s.on(b, kernel)
 				runtime.GC()
 				b.StartTimer()
 				settle(b, p)
+				b.StopTimer()
+				b.ReportMetric((inUse()-before)/float64(size.services), "stay-B/service")
+				runtime.KeepAlive(p)
+				b.StartTimer()
 				if least := 2 * size.services; kernel.elements < least {
 					b.Fatalf("%d elements, want at least %d", kernel.elements, least)
 				}
