@@ -300,6 +300,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 	checks := append(slices.DeleteFunc(n.services(), func(c check) bool { return c.proto != inet.TCP || c.to.Port() == healthPort }), further...)
 	n.connect(checks)
 	s.Flows = len(n.old)
+	failed := map[string]int{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	ctx, stop := context.WithCancel(n.t.Context())
@@ -315,6 +316,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 				mu.Lock()
 				if s.Made++; err != nil {
 					s.Failed++
+					failed[c.name]++
 				}
 				mu.Unlock()
 				select {
@@ -334,6 +336,9 @@ func (n *node) during(further []check, f func()) (s Step) {
 	rest()
 	stop()
 	all.Wait()
+	if len(failed) > 0 {
+		n.t.Logf("failed connections: %v", failed)
+	}
 	// The next step may end the paths of the further ones.
 	ended := func(conn net.Conn) bool {
 		return slices.ContainsFunc(further, func(c check) bool { return c.to.String() == conn.RemoteAddr().String() })
