@@ -169,14 +169,9 @@ type check struct {
 	server string
 	// source is the source address that the server must see; the zero value for any.
 	source netip.Addr
-	// query is a name, for a query to a name server; resolved is the address in its answer.
-	query, resolved string
 }
 
 func (c check) run(ctx context.Context) error {
-	if c.query != "" {
-		return c.resolve(ctx)
-	}
 	if c.to.Port() == healthPort || c.to.Port() == 10256 {
 		return c.connect(ctx)
 	}
@@ -362,7 +357,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 func (n *node) connect(checks []check) {
 	n.t.Helper()
 	for _, c := range checks {
-		if c.proto != inet.TCP || c.query != "" || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
+		if c.proto != inet.TCP || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)
