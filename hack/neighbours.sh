@@ -14,7 +14,7 @@ bin=$PWD/bin/neighbours cache=$PWD/bin/neighbours
 
 packages=(
   bash coreutils dash grep sed findutils procps util-linux mount kmod iproute2 iptables nftables ipset
-  dbus-daemon firewalld ufw docker.io keepalived fail2ban podman netavark aardvark-dns conntrack
+  dbus-daemon firewalld ufw docker.io keepalived fail2ban podman netavark aardvark-dns conntrack wireguard-tools
 )
 
 # root FOLDER: unpacks a root file system with the neighbours.
@@ -43,5 +43,6 @@ root() {
 root "$bin/root"
 mkdir -p "$bin/programs"
 version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
+(cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)
 (cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/programs/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)
 OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "TestNeighbours/${RUN:-}" -v ./test/neighbours

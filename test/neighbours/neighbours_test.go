@@ -33,8 +33,6 @@ type neighbour struct {
 	allowed, denied, services func(n *node) []check
 	// through are checks of services whose connections count during a reload and a restart.
 	through func(n *node) []check
-	// after are checks of services that only hold after the removal of the neighbour.
-	after func(n *node) []check
 	// lossless lists the steps without failed connections.
 	lossless []string
 	// leaves is true if the neighbour leaves rules after its removal.
@@ -48,7 +46,7 @@ func TestNeighbours(t *testing.T) {
 	path := program.BuildForTest(t)
 	var rows []Row
 	for i, nb := range slices.Concat(firewalls, networks()) {
-		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services, &nb.through, &nb.after} {
+		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services, &nb.through} {
 			if *f == nil {
 				*f = none
 			}
@@ -151,7 +149,7 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	checks("after the restart")
 	if first {
 		step(stepRemove, func() { nb.remove(n) })
-		n.must("after the removal of the neighbour", append(n.services(), nb.after(n)...))
+		n.must("after the removal of the neighbour", n.services())
 		n.own("verify", "--control-socket="+n.dir+"/control")
 		if !nb.leaves {
 			n.unchanged("removal of the neighbour", alone)

@@ -169,14 +169,9 @@ type check struct {
 	server string
 	// source is the source address that the server must see; the zero value for any.
 	source netip.Addr
-	// query is a name, for a query to a name server; resolved is the address in its answer.
-	query, resolved string
 }
 
 func (c check) run(ctx context.Context) error {
-	if c.query != "" {
-		return c.resolve(ctx)
-	}
 	if c.to.Port() == healthPort || c.to.Port() == 10256 {
 		return c.connect(ctx)
 	}
@@ -300,6 +295,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 	checks := append(slices.DeleteFunc(n.services(), func(c check) bool { return c.proto != inet.TCP || c.to.Port() == healthPort }), further...)
 	n.connect(checks)
 	s.Flows = len(n.old)
+	failed := map[string]int{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	ctx, stop := context.WithCancel(n.t.Context())
@@ -315,6 +311,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 				mu.Lock()
 				if s.Made++; err != nil {
 					s.Failed++
+					failed[c.name]++
 				}
 				mu.Unlock()
 				select {
@@ -334,6 +331,9 @@ func (n *node) during(further []check, f func()) (s Step) {
 	rest()
 	stop()
 	all.Wait()
+	if len(failed) > 0 {
+		n.t.Logf("failed connections: %v", failed)
+	}
 	// The next step may end the paths of the further ones.
 	ended := func(conn net.Conn) bool {
 		return slices.ContainsFunc(further, func(c check) bool { return c.to.String() == conn.RemoteAddr().String() })
@@ -357,7 +357,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 func (n *node) connect(checks []check) {
 	n.t.Helper()
 	for _, c := range checks {
-		if c.proto != inet.TCP || c.query != "" || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
+		if c.proto != inet.TCP || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)

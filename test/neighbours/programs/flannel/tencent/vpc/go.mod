@@ -1,3 +1,0 @@
-module github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/vpc
-
-go 1.26.0
