@@ -107,7 +107,7 @@ func (b *builder) stances() (s stances) {
 		s.ping = For
 	}
 	switch text, given := b.svc.Annotations[answerPing]; {
-	case !given: // without the annotation, such an address must not answer sources that are not allowed
+	case !given: // an address with source ranges must not answer: all sources would get the reply
 		if s.pingOutside = s.ping; b.svc.Spec.LoadBalancerClass != nil {
 			s.pingOutside = Neutral
 		}
