@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -148,7 +149,9 @@ func (p *Planner) Expect(services int) {
 	}
 	p.services = make(map[types.NamespacedName]*service, services)
 	p.claims = make(map[model.Key]contenders, services)
+	regions := p.shared
 	p.shared = make(map[shared]int32, services)
+	maps.Copy(p.shared, regions)
 }
 
 // lay builds the constant part of a family's table.
