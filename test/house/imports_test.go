@@ -76,7 +76,7 @@ var systemFiles = []string{"pkg/nft/listen.go"}
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
 
 // apiTypes lists the packages that use the types of the Kubernetes API.
-var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
+var apiTypes = []string{"pkg/watch", "pkg/watch/manifests", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
 
 func TestImportsFollowThePipeline(t *testing.T) {
 	for _, s := range sources(t) {
