@@ -46,6 +46,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
 // Run does the work that the options select. It returns when this is done, when the context ends, or after a signal. It completes
@@ -293,8 +294,8 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
-		manifests := watch.NewManifests(cfg)
-		d.source, d.rejected = manifests, manifests.Rejected
+		folder := manifests.New(cfg)
+		d.source, d.rejected = folder, folder.Rejected
 		return nil
 	}
 	connection, server, err := d.connection(logger)

@@ -15,7 +15,7 @@ type Config struct {
 	// Connection, if not nil, is the connection for watches of Services and EndpointSlices. The source then strips their protobuf
 	// without decoding it. If Connection is nil, the source watches them with Client.
 	Connection *rest.Config
-	// Folder is the path of the folder of manifests. Only [NewManifests] uses it.
+	// Folder is the path of the folder of manifests. Only the package manifests uses it.
 	Folder string
 	// NodeName is the name of this Node.
 	NodeName string

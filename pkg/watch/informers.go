@@ -25,7 +25,7 @@ import (
 // Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
 // servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read servicecidrs.
 type Informers struct {
-	Store
+	*Store
 	followers []follower
 	link      link
 	clock     endingClock
@@ -36,7 +36,7 @@ type Informers struct {
 
 // NewInformers returns a source without objects. Run reads them.
 func NewInformers(cfg Config) (*Informers, error) {
-	i := &Informers{Store: newStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
+	i := &Informers{Store: NewStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
 	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
 	services := access(core.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
 	slices := access(discovery.EndpointSlices(metav1.NamespaceAll), selectSlices)

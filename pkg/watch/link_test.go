@@ -109,7 +109,7 @@ func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var problems []model.Problem
 			cfg := Config{Tracker: newTracker(), Report: func(p model.Problem) { problems = append(problems, p) }}
-			store := newStore(cfg)
+			store := NewStore(cfg)
 			d := sliceDecoder()
 			d.store = transformer{report: cfg.report()}.slice
 			for _, broken := range []bool{true, false} {

@@ -73,8 +73,7 @@ func heap() uint64 {
 }
 
 func newTestStore() *Store {
-	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
-	return &s
+	return NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
 }
 
 func encodeForTest(t testing.TB, item any) *object {

@@ -20,18 +20,18 @@ import (
 func TestListsMark(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		kind  func(Store) *objects
+		kind  func(*Store) *objects
 		known metav1.Object
 		want  track.Dirty
 	}{
-		{"service", func(s Store) *objects { return s.services }, service("shop", "web"), track.Dirty{Services: names(web), ServiceChanges: 1}},
-		{"slice", func(s Store) *objects { return s.slices }, slice("shop", "s", "web"), track.Dirty{Services: names(web), SliceChanges: 1}},
-		{"node", func(s Store) *objects { return s.nodes }, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, track.Dirty{Node: true}},
-		{"service CIDR", func(s Store) *objects { return s.serviceCIDRs }, &networkingv1.ServiceCIDR{}, track.Dirty{ServiceCIDRs: true}},
+		{"service", func(s *Store) *objects { return s.services }, service("shop", "web"), track.Dirty{Services: names(web), ServiceChanges: 1}},
+		{"slice", func(s *Store) *objects { return s.slices }, slice("shop", "s", "web"), track.Dirty{Services: names(web), SliceChanges: 1}},
+		{"node", func(s *Store) *objects { return s.nodes }, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, track.Dirty{Node: true}},
+		{"service CIDR", func(s *Store) *objects { return s.serviceCIDRs }, &networkingv1.ServiceCIDR{}, track.Dirty{ServiceCIDRs: true}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tracker := newTracker()
-			o := tc.kind(newStore(Config{NodeName: "node-1", Tracker: tracker}))
+			o := tc.kind(NewStore(Config{NodeName: "node-1", Tracker: tracker}))
 			for _, step := range []struct {
 				name string
 				list []any
@@ -58,7 +58,7 @@ func TestListsMark(t *testing.T) {
 
 // After a slice is deleted or moves to another Service, its old Service no longer has the slice.
 func TestSlicesAreFoundByTheirService(t *testing.T) {
-	o := newStore(Config{NodeName: "node-1", Tracker: newTracker()}).slices
+	o := NewStore(Config{NodeName: "node-1", Tracker: newTracker()}).slices
 	found := func(of types.NamespacedName) (list []string) {
 		for _, s := range o.of(of) {
 			list = append(list, s.Name)
@@ -93,7 +93,7 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 
 // The stored forms of an unchanged slice are equal (==), so that it is not read again.
 func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
-	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	s := NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	put := func(name, addr string) {
 		t.Helper()
 		o := slice("shop", name, "web")
@@ -123,7 +123,7 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 
 // An object that is read into the memory of another one has none of the other one's content.
 func TestReadingIntoAUsedObject(t *testing.T) {
-	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	s := NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	full := with(service("shop", "web"), func(o *corev1.Service) {
 		o.UID, o.CreationTimestamp = "1", metav1.Unix(1, 0)
 		o.Spec = corev1.ServiceSpec{

@@ -21,11 +21,14 @@ type Store struct {
 	services, slices, nodes, serviceCIDRs *objects
 }
 
-// newStore returns an empty store, which marks changes of its objects, and reports unreadable objects.
-func newStore(cfg Config) Store {
+// Report reports an object or a file that cannot be used.
+func (s *Store) Report(p model.Problem) { s.report(p) }
+
+// NewStore returns an empty store, which marks changes of its objects, and reports unreadable objects.
+func NewStore(cfg Config) *Store {
 	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), ownServices: cfg.ServiceProxyName != ""}
 	transform := cfg.transformer().transform
-	return Store{
+	return &Store{
 		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
 		services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice),
 		nodes: newObjects(transform, mark.node), serviceCIDRs: newObjects(transform, mark.serviceCIDR),

@@ -195,11 +195,11 @@ func TestStoreOrderAndSelection(t *testing.T) {
 // TestStoreOfAServiceProxyName: the store selects Services by their label, because it does not trust the API server's selection. The labels of
 // EndpointSlices do not matter.
 func TestStoreOfAServiceProxyName(t *testing.T) {
-	s := newStore(Config{NodeName: "node-1", Tracker: newTracker(), ServiceProxyName: "try"})
+	s := NewStore(Config{NodeName: "node-1", Tracker: newTracker(), ServiceProxyName: "try"})
 	labelled := func(name, value string) *corev1.Service {
 		return with(service("shop", name), func(s *corev1.Service) { s.Labels = map[string]string{labelServiceProxyName: value} })
 	}
-	put(t, &s, service("shop", "plain"), labelled("selected", "try"), labelled("other", "other"), labelled("empty", ""), labelled("longer", "try2"),
+	put(t, s, service("shop", "plain"), labelled("selected", "try"), labelled("other", "other"), labelled("empty", ""), labelled("longer", "try2"),
 		with(labelled("headless", "try"), func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }),
 		slice("shop", "selected-1", "selected"), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 	selected := types.NamespacedName{Namespace: "shop", Name: "selected"}
@@ -212,7 +212,7 @@ func TestStoreOfAServiceProxyName(t *testing.T) {
 	if got := s.ServiceCIDRs(); len(got) != 0 {
 		t.Errorf("ServiceCIDRs: %v, want none: their unused addresses belong to the other proxy", got)
 	}
-	put(t, &s, with(labelled("selected", "try"), func(s *corev1.Service) { s.Labels = nil }), labelled("plain", "try"))
+	put(t, s, with(labelled("selected", "try"), func(s *corev1.Service) { s.Labels = nil }), labelled("plain", "try"))
 	if diff := cmp.Diff([]types.NamespacedName{{Namespace: "shop", Name: "plain"}}, s.Services()); diff != "" {
 		t.Errorf("Services after a change of labels (-want +got):\n%s", diff)
 	}

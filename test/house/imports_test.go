@@ -20,6 +20,7 @@ var pipeline = map[string][]string{
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/model", "pkg/track"},
+	"pkg/watch/manifests":  {"pkg/model", "pkg/track", "pkg/watch"},
 	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
@@ -33,7 +34,7 @@ var pipeline = map[string][]string{
 	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
 	"pkg/inspect/command": {
 		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/inspect/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
-		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch",
+		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch", "pkg/watch/manifests",
 	},
 	"pkg/beside/metrics":     {"pkg/beside/counters", "pkg/inet"},
 	"pkg/settings":           {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
@@ -58,7 +59,7 @@ var pipeline = map[string][]string{
 	"pkg/daemon": {
 		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
 		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
-		"pkg/view", "pkg/watch", "pkg/inspect/zpages",
+		"pkg/view", "pkg/watch", "pkg/watch/manifests", "pkg/inspect/zpages",
 	},
 	"cmd/kube-nftproxy":    {"pkg/inspect/command", "pkg/daemon"},
 	"cmd/kubectl-nftproxy": {"pkg/inspect/plugin"},
@@ -75,7 +76,7 @@ var systemFiles = []string{"pkg/nft/listen.go"}
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
 
 // apiTypes lists the packages that use the types of the Kubernetes API.
-var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
+var apiTypes = []string{"pkg/watch", "pkg/watch/manifests", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
 
 func TestImportsFollowThePipeline(t *testing.T) {
 	for _, s := range sources(t) {

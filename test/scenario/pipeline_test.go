@@ -30,13 +30,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // pipeline runs the proxy's loop in a namespace of the lab on a folder of manifests.
 type pipeline struct {
 	folder   string
-	manifest *watch.Manifests
+	manifest *manifests.Source
 	tracker  *track.Tracker
 	kernel   *recorder
 	flows    *flowWatch
@@ -118,7 +119,7 @@ func (r *recorder) assigned() *plan.Numbers {
 func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p := &pipeline{folder: folder, clock: &clock{stopped: s.stopped}, ended: make(chan error, 1)}
 	p.tracker = track.New(p.clock.now(), p.clock.now)
-	p.manifest = watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: p.tracker, Report: p.report})
+	p.manifest = manifests.New(watch.Config{Folder: folder, NodeName: nodeName, Tracker: p.tracker, Report: p.report})
 	err := h.Do(func() error {
 		kernel, err := apply.Open()
 		p.kernel = &recorder{Kernel: kernel, changed: make(chan struct{})}
@@ -288,11 +289,11 @@ type fresh struct {
 
 // planFolder plans the objects of a folder, with earlier numbers unless they are nil, and with starting endpoints.
 func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, starts map[types.NamespacedName]*model.Starts) (*fresh, error) {
-	manifests := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
-	if err := manifests.Load(); err != nil {
+	loaded := manifests.New(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
+	if err := loaded.Load(); err != nil {
 		return nil, err
 	}
-	source := s.source(manifests)
+	source := s.source(loaded)
 	f := &fresh{planner: plan.New(s.plan), node: model.NodeOf(nodeName, source.Node())}
 	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
 	if numbers != nil {
@@ -310,7 +311,7 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 	for _, name := range source.Services() {
 		options := s.model
 		options.Starts = starts[name]
-		service := model.Build(manifests.Service(name), manifests.Slices(name), f.node, options)
+		service := model.Build(loaded.Service(name), loaded.Slices(name), f.node, options)
 		f.planner.Set(name, service)
 		if service != nil {
 			f.services = append(f.services, service)

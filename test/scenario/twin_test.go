@@ -58,7 +58,7 @@ func TestTwin(t *testing.T) {
 // runTwin runs both programs through all steps of a scenario, and then restarts them.
 func runTwin(t *testing.T, api *twin.API, s *scenario, sides []*side) {
 	sides = slices.DeleteFunc(slices.Clone(sides), func(side *side) bool { return !side.start(t, api, s) })
-	folder := manifests{}
+	folder := objectFiles{}
 	for _, st := range s.steps {
 		if err := folder.enter(st); err != nil {
 			t.Fatalf("step %d: %v", st.number, err)
@@ -126,7 +126,7 @@ func kubeProxyFlags(flags []string) []string {
 }
 
 // stepTwin programs the step's objects on both sides, and sends the packets on both.
-func stepTwin(t *testing.T, api *twin.API, st *step, folder manifests, sides []*side) {
+func stepTwin(t *testing.T, api *twin.API, st *step, folder objectFiles, sides []*side) {
 	t.Helper()
 	where := fmt.Sprintf("step %d", st.number)
 	for _, s := range sides {
@@ -209,10 +209,10 @@ func sendAll(t *testing.T, st *step, where string, sides []*side, choose func(*s
 	sending.Wait()
 }
 
-// manifests are the decoded files of a folder. A file that cannot be decoded keeps its earlier content.
-type manifests map[string][]runtime.Object
+// objectFiles are the decoded files of a folder. A file that cannot be decoded keeps its earlier content.
+type objectFiles map[string][]runtime.Object
 
-func (m manifests) enter(st *step) error {
+func (m objectFiles) enter(st *step) error {
 	for _, name := range st.remove {
 		delete(m, name)
 	}
@@ -226,7 +226,7 @@ func (m manifests) enter(st *step) error {
 	return nil
 }
 
-func (m manifests) objects() (all []runtime.Object) {
+func (m objectFiles) objects() (all []runtime.Object) {
 	var names []string
 	for name := range m {
 		names = append(names, name)

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
 // diffCommand compares the plan with the kernel's tables.
@@ -112,7 +112,7 @@ func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, erro
 
 // complete adds objects of the running program to a source: the Node and the ServiceCIDRs if the source has none and, if all is true, Services with
 // their EndpointSlices.
-func (r *running) complete(source *watch.Manifests, all bool) error {
+func (r *running) complete(source *manifests.Source, all bool) error {
 	var kinds []string
 	if source.Node() == nil {
 		kinds = append(kinds, "kind", control.KindNode)

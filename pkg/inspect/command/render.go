@@ -21,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
 // renderCommand prints the tables for manifests.
@@ -87,7 +88,7 @@ func planManifests(o *config.Options, cmd *cobra.Command, from string, r *runnin
 		return nil, err
 	}
 	report := func(p model.Problem) { warn(cmd.ErrOrStderr(), p) }
-	source := watch.NewManifests(watch.Config{Folder: from, NodeName: s.NodeName, ServiceProxyName: s.ServiceProxyName, Tracker: track.New(time.Now(), time.Now), Report: report})
+	source := manifests.New(watch.Config{Folder: from, NodeName: s.NodeName, ServiceProxyName: s.ServiceProxyName, Tracker: track.New(time.Now(), time.Now), Report: report})
 	if from != "" {
 		if err := load(source, from, cmd.InOrStdin()); err != nil {
 			return nil, err
@@ -113,7 +114,7 @@ func warn(to io.Writer, p model.Problem) {
 }
 
 // load makes a source read a folder, a file or standard input. It writes no temporary file, because the file system of a pod is read-only.
-func load(source *watch.Manifests, from string, stdin io.Reader) error {
+func load(source *manifests.Source, from string, stdin io.Reader) error {
 	if from == "-" {
 		b, err := io.ReadAll(stdin)
 		if err != nil {
@@ -135,7 +136,7 @@ func load(source *watch.Manifests, from string, stdin io.Reader) error {
 }
 
 // planObjects plans all objects of a source, as the daemon does at its start, but with the given starting endpoints.
-func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writer, starts map[types.NamespacedName]*model.Starts, kernel *apply.Kernel,
+func planObjects(s *settings.Settings, source *manifests.Source, warnings io.Writer, starts map[types.NamespacedName]*model.Starts, kernel *apply.Kernel,
 ) (*plan.Planner, error) {
 	families := host.Families()
 	p := plan.New(s.PlanOptions(families))

@@ -26,6 +26,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
 // idleLoop is a loop with facts, and without conflicts and starting endpoints.
@@ -82,7 +83,7 @@ func newConsole(t *testing.T, objects string) *Console {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := watch.NewManifests(watch.Config{NodeName: "node-1", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
+	source := manifests.New(watch.Config{NodeName: "node-1", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
 	source.LoadFrom("objects", []byte(objects))
 	facts := proxy.Facts{}
 	facts.NodeAddresses[inet.IPv4] = []netip.Addr{netip.MustParseAddr("192.0.2.1")}

@@ -1,11 +1,15 @@
-package watch
+package manifests
 
 import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
 // No content of a manifest causes a panic. Neither a second read of the file nor the same content in a file of another name changes
@@ -26,8 +30,8 @@ func FuzzManifests(f *testing.F) {
 			t.Errorf("read twice, %d and %d objects:\n%s", len(first.objects), len(second.objects), diff)
 		}
 		dir := t.TempDir()
-		tracker := newTracker()
-		m := NewManifests(Config{Folder: dir, NodeName: "n", Tracker: tracker})
+		tracker := track.New(time.Now(), time.Now)
+		m := New(watch.Config{Folder: dir, NodeName: "n", Tracker: tracker})
 		file := filepath.Join(dir, "a.yaml")
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -56,7 +60,7 @@ func FuzzManifests(f *testing.F) {
 }
 
 // contentsOf returns all objects that a source returns to its readers.
-func contentsOf(m *Manifests) (all []any) {
+func contentsOf(m *Source) (all []any) {
 	all = append(all, m.Node(), m.ServiceCIDRs())
 	for _, name := range m.Services() {
 		all = append(all, m.Service(name), m.Slices(name))

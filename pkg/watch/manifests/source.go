@@ -1,4 +1,4 @@
-package watch
+package manifests
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
 const (
@@ -31,28 +32,28 @@ const (
 	recheck = 30 * time.Second
 )
 
-// Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
+// Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
 // files with a name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
 // their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not allocate
 // addresses or ports, and does not make EndpointSlices.
-type Manifests struct {
-	Store
+type Source struct {
+	*watch.Store
 	folder  string
 	read    func(path string) ([]byte, error)
 	parser  parser
 	report  func(model.Problem)
 	tracker *track.Tracker
-	kinds   [kindCount]storedKind
+	kinds   [kindCount]watch.Kind
 	synced  chan struct{}
 	loaded  sync.Once
 
 	files    map[string]*file // by path; only Load reads and writes it
 	reported map[model.Problem]struct{}
-	// rejected are the problems that [Manifests.Rejected] returns.
+	// rejected are the problems that [Source.Rejected] returns.
 	rejected atomic.Pointer[[]model.Problem]
 }
 
-// kind is an index into Manifests.kinds.
+// kind is an index into Source.kinds.
 type kind int
 
 const (
@@ -62,12 +63,6 @@ const (
 	kindServiceCIDR
 	kindCount
 )
-
-// storedKind holds the objects of a kind.
-type storedKind struct {
-	name string
-	*objects
-}
 
 // file is the last known state of a file.
 type file struct {
@@ -80,33 +75,28 @@ type file struct {
 
 type fileObject struct {
 	kind kind
-	*object
+	*watch.Object
 }
 
-// NewManifests returns a source without objects. Run or Load reads them.
-func NewManifests(cfg Config) *Manifests {
-	m := &Manifests{
-		Store:   newStore(cfg),
+// New returns a source without objects. Run or Load reads them.
+func New(cfg watch.Config) *Source {
+	m := &Source{
+		Store:   watch.NewStore(cfg),
 		folder:  cfg.Folder,
 		read:    readRegular,
 		parser:  newParser(),
-		report:  cfg.report(),
 		tracker: cfg.Tracker,
 		synced:  make(chan struct{}),
 		files:   map[string]*file{},
 	}
-	m.kinds = [kindCount]storedKind{
-		kindService:     {"Service", m.services},
-		kindSlice:       {"EndpointSlice", m.slices},
-		kindNode:        {"Node", m.nodes},
-		kindServiceCIDR: {"ServiceCIDR", m.serviceCIDRs},
-	}
+	m.report = m.Store.Report
+	m.kinds[kindService], m.kinds[kindSlice], m.kinds[kindNode], m.kinds[kindServiceCIDR] = m.Store.Kinds()
 	return m
 }
 
 // Run reads the folder, then follows its changes. It returns nil when the context ends, or an error if the folder cannot be
 // watched or, at the start, cannot be read. Call it once.
-func (m *Manifests) Run(ctx context.Context) error {
+func (m *Source) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch folder of manifests (fs.inotify.max_user_instances may have to be raised): %w", err)
@@ -122,13 +112,13 @@ func (m *Manifests) Run(ctx context.Context) error {
 }
 
 // Synced returns a channel that is closed after the first read of the folder.
-func (m *Manifests) Synced() <-chan struct{} {
+func (m *Source) Synced() <-chan struct{} {
 	return m.synced
 }
 
 // Load reads the folder once and marks changes since the last read. If the folder is not readable, it returns an error and changes
 // nothing. Do not call it during Run or another Load.
-func (m *Manifests) Load() error {
+func (m *Source) Load() error {
 	contents, err := readFolder(m.folder, m.read)
 	if err != nil {
 		return m.unreadable(err)
@@ -138,7 +128,7 @@ func (m *Manifests) Load() error {
 }
 
 // Rejected returns the present problems of the files: documents that cannot be read, and duplicates. Any goroutine may call it.
-func (m *Manifests) Rejected() []model.Problem {
+func (m *Source) Rejected() []model.Problem {
 	if list := m.rejected.Load(); list != nil {
 		return *list
 	}
@@ -146,18 +136,18 @@ func (m *Manifests) Rejected() []model.Problem {
 }
 
 // LoadFrom does the same as Load with the content of one file that holds all objects. Messages use the given name.
-func (m *Manifests) LoadFrom(name string, data []byte) {
+func (m *Source) LoadFrom(name string, data []byte) {
 	m.take(map[string]content{name: {data: data}})
 }
 
 // LoadMore adds the objects of one more file. Call it after Load or LoadFrom.
-func (m *Manifests) LoadMore(name string, data []byte) {
+func (m *Source) LoadMore(name string, data []byte) {
 	m.readFile(name, content{data: data})
 	m.publish()
 }
 
 // take updates the files and stores to the given contents, by path.
-func (m *Manifests) take(contents map[string]content) {
+func (m *Source) take(contents map[string]content) {
 	maps.DeleteFunc(m.files, func(path string, _ *file) bool {
 		_, exists := contents[path]
 		return !exists
@@ -169,13 +159,13 @@ func (m *Manifests) take(contents map[string]content) {
 	m.loaded.Do(func() { close(m.synced) })
 }
 
-func (m *Manifests) unreadable(err error) error {
+func (m *Source) unreadable(err error) error {
 	return fmt.Errorf("read folder of manifests %q (it must exist and be readable): %w", m.folder, err)
 }
 
 // follow reads the folder after each burst of events. It watches only the folder: if a link in the folder gets a new target, as in
 // a mounted ConfigMap, the link itself changes.
-func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
+func (m *Source) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
 	logger := klog.FromContext(ctx)
 	again := time.NewTicker(recheck)
 	defer again.Stop()
@@ -204,7 +194,7 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 }
 
 // reload keeps all objects if the folder cannot be read: a program may be replacing it.
-func (m *Manifests) reload(logger klog.Logger, err error) {
+func (m *Source) reload(logger klog.Logger, err error) {
 	if err = errors.Join(err, m.Load()); err != nil {
 		m.rejected.Store(&[]model.Problem{fileProblem(m.folder, err)})
 		logger.Error(err, "Keeping the previous manifests, will retry", "interval", recheck)
@@ -212,7 +202,7 @@ func (m *Manifests) reload(logger klog.Logger, err error) {
 }
 
 // readFile updates m.files with a file's content. A file that cannot be read keeps its objects.
-func (m *Manifests) readFile(path string, c content) {
+func (m *Source) readFile(path string, c content) {
 	known := m.files[path]
 	if known == nil {
 		known = &file{}
@@ -233,7 +223,7 @@ func (m *Manifests) readFile(path string, c content) {
 }
 
 // parse sets a file's objects and problems from its content.
-func (m *Manifests) parse(path string, data []byte, into *file) {
+func (m *Source) parse(path string, data []byte, into *file) {
 	result := m.parser.parse(path, data)
 	before := slices.Concat(into.objects, into.kept)
 	into.objects, into.kept, into.problems = nil, nil, result.problems
@@ -244,12 +234,12 @@ func (m *Manifests) parse(path string, data []byte, into *file) {
 	known := map[identity]struct{}{}
 	for _, item := range result.objects {
 		k := kindOf(item)
-		encoded, err := m.kinds[k].transform(item)
+		encoded, err := m.kinds[k].Encode(item)
 		if err != nil {
 			into.problems, result.unread = append(into.problems, fileProblem(path, err)), result.unread+1
 			continue
 		}
-		o := fileObject{k, encoded.(*object)}
+		o := fileObject{k, encoded}
 		into.objects = append(into.objects, o)
 		known[identity{k, o.NamespacedName}] = struct{}{}
 	}
@@ -282,11 +272,11 @@ func fileProblem(path string, err error) model.Problem {
 
 // publish updates the stores to the content of all files, and marks and reports the differences. It marks all changes of one read
 // together, so that they are in one sync: an address may move from one Service to another.
-func (m *Manifests) publish() {
+func (m *Source) publish() {
 	objects, problems := m.merge()
 	m.tracker.Together(func() {
 		for k, wanted := range objects {
-			m.kinds[k].publish(wanted)
+			m.kinds[k].Publish(wanted)
 		}
 	})
 	reported := map[model.Problem]struct{}{}
@@ -303,13 +293,13 @@ func (m *Manifests) publish() {
 
 // merge returns the objects of all files by kind and name. Of duplicates it keeps the one in the first file by name, and within a
 // file the first one. Objects kept from an earlier content have the lowest precedence.
-func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []model.Problem) {
-	var objects [kindCount]map[types.NamespacedName]*object
+func (m *Source) merge() ([kindCount]map[types.NamespacedName]*watch.Object, []model.Problem) {
+	var objects [kindCount]map[types.NamespacedName]*watch.Object
 	for k := range objects {
-		objects[k] = map[types.NamespacedName]*object{}
+		objects[k] = map[types.NamespacedName]*watch.Object{}
 	}
 	var problems []model.Problem
-	winners := map[*object]string{}
+	winners := map[*watch.Object]string{}
 	paths := slices.Sorted(maps.Keys(m.files))
 	for _, path := range paths {
 		problems = append(problems, m.files[path].problems...)
@@ -317,8 +307,8 @@ func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []mode
 		for _, o := range m.files[path].objects {
 			winner, taken := objects[o.kind][o.NamespacedName]
 			if !taken {
-				objects[o.kind][o.NamespacedName] = o.object
-				winners[o.object] = path
+				objects[o.kind][o.NamespacedName] = o.Object
+				winners[o.Object] = path
 				continue
 			}
 			if duplicates++; duplicates <= m.parser.reports {
@@ -334,26 +324,17 @@ func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []mode
 	for _, path := range paths {
 		for _, o := range m.files[path].kept {
 			if _, taken := objects[o.kind][o.NamespacedName]; !taken {
-				objects[o.kind][o.NamespacedName] = o.object
+				objects[o.kind][o.NamespacedName] = o.Object
 			}
 		}
 	}
 	return objects, problems
 }
 
-func (m *Manifests) duplicate(o fileObject, path, winner string) model.Problem {
+func (m *Source) duplicate(o fileObject, path, winner string) model.Problem {
 	return model.Problem{
-		Kind:   m.kinds[o.kind].name,
+		Kind:   m.kinds[o.kind].Name,
 		Name:   o.NamespacedName,
 		Reason: fmt.Sprintf("is in %s and again in %s: the second one is not used; remove one of them", winner, path),
 	}
-}
-
-func (s storedKind) publish(wanted map[types.NamespacedName]*object) {
-	for name, after := range wanted {
-		if s.get(name) != after {
-			s.put(after)
-		}
-	}
-	s.keep(func(name types.NamespacedName) bool { return wanted[name] != nil })
 }

@@ -1,6 +1,7 @@
-package watch
+package manifests
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,13 +19,37 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
+
+var (
+	web = types.NamespacedName{Namespace: "shop", Name: "web"}
+	db  = types.NamespacedName{Namespace: "shop", Name: "db"}
+)
+
+func names(list ...types.NamespacedName) map[types.NamespacedName]struct{} {
+	set := map[types.NamespacedName]struct{}{}
+	for _, name := range list {
+		set[name] = struct{}{}
+	}
+	return set
+}
+
+func await(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	const patient = 30 * time.Second
+	select {
+	case <-done:
+	case <-time.After(patient):
+		t.Fatalf("no %s after %v", what, patient)
+	}
+}
 
 // folder is a folder of manifests, the source that reads it, and the problems that the source reported.
 type folder struct {
 	t       *testing.T
 	path    string
-	source  *Manifests
+	source  *Source
 	tracker *track.Tracker
 
 	mu       sync.Mutex
@@ -33,8 +58,8 @@ type folder struct {
 
 func newFolder(t *testing.T) *folder {
 	t.Helper()
-	f := &folder{t: t, path: t.TempDir(), tracker: newTracker()}
-	f.source = NewManifests(Config{Folder: f.path, NodeName: "node-1", Tracker: f.tracker, Report: func(p model.Problem) {
+	f := &folder{t: t, path: t.TempDir(), tracker: track.New(time.Now(), time.Now)}
+	f.source = New(watch.Config{Folder: f.path, NodeName: "node-1", Tracker: f.tracker, Report: func(p model.Problem) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.problems = append(f.problems, p)
@@ -347,7 +372,7 @@ func TestManifestsOutOfFileDescriptors(t *testing.T) {
 }
 
 func TestManifestsNeedAFolder(t *testing.T) {
-	m := NewManifests(Config{Folder: filepath.Join(t.TempDir(), "absent"), Tracker: newTracker()})
+	m := New(watch.Config{Folder: filepath.Join(t.TempDir(), "absent"), Tracker: track.New(time.Now(), time.Now)})
 	for name, err := range map[string]error{"Load": m.Load(), "Run": m.Run(t.Context())} {
 		if err == nil || !strings.Contains(err.Error(), "it must exist and be readable") {
 			t.Errorf("%s = %v, want an error with a fix", name, err)
@@ -397,7 +422,15 @@ func TestManifestsFollow(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFolder(t)
 			tc.prepare(f)
-			run(t, f.source)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- f.source.Run(ctx) }()
+			t.Cleanup(func() {
+				cancel()
+				if err := <-done; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
 			await(t, "sync", f.source.Synced())
 			f.tracker.Take()
 			tc.change(t, f)

@@ -1,4 +1,4 @@
-package watch
+package manifests
 
 import (
 	"testing"
@@ -19,7 +19,7 @@ func TestDefaults(t *testing.T) {
 			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
 			SessionAffinity:       corev1.ServiceAffinityNone,
 			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
-			InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 			Ports:                 []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}},
 		},
 	}
@@ -53,7 +53,7 @@ func TestDefaults(t *testing.T) {
 			given: with(defaulted, func(s *corev1.Service) {
 				s.Spec.ClusterIPs, s.Spec.IPFamilies = []string{"172.30.0.1", "fd00::1"}, nil
 				s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-				s.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal)
+				s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 			}),
@@ -62,9 +62,9 @@ func TestDefaults(t *testing.T) {
 				s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 				s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(10800))},
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10800))},
 				}
-				s.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal)
+				s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 				s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 				s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 			}),
@@ -84,11 +84,11 @@ func TestDefaults(t *testing.T) {
 		},
 		{
 			name:  "slice",
-			given: &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: ptr(int32(80))}}},
+			given: &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: new(int32(80))}}},
 			want: &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
 				Ports: []discoveryv1.EndpointPort{
-					{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))},
+					{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))},
 				},
 			},
 		},
@@ -116,4 +116,11 @@ func TestFamiliesOfInvalidAddresses(t *testing.T) {
 	if got := familiesOf([]string{"nonsense", "fd00::1"}); got != nil {
 		t.Errorf("familiesOf = %v, want nil: the families would belong to other addresses", got)
 	}
+}
+
+// with returns a changed copy of a Service.
+func with(s *corev1.Service, change func(*corev1.Service)) *corev1.Service {
+	changed := s.DeepCopy()
+	change(changed)
+	return changed
 }
