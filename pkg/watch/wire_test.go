@@ -204,8 +204,8 @@ func FuzzRead(f *testing.F) {
 	service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
 	fill(reflect.ValueOf(service).Elem(), &counter)
 	fill(reflect.ValueOf(slice).Elem(), &counter)
-	service.Annotations = map[string]string{model.ServiceAnnotations[0]: "a", model.ServiceAnnotations[1]: ""}
-	slice.Annotations = map[string]string{model.SliceAnnotations[0]: "a"}
+	service.Annotations = map[string]string{model.AnnotationsOf(false)[0]: "a", model.AnnotationsOf(false)[1]: ""}
+	slice.Annotations = map[string]string{model.AnnotationsOf(true)[0]: "a"}
 	for _, o := range []message{service, slice, bigService(1), bigSlice(1, 2)} {
 		data, err := o.Marshal()
 		if err != nil {
