@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -57,7 +58,7 @@ func readChart(file string) (c chart, err error) {
 			return c, err
 		}
 		if c.Name == "" || c.Version == "" {
-			return c, fmt.Errorf("Chart.yaml has no name or no version")
+			return c, errors.New("the file Chart.yaml has no name or no version")
 		}
 		return c, nil
 	}

@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
-var reference = filepath.Join("..", "..", "docs", "metrics.md")
+var reference = filepath.Join("..", "..", "..", "docs", "metrics.md")
 
 // everything calls every method once, so that all vectors have series.
 func everything(m *Metrics) {

@@ -162,7 +162,8 @@ a cluster IP: any endpoint; a client stays with its endpoint
   100 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: not from a local pod
 
 Rules that act on the packet, on the first of these paths:
-  output output: meta l4proto @lease jump services
+  output output: ip daddr & 255.255.240.0 == @regions meta l4proto @lease goto services
+      regions: 10.96.0.0
       lease: tcp
   output services: meta priority set ip daddr . meta l4proto . th dport map @services
       services: 10.96.0.11 . tcp . 80 : a000:5  # shop/sticky
