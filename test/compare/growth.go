@@ -52,6 +52,15 @@ var growthColumns = []struct {
 	{"slow-us", "99 of 100 changes, µs", "%.0f", false},
 }
 
+// growth is the content of [growthFile].
+type growth struct {
+	Machine string
+	Points  []point
+}
+
+// text returns the generated part of docs/scale.md.
+func (g growth) text() string { return g.Machine + "\n" + growthTables(g.Points) }
+
 // growthFile is the file of a checkout with the raw figures.
 const growthFile = "docs/growth.json"
 
@@ -66,19 +75,19 @@ func measureGrowth(s settings) error {
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("Linux %s, %d processors, %s; medians of three.\n", kernel(), runtime.NumCPU(), runtime.Version()) + growthTables(points)
-	fmt.Print(text)
+	g := growth{fmt.Sprintf("Linux %s, %d processors, %s; medians of three.", kernel(), runtime.NumCPU(), runtime.Version()), points}
+	fmt.Print(g.text())
 	if s.output == "" {
 		return nil
 	}
-	b, err := json.MarshalIndent(points, "", " ")
+	b, err := json.MarshalIndent(g, "", " ")
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(s.output, growthFile), append(b, '\n'), 0o644); err != nil {
 		return err
 	}
-	return page.Write(filepath.Join(s.output, "docs/scale.md"), "growth", text)
+	return page.Write(filepath.Join(s.output, "docs/scale.md"), "growth", g.text())
 }
 
 // pointsOf returns the points of the results, in the order of their sizes.
@@ -143,12 +152,21 @@ func growthTables(all []point) string {
 				slope, exponent = slope+" |", exponent+" |"
 				continue
 			}
-			slope += fmt.Sprintf(" %+.3g |", 1000*slopeOf(x, y))
+			slope += fmt.Sprintf(" %+.*f |", decimals(1000*slopeOf(x, y)), 1000*slopeOf(x, y))
 			exponent += fmt.Sprintf(" %.2f |", exponentOf(x, y))
 		}
 		b.WriteString(slope + "\n" + exponent + "\n")
 	}
 	return b.String()
+}
+
+// decimals returns the number of digits after the point with which a number has three significant digits, at most three.
+func decimals(v float64) int {
+	n := 0
+	for v = math.Abs(v); v < 100 && n < 3; v *= 10 {
+		n++
+	}
+	return n
 }
 
 func (c curve) series(points []point, quantity string) (x, y []float64) {

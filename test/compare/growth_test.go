@@ -1,9 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"math"
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 func TestCurvesAreFitted(t *testing.T) {
@@ -37,7 +43,7 @@ func TestGrowthTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := growthTables(points)
-	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0 | +300 | +0 |", "| exponent | 0.00 | 1.00 |"} {
+	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0.000 | +300 | +0.000 |", "| exponent | 0.00 | 1.00 |"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -47,5 +53,31 @@ func TestGrowthTables(t *testing.T) {
 	}
 	if _, err := pointsOf(parse(strings.NewReader("BenchmarkGrowth/1000x1+0-2 1 300 ns/op 1 adopt-ms"))); err == nil {
 		t.Error("a point without all quantities is accepted")
+	}
+}
+
+// TestGrowthPage proves that the page has the figures of the file. With -update, it writes the page.
+func TestGrowthPage(t *testing.T) {
+	var g growth
+	b, err := os.ReadFile("../../" + growthFile)
+	if err == nil {
+		err = json.Unmarshal(b, &g)
+	}
+	if err != nil || len(g.Points) < len(curves) {
+		t.Fatalf("%d points: %v", len(g.Points), err)
+	}
+	const file = "../../docs/scale.md"
+	if *update {
+		if err := page.Write(file, "growth", g.text()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := page.Part(string(text), "growth")
+	if diff := cmp.Diff(g.text(), got); diff != "" || err != nil {
+		t.Errorf("%v (-figures +page):\n%s", err, diff)
 	}
 }
