@@ -193,7 +193,8 @@ func unnumbered(lines []string) (out []string) {
 	for _, line := range lines {
 		family, _, _ := strings.Cut(line, " ")
 		switch {
-		case strings.Contains(line, ": 0x00000001 comment \"layout "), strings.Contains(line, " set node-addresses"):
+		case strings.Contains(line, ": 0x00000001 comment \"layout "), strings.Contains(line, " set node-addresses"),
+			strings.HasSuffix(line, " set regions: 192.0.0.0"), strings.HasSuffix(line, " set regions: 2001:db8::"): // the regions of the node's addresses
 			continue
 		case strings.Contains(line, " map dispatch-remember: "):
 			_, line, _ = strings.Cut(line, " : ")

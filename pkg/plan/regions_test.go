@@ -1,0 +1,46 @@
+package plan
+
+import (
+	"net/netip"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// TestRegionsOfTheNode: the regions of node addresses are in the plan, whether the addresses are set before or after the Services, or change.
+func TestRegionsOfTheNode(t *testing.T) {
+	here, there := []netip.Addr{netip.MustParseAddr("192.0.2.1")}, []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+	plain := benchService(1, 2, 0)
+	steps := map[string]func(*Planner){
+		"node first": func(p *Planner) { p.SetNodeAddresses(inet.IPv4, here); p.Expect(1); p.Set(plain.Name, plain) },
+		"node last":  func(p *Planner) { p.Expect(1); p.Set(plain.Name, plain); p.SetNodeAddresses(inet.IPv4, here) },
+		"another node": func(p *Planner) {
+			p.SetNodeAddresses(inet.IPv4, there)
+			p.Expect(1)
+			p.Set(plain.Name, plain)
+			p.SetNodeAddresses(inet.IPv4, here)
+		},
+		"a deleted Service": func(p *Planner) {
+			p.SetNodeAddresses(inet.IPv4, here)
+			p.Expect(1)
+			p.Set(plain.Name, plain)
+			p.Set(types.NamespacedName{Namespace: "x", Name: "y"}, nil)
+		},
+	}
+	for name, do := range steps {
+		p := New(testOptions())
+		do(p)
+		var got []string
+		p.Elements(func(e *nft.Element) {
+			if e.Set.Name == RegionsSet && e.Set.Family == inet.IPv4 {
+				got = append(got, e.String())
+			}
+		})
+		if len(got) != 2 {
+			t.Errorf("%s: regions %q, want those of the node and of the Service", name, got)
+		}
+	}
+}
