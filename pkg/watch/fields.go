@@ -100,20 +100,14 @@ func (f *fieldReader[T]) failed(err error) {
 	}
 }
 
-// varint returns the number at the begin of data and the length of its encoding; 0 if it is invalid.
+// varint returns the number at the start of data, and the length of its encoding. The length is 0 if the encoding is invalid.
 func varint[T []byte | string](data T) (v uint64, n int) {
 	if len(data) > 0 && data[0] < 0x80 { // almost always
 		return uint64(data[0]), 1
 	}
 	const longest = 10
-	for i := range min(len(data), longest) {
-		b := data[i]
-		v |= uint64(b&0x7f) << (7 * i)
-		if b < 0x80 {
-			return v, i + 1
-		}
-	}
-	return 0, 0
+	v, n = protowire.ConsumeVarint([]byte(data[:min(len(data), longest)]))
+	return v, max(n, 0)
 }
 
 // find returns the content of a message's last field with the given number, or the zero value.

@@ -12,16 +12,15 @@ import (
 // share the memory of data, except names of ports, which outlive the object in the plan. The generated decoder would allocate each string.
 func ReadService(data string, into *corev1.Service) error {
 	clear(into.Spec.Ports) // beyond the new length, the strings would keep earlier objects alive
-	*into = corev1.Service{Spec: corev1.ServiceSpec{
-		Ports: into.Spec.Ports[:0], ClusterIPs: into.Spec.ClusterIPs[:0], IPFamilies: into.Spec.IPFamilies[:0],
-	}}
+	unused := into.Spec
+	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: unused.Ports[:0], ClusterIPs: unused.ClusterIPs[:0], IPFamilies: unused.IPFamilies[:0]}}
 	f := fieldReader[string]{rest: data}
 	for f.next() {
 		switch f.number {
 		case 1:
 			f.failed(readMetadata(f.text(), &into.ObjectMeta))
 		case 2:
-			f.failed(readServiceSpec(f.text(), &into.Spec))
+			f.failed(readServiceSpec(f.text(), &into.Spec, &unused))
 		case 3:
 			f.failed(into.Status.Unmarshal([]byte(f.text())))
 		}
@@ -45,7 +44,8 @@ func readMetadata(data string, into *metav1.ObjectMeta) error {
 	return f.err
 }
 
-func readServiceSpec(data string, into *corev1.ServiceSpec) error {
+// readServiceSpec decodes a spec. It uses memory of an unused one.
+func readServiceSpec(data string, into, unused *corev1.ServiceSpec) error {
 	f := fieldReader[string]{rest: data}
 	for f.next() {
 		switch f.number {
@@ -77,20 +77,10 @@ func readServiceSpec(data string, into *corev1.ServiceSpec) error {
 		case 21:
 			into.LoadBalancerClass = new(f.text())
 		case 22:
-			into.InternalTrafficPolicy = internalPolicy(f.text())
+			into.InternalTrafficPolicy = pointer(unused.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicy(f.text()))
 		}
 	}
 	return f.err
-}
-
-// clusterPolicy is the internal policy of nearly all Services.
-var clusterPolicy = corev1.ServiceInternalTrafficPolicyCluster
-
-func internalPolicy(text string) *corev1.ServiceInternalTrafficPolicy {
-	if p := corev1.ServiceInternalTrafficPolicy(text); p != clusterPolicy {
-		return &p
-	}
-	return &clusterPolicy
 }
 
 func readServicePort(data string, into *corev1.ServicePort) error {
@@ -167,7 +157,7 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 		case 1:
 			into.Addresses = append(into.Addresses, f.text())
 		case 2:
-			f.failed(readConditions(f.text(), &into.Conditions))
+			f.failed(readConditions(f.text(), &into.Conditions, &unused.Conditions))
 		case 6:
 			into.NodeName = pointer(unused.NodeName, f.text())
 		case 7:
@@ -182,26 +172,17 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 	return f.err
 }
 
-// yes and no are the values of all conditions.
-var yes, no = true, false
-
-func readConditions(data string, into *discoveryv1.EndpointConditions) error {
+// readConditions decodes conditions. It uses memory of unused ones.
+func readConditions(data string, into, unused *discoveryv1.EndpointConditions) error {
 	f := fieldReader[string]{rest: data}
 	for f.next() {
-		value := &no
-		if f.value != 0 {
-			value = &yes
-		}
 		switch f.number {
 		case 1:
-			f.integer()
-			into.Ready = value
+			into.Ready = pointer(unused.Ready, f.integer() != 0)
 		case 2:
-			f.integer()
-			into.Serving = value
+			into.Serving = pointer(unused.Serving, f.integer() != 0)
 		case 3:
-			f.integer()
-			into.Terminating = value
+			into.Terminating = pointer(unused.Terminating, f.integer() != 0)
 		}
 	}
 	return f.err

@@ -110,8 +110,7 @@ var constantCalls = map[string]bool{
 // buildVariables are set at build time, by the linker or as the text of a file.
 var buildVariables = map[string]bool{
 	"cmd/kube-nftproxy version": true, "cmd/kubectl-nftproxy version": true, "pkg/config gatesText": true,
-	"pkg/plan hashMask":       true,                        // tests shorten hashes
-	"pkg/watch clusterPolicy": true, "pkg/watch yes": true, // decoded objects point to them, and nothing changes them
+	"pkg/plan hashMask":           true, // tests shorten hashes
 	"pkg/inspect/statuspage html": true, "pkg/inspect/statuspage css": true, "pkg/inspect/statuspage js": true,
 }
 
