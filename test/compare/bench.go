@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -69,6 +68,3 @@ func (r results) least(name, unit string) (float64, bool) {
 	}
 	return slices.Min(values), true
 }
-
-// keys returns the keys of a map in order.
-func keys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }

@@ -164,8 +164,13 @@ func (f *Figures) quantile(q quantity, share float64) (float64, bool) {
 	if f == nil || len(f.Values[q]) == 0 {
 		return 0, false
 	}
-	list := slices.Sorted(slices.Values(f.Values[q]))
-	return list[max(int(math.Ceil(share*float64(len(list)))), 1)-1], true
+	return quantileOf(f.Values[q], share), true
+}
+
+// quantileOf returns the value that a share of a list does not exceed. The list is not empty.
+func quantileOf(list []float64, share float64) float64 {
+	list = slices.Sorted(slices.Values(list))
+	return list[max(int(math.Ceil(share*float64(len(list)))), 1)-1]
 }
 
 func (f *Figures) median(q quantity) (float64, bool) { return f.quantile(q, 0.5) }

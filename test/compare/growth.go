@@ -22,17 +22,18 @@ type point struct {
 
 // curve is a series of points in which one number grows.
 type curve struct {
-	title, unit string
-	of          func(point) bool
-	x           func(point) float64
+	// title names the curve, and counted the things whose number grows.
+	title, counted string
+	of             func(point) bool
+	x              func(point) float64
 }
 
 var curves = []curve{
-	{"Services with one endpoint", "1,000 Services", func(p point) bool { return p.Endpoints == 1 && p.Large == 0 }, services},
-	{"Services with five endpoints", "1,000 Services", func(p point) bool { return p.Endpoints == 5 && p.Large == 0 }, services},
-	{"1,000 Services with more endpoints each", "1,000 endpoints",
+	{"Services with one endpoint", "Services", func(p point) bool { return p.Endpoints == 1 && p.Large == 0 }, services},
+	{"Services with five endpoints", "Services", func(p point) bool { return p.Endpoints == 5 && p.Large == 0 }, services},
+	{"1,000 Services with more endpoints each", "endpoints",
 		func(p point) bool { return p.Services == 1_000 && p.Endpoints >= 10 }, func(p point) float64 { return float64(p.Services * p.Endpoints) }},
-	{"one large Service beside 1,000 small ones", "1,000 endpoints", func(p point) bool { return p.Large > 0 }, func(p point) float64 { return float64(p.Large) }},
+	{"one large Service beside 1,000 small ones", "endpoints", func(p point) bool { return p.Large > 0 }, func(p point) float64 { return float64(p.Large) }},
 }
 
 func services(p point) float64 { return float64(p.Services) }
@@ -105,7 +106,7 @@ func pointsOf(r results) (list []point, err error) {
 			if len(values[c.quantity]) == 0 {
 				return nil, fmt.Errorf("size %q: no %s", size, c.quantity)
 			}
-			p.Values[c.quantity] = medianOf(values[c.quantity])
+			p.Values[c.quantity] = quantileOf(values[c.quantity], 0.5)
 		}
 		list = append(list, p)
 	}
@@ -113,11 +114,6 @@ func pointsOf(r results) (list []point, err error) {
 		return slices.Compare([]int{a.Large, a.Endpoints, a.Services}, []int{b.Large, b.Endpoints, b.Services})
 	})
 	return list, nil
-}
-
-func medianOf(list []float64) float64 {
-	sorted := slices.Sorted(slices.Values(list))
-	return sorted[len(sorted)/2]
 }
 
 // growthTables returns a table for each curve: its points, and the lines that fit them.
@@ -133,7 +129,7 @@ func growthTables(all []point) string {
 		if len(points) < 3 {
 			continue
 		}
-		fmt.Fprintf(&b, "\n### %s\n\n| %s |", strings.ToUpper(c.title[:1])+c.title[1:], map[string]string{"1,000 Services": "Services", "1,000 endpoints": "endpoints"}[c.unit])
+		fmt.Fprintf(&b, "\n### %s\n\n| %s |", strings.ToUpper(c.title[:1])+c.title[1:], c.counted)
 		for _, column := range growthColumns {
 			fmt.Fprintf(&b, " %s |", column.title)
 		}
@@ -145,7 +141,7 @@ func growthTables(all []point) string {
 			}
 			b.WriteString("\n")
 		}
-		slope, exponent := "| each "+c.unit+" more |", "| exponent |"
+		slope, exponent := "| each 1,000 "+c.counted+" more |", "| exponent |"
 		for _, column := range growthColumns {
 			x, y := c.series(points, column.quantity)
 			if !column.grows {

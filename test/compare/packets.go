@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log"
 	"math"
@@ -204,6 +205,15 @@ func (e extra) differences(bursts *Figures) []float64 {
 	return list
 }
 
+// median returns the median difference within each round, and false without a round.
+func (e extra) median(bursts *Figures) (float64, bool) {
+	list := e.differences(bursts)
+	if len(list) == 0 {
+		return 0, false
+	}
+	return list[len(list)/2], true
+}
+
 // time sends a burst of every stream in each round. It discards the first round: caches are cold.
 func (t *timer) time(ctx context.Context, rounds int, f *Figures) error {
 	const between = 8
@@ -292,6 +302,17 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 		return err
 	}
 	return s.deafen(ctx)
+}
+
+// addSite adds a node of its own, without rules.
+func (t *timer) addSite(ctx context.Context) (*site, error) {
+	l, err := lab.New(packetLab)
+	if err != nil {
+		return nil, fmt.Errorf("make network namespaces: %w", err)
+	}
+	s := &site{lab: l, own: true, socket: -1}
+	t.sites, t.world.lab = append(t.sites, s), l
+	return s, errors.Join(s.connect(), s.deafen(ctx))
 }
 
 // connect prepares the sender.

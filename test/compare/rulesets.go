@@ -8,12 +8,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -104,24 +102,21 @@ func undisturbed(f func() error) error {
 }
 
 // open makes a node and its rules.
-func (r *rulesets) open(ctx context.Context, t *timer, dir string, i int) (err error) {
-	at := &site{socket: -1, own: true}
-	if at.lab, err = lab.New(packetLab); err != nil {
-		return fmt.Errorf("make network namespaces: %w", err)
+func (r *rulesets) open(ctx context.Context, t *timer, dir string, i int) error {
+	at, err := t.addSite(ctx)
+	if err != nil {
+		return err
 	}
-	t.sites, t.world.lab = append(t.sites, at), at.lab
 	name, node := r.names[i], at.lab.Node
 	switch {
 	case i == 0:
-		err = load(ctx, node, atTracked.rules(t.world))
+		return load(ctx, node, atTracked.rules(t.world))
 	case i == 1:
-		err = load(ctx, node, fmt.Sprintf(emptyChains, t.family.Keyword()))
+		return load(ctx, node, fmt.Sprintf(emptyChains, t.family.Keyword()))
 	case strings.HasSuffix(name, ".nft"):
-		err = node.Command(ctx, "nft", "-f", name).Run()
-	default:
-		err = r.start(ctx, t, dir, name)
+		return node.Command(ctx, "nft", "-f", name).Run()
 	}
-	return errors.Join(err, at.connect(), at.deafen(ctx))
+	return r.start(ctx, t, dir, name)
 }
 
 // start starts a program, and waits for its rules.
@@ -129,14 +124,10 @@ func (r *rulesets) start(ctx context.Context, t *timer, dir, path string) error 
 	if err := writeList(filepath.Join(manifestsOf(dir, 0), "list.json"), vipNodes[0].objects(t.world)); err != nil {
 		return err
 	}
-	p, err := program.Start(ctx, program.Config{Host: t.lab.Node, Path: path, Log: filepath.Join(dir, "log"), Rest: time.Second, Args: []string{
-		"--manifests=" + manifestsOf(dir, 0), "--hostname-override=" + nodeName, "--cluster-cidr=" + clusterCIDRs[t.family],
-		"--proxy-mode=nftables", "--conntrack-max-per-core=0"}})
-	if err != nil {
-		return err
+	p, err := t.start(ctx, t.lab.Node, path, manifestsOf(dir, 0))
+	if p != nil {
+		r.running = append(r.running, p)
 	}
-	r.running = append(r.running, p)
-	_, err = p.AwaitSync(ctx, time.Time{}, t.family)
 	return err
 }
 
@@ -149,11 +140,11 @@ func (r *rulesets) stop() {
 // print prints medians of the differences of bursts of the same turn.
 func (r *rulesets) print(z size, bursts *Figures) {
 	above := func(more, less quantity) string {
-		list := extra{more: more, less: less}.differences(bursts)
-		if len(list) == 0 {
+		v, ok := extra{more: more, less: less}.median(bursts)
+		if !ok {
 			return ""
 		}
-		return fmt.Sprintf("%.0f", 1e9*list[len(list)/2])
+		return fmt.Sprintf("%.0f", 1e9*v)
 	}
 	const row = "%-28s%16s%16s%16s%16s%16s\n"
 	fmt.Printf("%s, Linux %s; ns for the first packet of a connection\n", z, kernel())

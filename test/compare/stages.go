@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,7 +63,7 @@ func measureStages() (results, error) {
 		}
 		pattern := "^Benchmark(" + strings.Join(patterns[pkg], "|") + ")$"
 		if len(sizes) > 0 {
-			pattern += "/^(" + strings.Join(keys(sizes), "|") + ")$"
+			pattern += "/^(" + strings.Join(slices.Sorted(maps.Keys(sizes)), "|") + ")$"
 		}
 		found, err := bench(pattern, pkg, "-benchtime", "100ms", "-count", "3")
 		if err != nil {

@@ -98,8 +98,8 @@ func vipQuantity(family inet.Family, kind, node int) quantity {
 	return quantity(fmt.Sprintf("%s, %s: %s", family, vipKinds[kind].name, vipNodes[node].name))
 }
 
-// measureVIPs measures new connections at nodes without and with load-balancer IPs and port ranges. In each turn, all nodes get their rules anew, because
-// a new connection takes more or less time by the location of the elements in the kernel's memory.
+// measureVIPs measures new connections at nodes without and with load-balancer IPs and port ranges. The time of a new connection depends on the location
+// of the elements in the kernel's memory. So in each turn, the program starts again on all nodes, and writes its rules.
 func measureVIPs(ctx context.Context, s settings) error {
 	turns, packets := 7, 20000
 	if s.quick {
@@ -128,15 +128,9 @@ func measureVIPsOf(ctx context.Context, s settings, family inet.Family, turns, p
 	t := &timer{world: vipWorld(family)}
 	defer t.close()
 	for n, node := range vipNodes {
-		at := &site{socket: -1, own: true}
-		if at.lab, err = lab.New(packetLab); err != nil {
-			return fmt.Errorf("make network namespaces: %w", err)
-		}
-		t.sites = append(t.sites, at)
-		if err := errors.Join(at.connect(), at.deafen(ctx)); err != nil {
+		if _, err := t.addSite(ctx); err != nil {
 			return err
 		}
-		t.world.lab = at.lab
 		if err := writeList(filepath.Join(manifestsOf(dir, n), "list.json"), node.objects(t.world)); err != nil {
 			return err
 		}
@@ -157,17 +151,14 @@ func measureVIPsOf(ctx context.Context, s settings, family inet.Family, turns, p
 func (t *timer) vipTurn(ctx context.Context, s settings, dir string, packets int, f *Figures) (err error) {
 	for _, n := range rand.Perm(len(vipNodes)) {
 		host := t.sites[n].lab.Node
-		args := append(vipNodes[n].flags(), "--manifests="+manifestsOf(dir, n), "--hostname-override="+nodeName, "--cluster-cidr="+clusterCIDRs[t.family],
-			"--proxy-mode=nftables", "--conntrack-max-per-core=0")
-		p, err := program.Start(ctx, program.Config{Host: host, Path: s.ours, Args: args, Log: filepath.Join(dir, fmt.Sprintf("%d.log", n)), Rest: time.Second})
-		if err != nil {
-			return err
+		p, err := t.start(ctx, host, s.ours, manifestsOf(dir, n), vipNodes[n].flags()...)
+		if p != nil {
+			defer func() {
+				p.Kill()
+				err = errors.Join(err, host.Command(context.WithoutCancel(ctx), s.ours, "--cleanup").Run())
+			}()
 		}
-		defer func() {
-			p.Kill()
-			err = errors.Join(err, host.Command(context.WithoutCancel(ctx), s.ours, "--cleanup").Run())
-		}()
-		if _, err := p.AwaitSync(ctx, time.Time{}, t.family); err != nil {
+		if err != nil {
 			return err
 		}
 		m, err := p.Metrics(ctx)
@@ -193,11 +184,26 @@ func (t *timer) vipTurn(ctx context.Context, s settings, dir string, packets int
 		f.add(first, v)
 		for n := 1; n < len(vipNodes); n++ {
 			q := vipQuantity(t.family, kind, n)
-			list := extra{more: q, less: first}.differences(bursts)
-			f.add(q, list[len(list)/2])
+			v, ok := extra{more: q, less: first}.median(bursts)
+			if !ok {
+				return fmt.Errorf("%s: not measured", q)
+			}
+			f.add(q, v)
 		}
 	}
 	return nil
+}
+
+// start starts a program on a host with a folder of manifests and further flags, and waits for its first sync. If the wait fails, it also returns the
+// running program.
+func (t *timer) start(ctx context.Context, host *lab.Host, path, manifests string, flags ...string) (*program.Program, error) {
+	p, err := program.Start(ctx, program.Config{Host: host, Path: path, Log: manifests + ".log", Rest: time.Second, Args: append(flags,
+		"--manifests="+manifests, "--hostname-override="+nodeName, "--cluster-cidr="+clusterCIDRs[t.family], "--proxy-mode=nftables", "--conntrack-max-per-core=0")})
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.AwaitSync(ctx, time.Time{}, t.family)
+	return p, err
 }
 
 func manifestsOf(dir string, node int) string {
