@@ -478,6 +478,12 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 			}
 			svc.Annotations = map[string]string{portRanges: strings.Join(list, ",")}
 		}), nil, 4 * mb, 1 + 64, 0},
+		{"annotations with the prefix of the program", edit(func(svc *corev1.Service) {
+			svc.Annotations = map[string]string{}
+			for i := range 12_000 { // the API server allows 256 KiB of annotations
+				svc.Annotations[fmt.Sprintf("%s%04x", prefix, i)] = ""
+			}
+		}), nil, 8 * mb, 1, 0},
 		// 20,000,000 unused endpoints
 		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
 		// 20,000,000 endpoints. The slice's excess ports count as one port.

@@ -14,9 +14,13 @@ type kept struct {
 	how
 	fields []kept
 	keys   []string
-	// own also stores the entries whose key has the prefix of the program's annotations: a wrong name becomes a problem.
-	own bool
+	// unknown also stores mostUnknown entries with another key that has the prefix of the program's annotations: a wrong name becomes a problem.
+	unknown bool
 }
+
+// mostUnknown limits the stored annotations without a meaning: the author of a Service may write thousands. The API server sorts them by name, so all
+// nodes store the same ones.
+const mostUnknown = 20
 
 type how byte
 
@@ -30,8 +34,8 @@ const (
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
-			8:  {how: all},                                    // creationTimestamp
-			12: {keys: model.AnnotationsOf(false), own: true}, // annotations
+			8:  {how: all},                                        // creationTimestamp
+			12: {keys: model.AnnotationsOf(false), unknown: true}, // annotations
 		}},
 		2: {fields: []kept{ // spec
 			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}}, // ports: name, protocol, port, nodePort
@@ -67,10 +71,6 @@ var (
 	}}
 )
 
-func (k *kept) hasKey(key []byte) bool {
-	return slices.Contains(k.keys, string(key)) || k.own && model.IsOwnAnnotation(key)
-}
-
 // withZones returns keptOfSlice and the zones of endpoints. These take memory that only counters of endpoints need.
 func withZones() kept {
 	const endpoints, zone = 2, 7
@@ -83,6 +83,7 @@ func withZones() kept {
 // strip appends the stored fields of an encoded message to a buffer.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
 	var seen uint64
+	unknown := 0
 	f := fieldReader[[]byte]{rest: data}
 	for f.next() {
 		if f.number >= len(keep) {
@@ -90,9 +91,17 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 		}
 		stored, bit := keep[f.number], uint64(1)<<f.number
 		switch {
-		case stored.how == all, stored.how == first && seen&bit == 0,
-			stored.keys != nil && stored.hasKey(find(f.content, keyField)):
+		case stored.how == all, stored.how == first && seen&bit == 0:
 			into = append(into, f.encoded...)
+		case stored.keys != nil:
+			key := find(f.content, keyField)
+			switch {
+			case slices.Contains(stored.keys, string(key)):
+				into = append(into, f.encoded...)
+			case stored.unknown && unknown < mostUnknown && model.IsOwnAnnotation(key):
+				into = append(into, f.encoded...)
+				unknown++
+			}
 		case stored.fields != nil:
 			into = append(into, f.encoded[:f.tag]...)
 			start := len(into)

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"errors"
+	"fmt"
 	"go/types"
 	"path/filepath"
 	"reflect"
@@ -109,6 +110,30 @@ func strippedSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		out.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses[:1], Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints}
 	}
 	return out
+}
+
+// TestUnknownAnnotationsAreLimited: of annotations with the program's prefix that have no meaning, a Service stores the first ones by name. All
+// annotations with a meaning are stored.
+func TestUnknownAnnotationsAreLimited(t *testing.T) {
+	service := bigService(1)
+	service.Annotations = map[string]string{"example.com/other": ""}
+	want := map[string]string{}
+	for _, name := range model.AnnotationsOf(false) {
+		service.Annotations[name], want[name] = "value", "value"
+	}
+	for i := range 12_000 { // the API server allows 256 KiB of annotations
+		name := fmt.Sprintf("kube-nftproxy.io/%05d", i)
+		if service.Annotations[name] = "x"; i < mostUnknown {
+			want[name] = "x"
+		}
+	}
+	got := &corev1.Service{}
+	if err := encodeForTest(t, service).decode(got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.Annotations); diff != "" {
+		t.Errorf("stored annotations (-want +got):\n%s", diff)
+	}
 }
 
 // TestFieldsThatAreReadAreStored finds all fields of Services and EndpointSlices that other packages read, and looks them up in
