@@ -125,6 +125,28 @@ func rangedModes() []mode {
 	return []mode{{byNodeCIDR, false, ranges}, {byBridge, true, rangesHashed}, {byPrefix, false, rangesSources}}
 }
 
+// Choices with packets that are not to a port of a Service; see request.
+const (
+	vipsReady  choice = "VIPs answer ping while ready and refuse all unused ports"
+	vipsAlways choice = "VIPs always answer ping, and external IPs refuse unused ports"
+)
+
+func (c choice) vips() bool { return c == vipsReady || c == vipsAlways }
+
+// vipModes returns the modes of requests other than served.
+func vipModes() []mode {
+	return []mode{{byClusterCIDR, false, vipsReady}, {byBridge, true, vipsAlways}}
+}
+
+// request is the kind of a packet to an address of a Service.
+type request string
+
+const (
+	served     request = "" // to a port of the Service
+	unusedPort request = "unused port"
+	ping       request = "ping"
+)
+
 // mode holds the settings of the program and of all Services.
 type mode struct {
 	detector      detector
@@ -197,7 +219,8 @@ type cell struct {
 	dest     destination
 	client   client
 	family   inet.Family
-	protocol inet.Protocol
+	protocol inet.Protocol // 0 for ping
+	request  request
 }
 
 func (c cell) String() string {
@@ -205,7 +228,7 @@ func (c cell) String() string {
 	if c.service.affinity {
 		affinity = ", affinity"
 	}
-	return fmt.Sprintf("[%s] %s -> %s, iTP %s, eTP %s, endpoints %s%s, %s, %s", c.mode, c.client, c.dest,
+	return fmt.Sprintf("[%s] %s -> %s %s, iTP %s, eTP %s, endpoints %s%s, %s, %s", c.mode, c.client, c.dest, c.request,
 		c.service.internal, c.service.external, c.service.placement, affinity, c.family, c.protocol)
 }
 
@@ -240,8 +263,30 @@ func (c cell) host() (name string, ok bool) {
 // the result at one destination depends on the previous ones.
 type group []cell
 
+// vipGroups returns a group for each possible packet that is not to a port of a Service.
+func vipGroups(m mode) (all []group) {
+	for _, svc := range services() {
+		for _, who := range clients {
+			for _, family := range inet.Families {
+				for _, dest := range []destination{clusterIP, externalIP, loadBalancerIP} {
+					for _, c := range []cell{{protocol: inet.TCP, request: unusedPort}, {protocol: inet.UDP, request: unusedPort}, {request: ping}} {
+						c.mode, c.service, c.dest, c.client, c.family = m, svc, dest, who, family
+						if c.possible() && !svc.affinity {
+							all = append(all, group{c})
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
 // groups returns all groups of a mode, and the number of impossible cells.
 func groups(m mode) (all []group, leftOut int) {
+	if m.choice.vips() {
+		return vipGroups(m), 0
+	}
 	for _, svc := range services() {
 		for _, who := range clients {
 			for _, family := range inet.Families {
@@ -251,10 +296,10 @@ func groups(m mode) (all []group, leftOut int) {
 						if m.choice.ranged() && dest == nodePort {
 							continue // not in ranges: another service port
 						}
-						g = append(g, cell{m, svc, dest, who, family, protocol})
+						g = append(g, cell{m, svc, dest, who, family, protocol, served})
 					}
 					if svc.affinity {
-						g = append(g, cell{m, svc, clusterIPAgain, who, family, protocol})
+						g = append(g, cell{m, svc, clusterIPAgain, who, family, protocol, served})
 					}
 					if g[0].possible() {
 						all = append(all, g)

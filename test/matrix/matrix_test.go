@@ -27,7 +27,7 @@ func TestMatrix(t *testing.T) {
 	tried := 0
 	report := newReport(t)
 	leftOut := 0
-	for _, m := range append(variedModes(), rangedModes()...) {
+	for _, m := range slices.Concat(variedModes(), rangedModes(), vipModes()) {
 		t.Run(m.String(), func(t *testing.T) {
 			cells, without := groups(m)
 			leftOut += without

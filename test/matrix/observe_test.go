@@ -202,13 +202,21 @@ func (v *lookout) once(ctx context.Context, c cell, timeout time.Duration) outco
 	if c.client == secondary {
 		source = secondaries[c.family]
 	}
-	a := h.Probe(ctx, c.protocol, to, lab.Options{Timeout: timeout, Source: source})
-	switch a.Outcome {
-	case lab.Answered:
+	options := lab.Options{Timeout: timeout, Source: source}
+	var a lab.Answer
+	if c.request == ping {
+		a = h.Ping(ctx, to.Addr(), options)
+	} else {
+		a = h.Probe(ctx, c.protocol, to, options)
+	}
+	switch {
+	case a.Outcome == lab.Answered && c.request == ping:
+		return echoed
+	case a.Outcome == lab.Answered:
 		return reached(a.Server, v.source(c, a, h))
-	case lab.Refused:
+	case a.Outcome == lab.Refused:
 		return refused
-	case lab.TimedOut:
+	case a.Outcome == lab.TimedOut:
 		return dropped
 	}
 	return outcome(fmt.Sprintf("%s (%v)", a, a.Err))

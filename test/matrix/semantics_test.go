@@ -63,7 +63,7 @@ func (tg target) result(t *testing.T, m mode, who client, where placement) strin
 		for _, dest := range tg.dests {
 			for _, family := range inet.Families {
 				for _, protocol := range m.protocols() {
-					texts[describe(cell{m, svc, dest, who, family, protocol})] = true
+					texts[describe(cell{m, svc, dest, who, family, protocol, served})] = true
 				}
 			}
 		}
@@ -269,7 +269,12 @@ func text(t *testing.T) string {
 	for _, row := range combinations(t) {
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
 	}
-	for _, part := range [][2]string{{maximumsHead, "max-connections*"}, {addressesHead, "vips-*"}, {rangesHead, "port-ranges*"}} {
+	cells = 0
+	for _, m := range vipModes() {
+		cells += len(vipGroups(m))
+	}
+	addresses := fmt.Sprintf(addressesHead, thousands(cells), len(vipModes()))
+	for _, part := range [][2]string{{maximumsHead, "max-connections*"}, {addresses, "vips-*"}, {rangesHead, "port-ranges*"}} {
 		b.WriteString(part[0])
 		for _, row := range behaviours(t, part[1]) {
 			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
@@ -295,7 +300,9 @@ Each endpoint of a Service can have a [maximum of connections](algorithms.md#max
 const addressesHead = `
 ## Unused ports and ping
 
-The flags of [vips.md](vips.md) change the results for packets that are not to a port of a Service. Packets of these scenarios prove each row:
+The flags of [vips.md](vips.md) change the results for packets that are not to a port of a Service. The matrix sends echo requests and packets to unused
+ports, from each client to the cluster IP, external IP and load-balancer IP of each Service without session affinity: %s combinations in %d modes. Packets of
+these scenarios prove each row:
 
 | scenario | behaviour |
 |---|---|

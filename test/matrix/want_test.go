@@ -15,13 +15,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// outcome is the result of one connection: refused, dropped, or "HOST from SOURCE", in which SOURCE is kept, node, or an
+// outcome is the result of one connection: refused, dropped, echoed, or "HOST from SOURCE", in which SOURCE is kept, node, or an
 // unexpected address.
 type outcome string
 
 const (
 	refused outcome = "refused"
 	dropped outcome = "dropped"
+	echoed  outcome = "echoed"
 )
 
 const (
@@ -79,7 +80,9 @@ func want(c cell) wanted {
 	switch v.Outcome {
 	case oracle.Refused:
 		return wanted{verdict: refused}
-	case oracle.Dropped:
+	case oracle.Echoed:
+		return wanted{verdict: echoed}
+	case oracle.Dropped, oracle.NotService: // the default route leads to the external client, which has no such address
 		return wanted{verdict: dropped}
 	}
 	if !c.service.affinity {
@@ -146,7 +149,11 @@ func oracleOf(m mode) *oracle.Oracle {
 			all.Slices = append(all.Slices, o)
 		}
 	}
-	node := oracle.Machine{Name: "node-1", LocalPod: m.localPod(), MasqueradeAll: m.masqueradeAll}
+	node := oracle.Machine{
+		Name: "node-1", LocalPod: m.localPod(), MasqueradeAll: m.masqueradeAll,
+		Out: func(netip.Addr) string { return m.device("client") }, // for addresses of Services
+	}
+	node.RefuseUnusedPorts, node.AnswerPing = m.vips()
 	for f, addr := range secondaries {
 		node.Addresses = append(node.Addresses, hostAddress("node", inet.Family(f)), addr)
 	}
@@ -192,7 +199,7 @@ func (m mode) device(host string) string {
 // TestWantedOutcomesTellEndpointsApart: different endpoints have different outcomes. Otherwise judge could not compare a client's
 // endpoint at one address with that at the next.
 func TestWantedOutcomesTellEndpointsApart(t *testing.T) {
-	for _, m := range append(modes(), rangedModes()...) {
+	for _, m := range slices.Concat(modes(), rangedModes(), vipModes()) {
 		all, _ := groups(m)
 		for _, g := range all {
 			for _, c := range g {

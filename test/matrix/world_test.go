@@ -18,8 +18,10 @@ import (
 
 // Ports of Services and endpoints. Every Service has a port of each protocol.
 const (
-	servicePort  = 80
-	endpointPort = 8080
+	servicePort   = 80
+	endpointPort  = 8080
+	unservedPort  = 81
+	refusingCIDRs = "198.51.100.0/24,2001:db8:1::/64" // of external IPs
 )
 
 // namespace holds the Services.
@@ -53,6 +55,10 @@ func (m mode) flags() (flags []string) {
 
 // ownFlags returns flags that kube-proxy does not have. None of them affects a packet to a port of a Service, so half of the modes have them.
 func (m mode) ownFlags() []string {
+	if m.choice.vips() {
+		unused, ping := m.vips()
+		return []string{"--refuse-unused-ports=" + unused, "--answer-ping=" + ping}
+	}
 	if m.choice.ranged() {
 		return []string{"--limits=node-port-ranges=4000"}
 	}
@@ -60,6 +66,17 @@ func (m mode) ownFlags() []string {
 		return nil
 	}
 	return []string{"--refuse-unused-ports=all", "--answer-ping=ready", "--terminate-connections=gone", "--count-connections=false"}
+}
+
+// vips returns the values of --refuse-unused-ports and --answer-ping; empty for the defaults.
+func (m mode) vips() (unused, ping string) {
+	switch m.choice {
+	case vipsReady:
+		return "all", "ready"
+	case vipsAlways:
+		return refusingCIDRs, "always"
+	}
+	return "", ""
 }
 
 // newLab returns a lab in which all possible endpoints serve.
@@ -115,8 +132,11 @@ func address(i int, d destination, f inet.Family) netip.AddrPort {
 // to returns the destination of a cell's packets to Service number i. A packet to a range keeps its port.
 func (c cell) to(i int) netip.AddrPort {
 	a := address(i, c.dest, c.family)
-	if c.mode.choice.ranged() {
+	switch {
+	case c.mode.choice.ranged():
 		a = netip.AddrPortFrom(a.Addr(), endpointPort)
+	case c.request == unusedPort:
+		a = netip.AddrPortFrom(a.Addr(), unservedPort)
 	}
 	return a
 }
@@ -226,7 +246,11 @@ func object(i int, s service) *corev1.Service {
 	return svc
 }
 
+// apiProtocol returns a protocol's name in the API; empty for ping.
 func apiProtocol(p inet.Protocol) corev1.Protocol {
+	if p == 0 {
+		return ""
+	}
 	return corev1.Protocol(strings.ToUpper(p.String()))
 }
 
