@@ -10,7 +10,7 @@
 #   twin   the tests with the build tag twin, with the real kube-proxy; runs only if named
 #   release  a whole release, twice, and its files: cosign, Helm, QEMU; runs only if named
 #   site   the pages as a site, in headless Chromium; runs only if named
-# The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
+# The output of each lane, and of the build of Kubernetes, is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 lanes=(lint house unit netns hostile e2e ratios)
@@ -46,6 +46,10 @@ unprivileged=()
 
 root() { [ "$(id -u)" -eq 0 ] || { echo "this lane creates network namespaces: run it as root" >&2 && return 1; }; }
 
+# build starts to build the programs of the lane e2e. It takes minutes, and uses only the time in which the other lanes wait. built waits for its end.
+build() { nice -n 19 hack/kubernetes.sh etcd kube-apiserver kube-proxy kubectl kubeadm helm-v3 helm-v4 >$out/kubernetes.log 2>&1 & building=$!; }
+built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.log && return 1; }; }
+
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }
 unit() { all | xargs go list >/dev/null && tests unit -race "${unprivileged[@]}" $(all); }
@@ -54,14 +58,14 @@ netns() {
   # nft of sid changes from day to day: make test-kernels looks at it.
   root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(all | grep -v '/test/hostile$')
 }
-hostile() { root && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
+hostile() { root && built && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
 e2e() {
   root || return 1
   local packages
   packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
   # One package at a time: each runs an API server.
-  hack/kubernetes.sh && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
 }
 ratios() {
   root || return 1
@@ -85,6 +89,7 @@ go build -o bin/summary ./hack/summary || exit 1
 results=()
 trap 'bin/summary "${results[@]}" || exit 1' EXIT
 status=0
+[[ " $* " != *" e2e "* ]] || build
 for lane in "$@"; do
   if [ $status -ne 0 ]; then
     results+=("$lane:-:not run:$out/$lane.json")
