@@ -17,11 +17,11 @@ import (
 // An Annotation is an annotation that Build reads.
 type Annotation struct {
 	Name string
-	// Slice is set for annotations of EndpointSlices. All others are those of Services.
+	// Slice is set for annotations of EndpointSlices. All other annotations are annotations of Services.
 	Slice bool
 	// Alias, if not empty, is the annotation of the program for the same purpose. It takes precedence.
 	Alias string
-	// Values are the valid values, Meaning is what they do, in Markdown. Page is the page in docs with the details.
+	// Values are the valid values, and Meaning is their effect, in Markdown. Page is the page in docs with the details.
 	Values, Meaning, Page string
 }
 
@@ -57,21 +57,21 @@ const (
 // Annotations are all annotations that Build reads. pkg/watch stores only these, a Service with another name after prefix has a problem, and
 // docs/annotations.md has the table.
 var Annotations = []Annotation{
-	{Name: algorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "how a connection gets its endpoint", Page: "algorithms.md"},
+	{Name: algorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md"},
 	{Name: ciliumAlgorithm, Alias: algorithm, Values: "`random`, `maglev`", Meaning: "the same", Page: "algorithms.md"},
 	{Name: calicoStrategy, Alias: algorithm, Values: "`maglev`", Meaning: "the same", Page: "algorithms.md"},
-	{Name: tableSize, Values: "one of some primes, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
+	{Name: tableSize, Values: "a prime of a fixed list, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
 	{Name: slowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
 	{Name: maximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
-	{Name: atMaximum, Values: "`refuse`, `queue`", Meaning: "a new connection while all endpoints are full", Page: "algorithms.md"},
-	{Name: weights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of single endpoints", Page: "algorithms.md"},
-	{Name: ciliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without one of their own", Page: "algorithms.md"},
+	{Name: atMaximum, Values: "`refuse`, `queue`", Meaning: "the treatment of a new connection while all endpoints are full", Page: "algorithms.md"},
+	{Name: weights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
+	{Name: ciliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
 	{Name: scaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
 	{Name: ciliumScaleToZero, Alias: scaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
 	{Name: terminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
 	{Name: refuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
 	{Name: answerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
-	{Name: portRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "more ports of the addresses", Page: "port-ranges.md"},
+	{Name: portRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
 	{Name: wholeIP, Alias: portRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
 	{Name: nodePortSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
 	{Name: externalIPSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
