@@ -172,7 +172,7 @@ func (p *Planner) claim(s *service) {
 	})
 }
 
-// noteLosses records the Services whose lost claims may have changed, after the Service old was replaced by now and the winner of a key changed from
+// noteLosses records the Services whose lost claims may have changed. now has replaced the Service old, and the winner of a key has changed from
 // was to is.
 func (p *Planner) noteLosses(was, is, old, now *service) {
 	if p.losers == 0 && (was == nil || was == old) && (is == nil || is == now) {

@@ -30,11 +30,11 @@ const (
 	blockShift   = 24
 )
 
-// A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into
-// a chain: at each commit, the kernel walks every map whose elements have verdicts.
+// A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
+// chain. Verdicts in the large maps would be slow: at each commit, the kernel walks every map whose elements have verdicts.
 //
-// The register has room for all classes, regardless of the objects in the API: sizes of tables and timeouts are rounded up to a fixed list. So
-// no Service can use up the classes or chains of other Services.
+// The register has room for all classes, regardless of the objects in the API, because sizes of tables and timeouts are rounded up to a fixed list.
+// So no Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
 	// table is the table of a direct or pick class.
@@ -73,7 +73,7 @@ func kindOf(word uint32) kind {
 func (c class) chain() string {
 	name := c.kind.name(c.table.by)
 	if c.kind.numbered() {
-		return fmt.Sprintf("%s-%d", name, c.table.size+c.timeout) // it has one of them
+		return fmt.Sprintf("%s-%d", name, c.table.size+c.timeout) // the other number is 0
 	}
 	return name
 }

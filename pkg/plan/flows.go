@@ -31,8 +31,8 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	return taken
 }
 
-// addHeirs adds the frontends that serve the clients of the deleted single ports among some keys: the node port with the same number, and the ranges
-// at the address. Without them, each flow to a deleted port is stale, even if it began after the deletion.
+// addHeirs adds the frontends that now serve the clients of the deleted single ports among some keys. These are the node port with the same number,
+// and the ranges at the address. Without them, each flow to a deleted port is stale, even if it began after the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[place]bool
 	var nodePorts []model.Key

@@ -101,8 +101,8 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 	return p.list(ls)
 }
 
-// backends returns the endpoints of a list whose elements may differ from the port's other form: the endpoints that only this form has, if both
-// forms share an arrangement and the ids, otherwise all endpoints.
+// backends returns the endpoints of a list whose elements may differ from the port's other form. If both forms share an arrangement and the ids,
+// these are the endpoints that only this form has. Otherwise, these are all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {

@@ -53,7 +53,8 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	}
 }
 
-// A namespace has a quarter of the service ports that may hold packets. Services above that refuse connections. Their turn comes when others wake.
+// A namespace has a quarter of the service ports that may hold packets. Services above that refuse connections. They hold packets after other
+// Services have got endpoints.
 func TestHoldersAreBounded(t *testing.T) {
 	s := newSleepers(t)
 	const share = MostHolders / perNamespace

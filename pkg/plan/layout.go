@@ -39,8 +39,8 @@ type layout struct {
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
-	// refused has the load-balancer and external IPs that refuse connections to unused ports, pinged the addresses that answer echo requests, and pingHost
-	// the address of this node that answers. They are nil without the options for them.
+	// refused has the load-balancer and external IPs that refuse connections to unused ports. pinged has the addresses that answer echo requests,
+	// and pingHost has the address of this node that answers. They are nil without the options for them.
 	refused, pinged, pingHost *nft.Set
 	serviceCIDRs              *nft.Set
 	nodeAddresses             *nft.Set

@@ -13,8 +13,8 @@ import (
 // id stands for an endpoint. A service port with ids is called affine. The planner assigns numbers, and never computes them from data of a tenant.
 // [Planner.Recall] reads the numbers of an earlier process back from the kernel.
 //
-// The planner assigns numbers in a circle, so that it does not soon reuse a freed number: a packet may have read the number just before the batch
-// that deleted it.
+// The planner assigns numbers cyclically, so that it does not soon reuse a freed number. A packet may have read the freed number just before the
+// batch that deleted it.
 
 // portID identifies a service port, regardless of its addresses.
 type portID struct {

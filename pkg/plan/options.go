@@ -32,10 +32,10 @@ type Options struct {
 	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses of
 	// [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
-	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs with a model.Stance for it. With RefuseLoops, it refuses
-	// only packets that would leave by the interface by which they arrived.
+	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs whose model.Stance allows this. With RefuseLoops, it
+	// refuses only packets that would leave by the interface by which they arrived.
 	RefuseUnused, RefuseLoops bool
-	// AnswerPing answers echo requests to addresses with a model.Stance for it.
+	// AnswerPing answers echo requests to addresses whose model.Stance allows this.
 	AnswerPing bool
 	// Uncounted omits the counters of elements. CountEndpoints adds counters to the elements of endpoints.
 	Uncounted, CountEndpoints bool

@@ -12,13 +12,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A Service can have ranges of ports. Packets keep their port. The rules look for ranges only after they have found no port, node port or rule of
-// another program for a packet: in the chains for unclaimed packets. So exact ports take precedence. The hash set range-addresses keeps all packets
-// to other addresses from the lookup in the ranges, whose cost grows with their number.
+// A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed packets, after they have found
+// no port, node port or rule of another program. So exact ports take precedence. The hash set range-addresses has the addresses of ranges: packets
+// to other addresses need no lookup in the ranges, whose cost grows with the number of ranges.
 //
-// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
-// map range-backends has the addresses of these. The classes that only ranges have are in the dispatch maps only while a range uses them: at each
-// commit, the kernel walks all chains that the maps lead to.
+// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity.
+// The map range-backends has the addresses of these endpoints. The classes that only ranges have are in the dispatch maps only while a range uses
+// them: at each commit, the kernel walks all chains that the maps lead to.
 
 // keepPort is the chain of packets to a range without session affinity. rangeOrGone is the chain of packets whose client has an endpoint that is not in
 // backends.
@@ -169,7 +169,8 @@ func (p *Planner) holder(k model.Key) claim {
 	return p.claims[k].winner
 }
 
-// claimPlace counts a claimed key, or a key that nothing claims any more, among the keys of its place. The first range begins the index of single ports.
+// claimPlace counts a claimed key, or a key that no Service claims any more, among the keys of its place. The first range begins the index of
+// single ports.
 func (p *Planner) claimPlace(k model.Key, claimed bool) {
 	if k.Last != 0 {
 		if p.places.set(k, claimed); p.singles == nil && claimed {

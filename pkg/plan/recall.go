@@ -156,7 +156,7 @@ func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
 }
 
-// answer looks up all keys so far. The functions that take the found elements may ask for more keys.
+// answer looks up all keys so far. The functions that take the found elements may add more keys.
 func (q *questions) answer() error {
 	order, keys, found := q.order, q.keys, q.found
 	q.order, q.keys, q.found = nil, nil, nil

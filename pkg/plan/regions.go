@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A region is a network with addresses for which the rules look: addresses of Services, addresses of this node that serve node ports, and ServiceCIDRs. The
-// small hash set regions has all of them. One lookup in it keeps all other lookups from packets to other regions, which are most packets on a node. A
-// packet to another address of a region is only more expensive.
+// A region is a network with addresses for which the rules look: addresses of Services, addresses of this node that serve node ports, and
+// ServiceCIDRs. The small hash set regions has all regions. Most packets on a node are to other networks, and need only the lookup in this set. A
+// packet to another address in a region needs more lookups, with the same outcome.
 
 // RegionsSet is the name of the set of regions.
 const RegionsSet = "regions"

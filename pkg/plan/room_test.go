@@ -107,7 +107,8 @@ func TestAPortWithoutANumberDrops(t *testing.T) {
 	}
 }
 
-// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of them and the number of the other ones.
+// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of these ports and the number of the
+// rest.
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())

@@ -85,8 +85,8 @@ func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
-// claim sends packets that may be for a Service to the chain services, while the lease lasts. The lookup of the network keeps all other lookups from
-// most other packets.
+// claim sends packets that may be for a Service to the chain services, while the lease lasts. For most other packets, the lookup of the network is
+// the only lookup.
 func (l *layout) claim(o *Options) []nft.Rule {
 	rules := []nft.Rule{rule("", l.inRegions(false), l.leased(true), goTo("services"))}
 	if o.AnyNodeAddress[l.family] {
@@ -165,7 +165,7 @@ func (l *layout) reject() []nft.Rule {
 //   - to ranges of ports, see portranges.go,
 //   - to service addresses and ports that no service port has, and echo requests, see vips.go.
 //
-// Of the last kind, it handles arriving packets only if the kernel would forward them. A program on this node may have the address and answer, for
+// It handles arriving packets of the last kind only if the kernel would forward them. A program on this node may have the address and answer, for
 // example a node-local DNS cache. Or policy routing may lead the packet to a transparent proxy on this node.
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
@@ -194,13 +194,13 @@ const NoServiceNetwork = "no network of a service address"
 // NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"
 
-// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks the packet up once more: before kernel 6.17
+// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks up the packet once more. Before kernel 6.17
 // ("netfilter: nf_tables: restart set lookup on base_seq change"), a lookup during a commit that replaces an element may find neither the old
 // element nor the new one.
 const unusedPort = "unused-port"
 
-// unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips:
-// ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
+// unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips.
+// Ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
 func (l *layout) unused(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("a batch may have replaced the port just now", jump("services")),

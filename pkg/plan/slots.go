@@ -59,8 +59,8 @@ func scoredOf(ports int) int { return min(mostScored, 4*mostScored/max(ports, 1)
 // is the largest group that competes.
 const perGroup, mostOfGroup = 512, 4 * 512
 
-// grouping is the arrangement of very many endpoints. A hash divides them into groups, and the endpoints of each group compete. Then the groups take
-// slots in turn. An added or removed endpoint changes some hundred slots. A grouping is immutable.
+// grouping is the arrangement of very many endpoints. A hash divides them into groups, and the endpoints of each group compete. Then the groups
+// take slots in turn. An added or removed endpoint changes a few hundred slots. A grouping is immutable.
 type grouping struct {
 	// set has all endpoints, sorted.
 	set    []netip.AddrPort

@@ -16,9 +16,9 @@ import (
 // Addresses have behaviours apart from their service ports. Each behaviour has a set with its addresses, and a rule in the chains for packets that no
 // program has translated. The sets and rules exist only with the options for them.
 //
-// No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes' addresses
-// look like packets to an address that is routed to this node. So a selection that may contain such addresses (RefuseLoops) needs proof of a routing loop:
-// the packet would leave by the interface by which it arrived.
+// No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes'
+// addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the
+// rules refuse only packets in a routing loop: packets that would leave by the interface by which they arrived.
 
 // vips makes the sets.
 func (l *layout) vips(o *Options) {
@@ -73,7 +73,7 @@ func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
 }
 
-// stances counts the frontends that are for an element of an address, and those against it.
+// stances counts the frontends that are for an element of an address, and the frontends that are against it.
 type stances struct{ pro, contra int32 }
 
 func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
@@ -166,8 +166,8 @@ func returns() []expr.Any {
 	}
 }
 
-// Behaviours returns the addresses of the named Service that refuse connections to unused ports, apart from cluster IPs, and those that answer echo
-// requests. Both lists are sorted.
+// Behaviours returns the addresses of the named Service that refuse connections to unused ports, apart from cluster IPs, and the addresses that
+// answer echo requests. Both lists are sorted.
 func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip.Addr) {
 	p.services[name].eachFrontend(func(c claim) {
 		l := p.layouts[c.port.family]

@@ -14,7 +14,7 @@ type lacking struct {
 	// parts is the number of these parts. list has the first ones.
 	parts int
 	list  []Excess
-	// elements is the number of elements, ranges the number of source ranges in each family, portRanges that of port ranges.
+	// elements is the number of elements, ranges the number of source ranges in each family, portRanges the number of port ranges.
 	elements   int
 	ranges     [2]int
 	portRanges int

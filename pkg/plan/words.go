@@ -55,7 +55,8 @@ func indexed(f inet.Family, fields []nft.Field, t table) []expr.Any {
 	if t.by == (selector{}) {
 		return append(words, &expr.Numgen{Register: index, Modulus: t.size, Type: unix.NFT_NG_RANDOM})
 	}
-	// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash. Any others would do, but the rules of a listing that nft has loaded would differ.
+	// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash. Any other registers would work, but the rules of a listing that nft has
+	// loaded would differ.
 	const skipped = 4
 	from, client := index+1+skipped, []nft.Field{nft.SrcAddr(f)}
 	words = append(words, client[0].Load(from))
