@@ -270,7 +270,7 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 			c := &crowd{wire: w, family: f, size: faithful}
 			first := w.ask(f, all, to[0])
 			c.were = first[:faithful]
-			// The faithful clients connect repeatedly, to all destinations, until the others have expired.
+			// The faithful clients connect repeatedly, to all destinations, until the other clients have expired.
 			for i := 0; remembered(t, f) > faithful; i++ {
 				if late := time.Since(start); late > timeout+10*time.Second {
 					t.Fatalf("all are remembered after %v", late)

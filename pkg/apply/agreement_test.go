@@ -122,9 +122,9 @@ func TestTablesEqualASecondImplementation(t *testing.T) {
 	}
 }
 
-// TestNodesAgreeOnAllFlows sends 100,000 flows of random clients to a Service with maglev, and fewer flows to Services with other algorithms, through the
-// kernels of two nodes with different histories. Each flow has the same endpoint on both nodes. A second implementation of the hash and of the table
-// predicts this endpoint (test/oracle). The shares are within the published balance. Then the test removes one of ten endpoints.
+// TestNodesAgreeOnAllFlows sends 100,000 flows of random clients to a Service with maglev, and fewer flows to Services with other algorithms. The
+// flows pass the kernels of two nodes with different histories. Each flow has the same endpoint on both nodes. A second implementation of the hash
+// and of the table predicts this endpoint (test/oracle). The shares are within the published balance. Then the test removes one of ten endpoints.
 func TestNodesAgreeOnAllFlows(t *testing.T) {
 	type flows [len(agreement)][2][]netip.AddrPort
 	var first flows

@@ -62,10 +62,10 @@ const fewRanges = 8
 // remake moves the changes of some sets to c.remade.
 //
 // A set that is about to exceed its size is added again with a larger size. Kernels since 6.5 can raise the size of a set, but only after the
-// commit, and the hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
+// commit. The hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
 //
-// A set of ranges is added again if the batch deletes more than fewRanges of them. The kernel deletes a source range in a time that grows with
-// the number of earlier ranges. It deletes and adds all ranges in the time of some hundred deletions.
+// A set of ranges is added again if the batch deletes more than fewRanges of them. The kernel deletes a source range in a time that grows with the
+// number of earlier ranges. It deletes and adds all ranges in the time of a few hundred deletions.
 func (l *ledger) remake(c *change) {
 	sets := l.grow(c.add)
 	deleted := map[*nft.Set]int{}
@@ -82,8 +82,8 @@ func (l *ledger) remake(c *change) {
 }
 
 // grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes.
-// Otherwise they are the crowded sets: a large set is written in its own batch, because a batch of the set and a large Service would delay the
-// changes of other Services too long.
+// Otherwise, these are the crowded sets. A large set is written in its own batch: a batch of the set and a large Service would delay the changes of
+// other Services too long.
 func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {
 	if len(added) == 0 {
 		sets, l.crowded = slices.DeleteFunc(l.crowded, func(s *nft.Set) bool { return !l.crowds(s) }), nil
@@ -160,7 +160,7 @@ func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 // lasting is the number of elements up to which a delta keeps its memory for the next batch.
 const lasting = 256
 
-// expect allocates memory for a number of elements. To grow in small steps would double the time of planning.
+// expect allocates memory for a number of elements. Growth in small steps would double the time of planning.
 func (d *delta) expect(elements int) {
 	if len(d.elements) == 0 && elements > lasting {
 		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)

@@ -191,7 +191,7 @@ func (k *Kernel) sync() (Result, error) {
 		if k.counts != nil && first {
 			k.counts.Adopted()
 		}
-		// While no process ran, foreign changes were not heard. So check the values of all elements.
+		// No listener heard foreign changes while no process ran. So check the values of all elements.
 		k.check.due = k.check.due || first && k.elements <= readable
 		return Result{Kind: Adopted}, nil
 	}

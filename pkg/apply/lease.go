@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	locks "sync" // tests have a function of the other name
+	locks "sync" // tests have a function with the name sync
 	"sync/atomic"
 	"time"
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"slices"
 	"strings"
-	locks "sync" // tests have a function of the other name
+	locks "sync" // tests have a function with the name sync
 	"sync/atomic"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -50,9 +50,9 @@ func (o *others) renewedBy(port uint32) {
 }
 
 // Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program and the changed objects.
-// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. It does not know the program, and must read all elements to find a changed
-// value. During a sync, the listener does not listen, and so does not slow the commit down. It ignores renewals of the lease. After an error,
-// CheckRuleset tries again.
+// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. CheckRuleset does not know the program, and must read all elements to find a
+// changed value. During a sync, the listener leaves the kernel's group, because the commit would take longer otherwise. It ignores renewals of the
+// lease. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -154,7 +154,7 @@ func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
-	// Ignore changes by a second instance of this program, which may exist while one replaces the other: two instances that repair each
+	// Ignore changes by a second instance of this program, which may exist while one instance replaces the other. Two instances that repair each
 	// other's changes would never stop. A comparison of the tables finds the changes of a second instance.
 	if touch != "" && !isThisProgram(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
 		o.touched, o.touchedIn = "another program has changed the tables: "+touch, c.Generation
@@ -191,7 +191,7 @@ func (o *others) counted(generation uint32, commits int) {
 	o.lost = o.lost || o.listener == nil && commits > 0
 }
 
-// after reports whether generation a follows generation b, or b is 0. Generations count in a circle, and are never 0.
+// after reports whether generation a follows generation b, or b is 0. Generations wrap around, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
 // settled records that a full sync has repaired all changes up to a generation.

@@ -262,8 +262,8 @@ func (f *faulty) repairedWhile(what string, change func() error, word string, wa
 	f.resume()
 }
 
-// TestOthersCommitAllTheTime: another program changes the ruleset continuously or every 2 ms, in its own table or in the tables under test, while Services
-// change and the tables are compared, read and repaired.
+// TestOthersCommitAllTheTime: another program changes the ruleset continuously or every 2 ms, in its own table or in the tables under test.
+// Meanwhile, Services change, and the Kernel compares, reads and repairs the tables.
 func TestOthersCommitAllTheTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		table string

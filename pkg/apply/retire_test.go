@@ -50,8 +50,9 @@ func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 	}
 }
 
-// TestChainsFollowTheSizeOfAService: each number of endpoints has its own chains. Syncs add and delete these chains while a Service is scaled. No sync may
-// fail because a chain is still in use: kernels before 6.2 hold a reference to a chain for a while after the deletion of the last element that led to it.
+// TestChainsFollowTheSizeOfAService: each number of endpoints has its own chains. Syncs add and delete these chains while a Service is scaled. No
+// sync may fail because a chain is still in use. Kernels before 6.2 hold a reference to a chain for a while after the deletion of the last element
+// that led to it.
 func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	k, p := synced(t)
 	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	locks "sync" // tests have a function of the other name
+	locks "sync" // tests have a function with the name sync
 	"testing"
 
 	"golang.org/x/sys/unix"
