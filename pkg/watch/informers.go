@@ -210,8 +210,8 @@ func selectServices(proxyName string) func(*metav1.ListOptions) {
 	}
 }
 
-// selectSlices selects the EndpointSlices of all Services but headless ones. The labels of a slice do not show the proxy of its Service: a controller
-// copies the Service's labels some time later, and no controller copies them to EndpointSlices of Services without a selector.
+// selectSlices selects the EndpointSlices of all Services but headless ones. The labels of a slice do not show the proxy of its Service. A
+// controller copies the Service's labels some time later, and no controller copies them to EndpointSlices of Services without a selector.
 func selectSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + labelHeadless
 }

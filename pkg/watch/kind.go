@@ -27,7 +27,7 @@ func (k Kind) Encode(item any) (*Object, error) {
 	return encoded.(*Object), nil
 }
 
-// Publish replaces all objects of the kind, and marks the names of those that differ.
+// Publish replaces all objects of the kind, and marks the names of the objects that differ.
 func (k Kind) Publish(wanted map[types.NamespacedName]*Object) {
 	for name, after := range wanted {
 		if k.objects.get(name) != after {

@@ -121,7 +121,7 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	}
 }
 
-// An object that is read into the memory of another one has none of the other one's content.
+// An object that is read into the memory of an earlier object has no content of the earlier object.
 func TestReadingIntoAUsedObject(t *testing.T) {
 	s := NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	full := with(service("shop", "web"), func(o *corev1.Service) {

@@ -44,7 +44,7 @@ func readMetadata(data string, into *metav1.ObjectMeta) error {
 	return f.err
 }
 
-// readServiceSpec decodes a spec. It uses memory of an unused one.
+// readServiceSpec decodes a spec. It uses the memory of an unused spec.
 func readServiceSpec(data string, into, unused *corev1.ServiceSpec) error {
 	f := fieldReader[string]{rest: data}
 	for f.next() {
@@ -172,7 +172,7 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 	return f.err
 }
 
-// readConditions decodes conditions. It uses memory of unused ones.
+// readConditions decodes conditions. It uses the memory of unused conditions.
 func readConditions(data string, into, unused *discoveryv1.EndpointConditions) error {
 	f := fieldReader[string]{rest: data}
 	for f.next() {
@@ -227,7 +227,7 @@ func pointer[T any](unused *T, value T) *T {
 	return unused
 }
 
-// extend makes a list one item longer, and returns the item. It may have the content of an earlier object.
+// extend makes a list one item longer, and returns the item. The item may have the content of an earlier object.
 func extend[T any](list *[]T) *T {
 	if n := len(*list); n < cap(*list) {
 		*list = (*list)[:n+1]

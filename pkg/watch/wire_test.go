@@ -112,8 +112,8 @@ func strippedSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return out
 }
 
-// TestUnknownAnnotationsAreLimited: of annotations with the program's prefix that have no meaning, a Service stores the first ones by name. All
-// annotations with a meaning are stored.
+// TestUnknownAnnotationsAreLimited: a Service may have annotations with the program's prefix and without a meaning. The store keeps only the first
+// of these by name. All annotations with a meaning are stored.
 func TestUnknownAnnotationsAreLimited(t *testing.T) {
 	service := bigService(1)
 	service.Annotations = map[string]string{"example.com/other": ""}

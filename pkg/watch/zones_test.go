@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Only a source that is asked for zones stores them.
+// A source stores the zones of endpoints only with the option for zones.
 func TestZonesAreStoredOnRequest(t *testing.T) {
 	zone, node := "zone-a", "node-1"
 	slice := &discoveryv1.EndpointSlice{
