@@ -295,8 +295,8 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 	})
 }
 
-// Two kinds of flows are not stale: a flow to a port of this node that is not a node port, which a network plugin has translated, and a flow
-// to the number of a node port at another machine's address.
+// Two kinds of flows are not stale. The first is a flow that a network plugin has translated, to a port of this node that is not a node port. The
+// second is a flow to the number of a node port at another machine's address.
 func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
@@ -549,7 +549,7 @@ func appendTuple(b []byte, typ uint16, p inet.Protocol, src, dst netip.AddrPort)
 	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
-// synthetic yields entries of many services: each of them for each service, by turns to ten endpoints.
+// synthetic yields entries of many services. Each service has the given number of entries, whose endpoints are ten by turns.
 func synthetic(p inet.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {

@@ -38,7 +38,7 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 	return k, false
 }
 
-// makeIndex makes the index. Deleted ranges that overlap become one range, which the index has as another key of the state.
+// makeIndex makes the index. It joins deleted ranges that overlap, and adds the key of the joined range to the state.
 func (d *Desired) makeIndex() {
 	d.index = &rangeIndex{present: map[place][]model.Key{}, gone: map[place][]model.Key{}}
 	for k, f := range d.frontends {

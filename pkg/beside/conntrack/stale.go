@@ -27,21 +27,21 @@ type Flow struct {
 	Closed bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
-	// AtOnce is set by [Desired.Stale] if the client of a terminated connection is to get its reset at once.
+	// [Desired.Stale] sets AtOnce if the client of a terminated connection must get its reset immediately.
 	AtOnce bool
 }
 
 // translated reports whether the destination of the flow's packets is translated.
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
-// Desired is the wanted state of some frontends: those that have changed since the last pass, or all frontends. Flows to other
-// destinations are never stale. With a range of ports, a Desired has all single ports of the same address and protocol, too: these take precedence.
-// Do not change a Desired after passing it to a [Reconciler].
+// Desired is the wanted state of some frontends: the frontends that have changed since the last pass, or all frontends. Flows to other destinations
+// are never stale. With a range of ports, a Desired has all single ports of the same address and protocol, too: these take precedence. Do not
+// change a Desired after passing it to a [Reconciler].
 type Desired struct {
-	// Undnated makes untranslated flows of all protocols stale, too. Set it in two cases: after the first sync and after a time
-	// without rules, with all frontends; and when an address starts to serve node ports, with all node ports. If a flow began
-	// without rules, the kernel does not evaluate the rules for its later packets: a UDP flow stays untranslated while the client
-	// sends, and a TCP flow while the client repeats its SYN. See kubernetes issue 126468.
+	// Undnated makes untranslated flows of all protocols stale, too. Set it with all frontends after the first sync and after a time without rules.
+	// Set it with all node ports when an address starts to serve node ports. If a flow began without rules, the kernel does not evaluate the rules
+	// for its later packets. A UDP flow stays untranslated while the client sends, and a TCP flow while the client repeats its SYN. See kubernetes
+	// issue 126468.
 	Undnated bool
 
 	frontends map[model.Key]frontend

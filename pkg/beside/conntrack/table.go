@@ -110,8 +110,8 @@ func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale fun
 	return out, nil
 }
 
-// Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of flows. partial is true
-// if the kernel interrupted each attempt to read the table, so that flows may be missing or occur twice: f must tell them apart by their ID.
+// Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of flows. partial is true if the
+// kernel interrupted each attempt to read the table, so that flows may be missing or occur twice. f must recognise a repeated flow by its ID.
 func (n *Netlink) Each(ctx context.Context, family inet.Family, f func(*Flow)) (seen int, partial bool, err error) {
 	out, err := n.Delete(ctx, family, false, func(flow *Flow) bool { f(flow); return false })
 	return out.Seen, out.Partial, err
