@@ -10,7 +10,7 @@ import (
 
 // Demand observes the demand for Services without endpoints, beside the loop. Its methods do not block.
 type Demand interface {
-	// Holds announces that a service port holds packets for the named Service since a time. The zero name means that the service port holds no
+	// Holds announces that a service port has held packets for the named Service since a time. The zero name means that the service port holds no
 	// packets.
 	Holds(h plan.Holder, service types.NamespacedName, since time.Time)
 }

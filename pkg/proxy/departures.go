@@ -40,8 +40,8 @@ type departures struct {
 	namespaces map[string]int // numbers of departures in the lists
 	total      int
 	addresses  [2][]netip.Addr
-	// fresh are departures that are not committed yet. waiting are departures with an absence shorter than absence. done are departures whose
-	// connections are being terminated. Each list is in the order of time.
+	// fresh are departures that are not committed yet. waiting are departures that are more recent than the constant absence. done are departures
+	// whose connections are being terminated. Each list is in the order of time.
 	fresh, waiting, done []departure
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// growthSizes are the sizes of BenchmarkGrowth: the number of Services grows at a fixed number of endpoints, and the number of
-// endpoints of a Service grows at a fixed number of Services. The last rows have one large Service beside small ones.
+// growthSizes are the sizes of BenchmarkGrowth. First, the number of Services grows at a fixed number of endpoints. Then the number of endpoints of
+// a Service grows at a fixed number of Services. The last rows have one large Service beside small ones.
 var growthSizes = []struct{ services, endpoints, large int }{
 	{1_000, 1, 0}, {3_000, 1, 0}, {10_000, 1, 0}, {30_000, 1, 0}, {100_000, 1, 0}, {150_000, 1, 0},
 	{1_000, 5, 0}, {3_000, 5, 0}, {10_000, 5, 0}, {30_000, 5, 0}, {100_000, 5, 0},

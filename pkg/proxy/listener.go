@@ -59,8 +59,8 @@ type Sync struct {
 	Err    error
 	// First is true until a sync succeeds.
 	First bool
-	// Compared is the reason of the doubt that made the sync compare the tables with the plan, or "" without a doubt. If the reason is
-	// a foreign change, Author is the author of the last one.
+	// Compared is the reason of the doubt that made the sync compare the tables with the plan, or "" without a doubt. If the reason is a foreign
+	// change, Author is the author of the last foreign change.
 	Compared metrics.Reason
 	Author   nft.Author
 }

@@ -501,8 +501,8 @@ func TestAForeignCommitIsRepairedWithinASecond(t *testing.T) {
 	})
 }
 
-// An announced foreign change is checked at once. A program that changes the ruleset continuously causes at most two checks a
-// second.
+// The loop checks for a foreign change immediately after its announcement. A program that changes the ruleset continuously causes at most two
+// checks a second.
 func TestAnnouncedForeignChangesAreCheckedAtOnce(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)

@@ -208,7 +208,8 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
-// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and those that answer echo requests.
+// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and the addresses that answer echo
+// requests.
 type Behaviours struct{ Refused, Pinged []netip.Addr }
 
 // Behaviours returns the behaviours of the addresses of the named Services.

@@ -149,7 +149,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 	})
 }
 
-// After a large Service, the kernel requests another sync at once, to make a set larger. It precedes the next large Service.
+// After a large Service, the kernel immediately requests another sync, to make a set larger. It precedes the next large Service.
 func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
