@@ -62,7 +62,7 @@ const (
 // Table returns the rows as Markdown.
 func Table(rows []Row) string {
 	var b strings.Builder
-	b.WriteString("| neighbour | version | result | its policy that was tested |\n|---|---|---|---|\n")
+	b.WriteString("| neighbour | version | result | tested policy |\n|---|---|---|---|\n")
 	for _, r := range rows {
 		result := "works"
 		if r.Set != "" {
@@ -74,8 +74,8 @@ func Table(rows []Row) string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.Name, r.Version, result, policy)
 	}
-	b.WriteString("\nFailed new connections of all, in both orders of installation, and broken established connections:\n\n" +
-		"| neighbour | install | reload | restart of kube-nftproxy | remove | established, broken |\n|---|---|---|---|---|---|\n")
+	b.WriteString("\nFailed new connections, of all new connections in both orders of installation, and broken established connections:\n\n" +
+		"| neighbour | install | reload | restart of kube-nftproxy | remove | broken established connections |\n|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		fmt.Fprintf(&b, "| %s |", r.Name)
 		flows, broken := 0, 0
