@@ -276,7 +276,8 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	each(nft.Element{}, stepRemember, class{kind: kindRemember, timeout: p.timeout, block: blockOf(p.number)})
 }
 
-// slots makes the elements of one list of a service port, one for each slot. There are very many, so all use the same memory.
+// slots makes the elements of one list of a service port, one for each slot. A list can have very many elements, so all of them use the same
+// memory.
 type slots struct {
 	port *port
 	list list

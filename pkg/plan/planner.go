@@ -35,7 +35,7 @@ type Planner struct {
 	losers int
 	// shared counts, for each shared element, the service ports that need it.
 	shared map[shared]int32
-	// stances has the stances on the elements of addresses that some frontend takes.
+	// stances counts, for each element of an address, the frontends for it and against it.
 	stances map[nft.ID]stances
 	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
 	uses    map[use]int

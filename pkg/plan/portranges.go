@@ -126,7 +126,7 @@ func (p *Planner) settleRanges() {
 		settled[at] = true
 		p.settlePlace(at)
 	}
-	for i := range p.contests { // the last range of a place is gone
+	for i := range p.contests { // no Service claims a range of this place any more
 		if k := p.contests[i].key; k.Last != 0 && p.claims[k].winner.service == nil {
 			delete(p.beaten, k)
 		}

@@ -225,8 +225,8 @@ func (l *layout) clearRegister() []nft.Rule {
 		rule("", typeOfService(both), setPriorityTo(4)))
 }
 
-// translated clears the register, and masquerades packets whose destination a program has translated, if they need it. The kernel evaluates these
-// rules for each new connection to a Service: each further lookup would add up to a tenth to its cost.
+// translated clears the register. If a program has translated the destination of a packet, and the packet needs masquerading, translated
+// masquerades it. The kernel evaluates these rules for each new connection to a Service: each further lookup would add up to a tenth to its cost.
 func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("", hasBits(ourBit), jump("clear-register")),
