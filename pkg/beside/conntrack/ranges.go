@@ -38,7 +38,7 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 	return k, false
 }
 
-// makeIndex makes the index. It joins deleted ranges that overlap, and adds the key of the joined range to the state.
+// makeIndex makes the index. It joins deleted ranges that overlap. The key of a joined range may be missing in the state.
 func (d *Desired) makeIndex() {
 	d.index = &rangeIndex{present: map[place][]model.Key{}, gone: map[place][]model.Key{}}
 	for k, f := range d.frontends {
