@@ -136,6 +136,11 @@ type Chain struct {
 // IsBase reports whether the chain has a hook.
 func (c *Chain) IsBase() bool { return c.Type != "" }
 
+// Info returns the description of the chain that the kernel returns after it has added the chain.
+func (c *Chain) Info() *ChainInfo {
+	return &ChainInfo{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority}
+}
+
 // Rule is a list of expressions with a comment, which also identifies the rule when it is read.
 type Rule struct {
 	Comment string

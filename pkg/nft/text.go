@@ -450,7 +450,7 @@ func Declare(t *Table, elements map[string][]Element) string {
 	sets := map[string]*Set{}
 	for _, s := range t.Sets {
 		sets[s.Name] = s
-		fmt.Fprintf(&b, "\n\t%s {\n", s.head())
+		fmt.Fprintf(&b, "\n\t%s {\n", s.Head())
 		for _, line := range s.properties() {
 			fmt.Fprintf(&b, "\t\t%s\n", line)
 		}
@@ -464,10 +464,10 @@ func Declare(t *Table, elements map[string][]Element) string {
 		fmt.Fprintf(&b, "\n\tchain %s {\n", c.Name)
 		comment(c.Comment)
 		if c.IsBase() {
-			fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.Type, HookName(c.Hook), c.Priority)
+			fmt.Fprintf(&b, "\t\t%s\n", c.Info().HookText())
 		}
 		for i := range c.Rules {
-			fmt.Fprintf(&b, "\t\t%s\n", c.Rules[i].text(t.Family, sets))
+			fmt.Fprintf(&b, "\t\t%s\n", c.Rules[i].Text(t.Family, sets))
 		}
 		b.WriteString("\t}\n")
 	}
@@ -475,20 +475,38 @@ func Declare(t *Table, elements map[string][]Element) string {
 	return b.String()
 }
 
-// text returns the rule with its comment.
-func (r *Rule) text(family inet.Family, sets map[string]*Set) string {
-	return RuleLine(Text(family, r.Planned(), sets), r.Comment)
+// Text returns the rule in nft's language, with its comment.
+func (r *Rule) Text(family inet.Family, sets map[string]*Set) string {
+	return ruleLine(Text(family, r.Planned(), sets), r.Comment)
 }
 
-// RuleLine appends a comment to the text of a rule.
-func RuleLine(text, comment string) string {
+// ruleLine appends a comment to the text of a rule.
+func ruleLine(text, comment string) string {
 	if comment == "" {
 		return text
 	}
 	return text + fmt.Sprintf(" comment %q", CutComment(comment))
 }
 
-func (s *Set) head() string {
+// HookText returns the hook of a base chain in nft's language, with its policy; "" for another chain.
+func (i *ChainInfo) HookText() string {
+	if i.Type == "" {
+		return ""
+	}
+	policy := "accept"
+	if i.Drops {
+		policy = "drop"
+	}
+	return fmt.Sprintf("type %s hook %s priority %d; policy %s;", i.Type, HookName(i.Hook), i.Priority, policy)
+}
+
+// RuleText returns a rule of the table in nft's language, with its comment.
+func (t *ReadTable) RuleText(r *ReadRule) string {
+	return ruleLine(Text(t.Family, r.Exprs, t.Sets), r.Comment)
+}
+
+// Head returns "set" or "map" with the name.
+func (s *Set) Head() string {
 	if s.IsMap() {
 		return "map " + s.Name
 	}

@@ -23,7 +23,7 @@ var pipeline = map[string][]string{
 	"pkg/watch/manifests":  {"pkg/model", "pkg/track", "pkg/watch"},
 	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
-	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
+	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
 	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
 	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
@@ -33,12 +33,13 @@ var pipeline = map[string][]string{
 	"pkg/host":             {"pkg/inet"},
 	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
 	"pkg/inspect/command": {
-		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/inspect/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
+		"pkg/apply", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/inspect/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
 		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch", "pkg/watch/manifests",
 	},
 	"pkg/beside/metrics":     {"pkg/beside/counters", "pkg/inet"},
 	"pkg/settings":           {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
 	"pkg/inspect/statuspage": {"pkg/view"},
+	"pkg/inspect/compare":    {"pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/inspect/zpages":     {},
 	"pkg/view":               {},
 	"pkg/inspect/usage":      {},
@@ -53,7 +54,7 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
-		"pkg/apply", "pkg/balance", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {

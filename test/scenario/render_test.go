@@ -10,8 +10,10 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // checkRender: nft accepts the text of a plan, and the resulting tables equal those of the plan: the program adopts them.
@@ -86,11 +88,11 @@ func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[inet.Family]
 	}
 	defer conn.Close() //nolint:errcheck // read only
 	for _, table := range p.Tables() {
-		lines, err := conn.Diff(table, elements[table.Family])
+		lines, err := compare.Diff(conn, table, elements[table.Family])
 		if err != nil {
 			return err
 		}
-		if diff := cmp.Diff([]nft.Line(nil), lines); diff != "" {
+		if diff := cmp.Diff([]view.DiffLine(nil), lines); diff != "" {
 			return fmt.Errorf("compared with the plan (-want +got):\n%s", diff)
 		}
 		for _, chain := range table.Chains {

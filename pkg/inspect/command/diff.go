@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -67,7 +68,7 @@ To find errors of the running program itself, use verify. If no program runs, se
 			if err != nil {
 				return err
 			}
-			if err := out.print(cmd.OutOrStdout(), lines, func(printer *view.Printer) { printDiff(printer, lines) }); err != nil {
+			if err := out.print(cmd.OutOrStdout(), lines, func(printer *view.Printer) { view.PrintDiff(printer, lines) }); err != nil {
 				return err
 			}
 			if len(lines) > 0 {
@@ -151,30 +152,20 @@ func (r *running) starts() (map[types.NamespacedName]*model.Starts, error) {
 }
 
 // diff compares a plan with the kernel.
-func diff(p *plan.Planner) ([]nft.Line, error) {
+func diff(p *plan.Planner) ([]view.DiffLine, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
 	elements := elementsOf(p)
-	lines := []nft.Line{}
+	lines := []view.DiffLine{}
 	for _, t := range p.Tables() {
-		some, err := conn.Diff(t, elements[t.Family], plan.StateSet)
+		some, err := compare.Diff(conn, t, elements[t.Family], plan.StateSet)
 		if err != nil {
 			return nil, err
 		}
 		lines = append(lines, some...)
 	}
 	return lines, nil
-}
-
-func printDiff(p *view.Printer, lines []nft.Line) {
-	for _, l := range lines {
-		style := view.Bad
-		if l.Wanted {
-			style = view.Good
-		}
-		p.Printf("%s\n", p.Paint(style, view.Printable(l.String())))
-	}
 }

@@ -401,7 +401,7 @@ func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
 		l.Text = fmt.Sprintf("rule with handle %d: %s", e.Handle, l.Text)
 	default:
 		if r := ruleOf(own, e); r != nil {
-			l.Rule = nft.RuleLine(nft.Text(own.Family, r.Exprs, own.Sets), r.Comment)
+			l.Rule = own.RuleText(r)
 			l.Text = trace.Words(own, r, e.Target)
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -129,7 +129,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	a.add("flags.txt", c.FlagsText(), nil)
 	text, err = c.metricsText()
 	a.add("metrics.txt", text, err)
-	text, err = apply.Listing(plan.Table(c.ServiceProxyName))
+	text, err = compare.Listing(plan.Table(c.ServiceProxyName))
 	a.add("tables.nft", text, err)
 	a.add("versions.txt", c.versions(), nil)
 	a.add("sysctls.txt", sysctls("/proc/sys"), nil)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -62,7 +62,7 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 		if p, starts, err = c.planAgain(ctx); err != nil {
 			return nil, err
 		}
-		if last, err = apply.Differences(p, most); last != nil && err == nil {
+		if last, err = compare.Verify(p, most); last != nil && err == nil {
 			if last.Passing = v.First(); last.Total == 0 {
 				return last, nil
 			}
@@ -74,7 +74,7 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 				continue
 			}
 			v = last
-		} else if !errors.Is(err, apply.ErrChanged) && !errors.Is(err, unix.EINTR) {
+		} else if !errors.Is(err, compare.ErrChanged) && !errors.Is(err, unix.EINTR) {
 			return nil, err
 		}
 	}

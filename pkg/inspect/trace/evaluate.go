@@ -163,7 +163,7 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 			return w.verdict.kind != none
 		})
 	}
-	line := nft.RuleLine(nft.Text(e.table.Family, r.Exprs, e.table.Sets), r.Comment)
+	line := e.table.RuleText(r)
 	for _, w := range slices.Concat(active, decided) {
 		w.step(ch, r, line)
 	}

@@ -1,48 +1,29 @@
-package nft
+package compare
 
 import (
-	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
-
-// Line is one difference between the kernel's table and the wanted one.
-type Line struct {
-	// Wanted is true for an object that is missing in the kernel, and false for an unwanted one.
-	Wanted bool `json:"wanted"`
-	// Where is the family and the set or chain. Text is the element or rule in nft's language, or "" for the set or chain itself.
-	Where string `json:"where"`
-	Text  string `json:"text,omitempty"`
-}
-
-// String returns the line in the format of diff.
-func (l Line) String() string {
-	sign := "- "
-	if l.Wanted {
-		sign = "+ "
-	}
-	if l.Text == "" {
-		return sign + l.Where
-	}
-	return sign + l.Where + ": " + l.Text
-}
 
 // Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores elements that
 // packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that grows with the square of
 // their number.
-func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string) ([]Line, error) {
-	have, err := c.Read(want.Family, want.Name)
+func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ignore ...string) ([]view.DiffLine, error) {
+	have, err := conn.Read(want.Family, want.Name)
 	if err != nil {
 		return nil, err
 	}
-	d := comparison{conn: c, have: have, family: want.Family.Keyword() + " "}
+	d := tableDiff{conn: conn, have: have, family: want.Family.Keyword() + " "}
 	if !have.Exists {
 		d.add(true, "table "+want.Name, "")
 	}
 	if have.Dormant {
 		d.add(false, "table "+want.Name, "flags dormant")
 	}
-	wanted := map[string]*Set{}
+	wanted := map[string]*nft.Set{}
 	for _, s := range want.Sets {
 		wanted[s.Name] = s
 		if err := d.set(s, elements[s.Name], slices.Contains(ignore, s.Name)); err != nil {
@@ -51,34 +32,35 @@ func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
 		if wanted[name] == nil {
-			d.add(false, have.Sets[name].head(), "")
+			d.add(false, have.Sets[name].Head(), "")
 		}
 	}
 	d.chains(want, wanted)
 	return d.lines, nil
 }
 
-type comparison struct {
-	conn   *Conn
-	have   *ReadTable
+// tableDiff is the state of one call of [Diff].
+type tableDiff struct {
+	conn   *nft.Conn
+	have   *nft.ReadTable
 	family string
-	lines  []Line
+	lines  []view.DiffLine
 }
 
-func (d *comparison) add(wanted bool, where, text string) {
-	d.lines = append(d.lines, Line{Wanted: wanted, Where: d.family + where, Text: text})
+func (d *tableDiff) add(wanted bool, where, text string) {
+	d.lines = append(d.lines, view.DiffLine{Wanted: wanted, Where: d.family + where, Text: text})
 }
 
 // set compares the elements of a set.
-func (d *comparison) set(s *Set, elements []Element, ignored bool) error {
-	var there []Element
+func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error {
+	var there []nft.Element
 	info, exists := d.have.Infos[s.Name]
 	switch {
 	case !exists:
-		d.add(true, s.head(), "")
+		d.add(true, s.Head(), "")
 	case !info.Is(s):
-		d.add(false, s.head(), "of another form")
-		d.add(true, s.head(), "")
+		d.add(false, s.Head(), "of another form")
+		d.add(true, s.Head(), "")
 	default:
 		var err error
 		if ignored || s.Dynamic {
@@ -91,12 +73,12 @@ func (d *comparison) set(s *Set, elements []Element, ignored bool) error {
 	if s.Dynamic || ignored {
 		return nil
 	}
-	d.sorted(s.head(), s.List(there), s.List(elements))
+	d.sorted(s.Head(), s.List(there), s.List(elements))
 	return nil
 }
 
 // sorted compares two sorted lists.
-func (d *comparison) sorted(where string, have, want []string) {
+func (d *tableDiff) sorted(where string, have, want []string) {
 	for len(have)+len(want) > 0 {
 		switch {
 		case len(want) == 0 || len(have) > 0 && have[0] < want[0]:
@@ -112,8 +94,8 @@ func (d *comparison) sorted(where string, have, want []string) {
 }
 
 // chains compares all chains and their rules. The order of the rules matters.
-func (d *comparison) chains(want *Table, sets map[string]*Set) {
-	wanted := map[string]*Chain{}
+func (d *tableDiff) chains(want *nft.Table, sets map[string]*nft.Set) {
+	wanted := map[string]*nft.Chain{}
 	for _, c := range want.Chains {
 		wanted[c.Name] = c
 	}
@@ -125,24 +107,24 @@ func (d *comparison) chains(want *Table, sets map[string]*Set) {
 	for _, c := range want.Chains {
 		var rules []string
 		for i := range c.Rules {
-			rules = append(rules, c.Rules[i].text(want.Family, sets))
+			rules = append(rules, c.Rules[i].Text(want.Family, sets))
 		}
 		d.chain(c.Name, d.have.Chains[c.Name], c, rules)
 	}
 }
 
-func (d *comparison) chain(name string, have *ReadChain, want *Chain, wantRules []string) {
+func (d *tableDiff) chain(name string, have *nft.ReadChain, want *nft.Chain, wantRules []string) {
 	where := "chain " + name
 	var haveHead, wantHead string
 	var rules []string
 	if have != nil {
-		haveHead = chainHead(have.Type, have.Hook, have.Priority, have.Drops)
-		for _, r := range have.Rules {
-			rules = append(rules, RuleLine(Text(d.have.Family, r.Exprs, d.have.Sets), r.Comment))
+		haveHead = have.HookText()
+		for i := range have.Rules {
+			rules = append(rules, d.have.RuleText(&have.Rules[i]))
 		}
 	}
 	if want != nil {
-		wantHead = chainHead(want.Type, want.Hook, want.Priority, false)
+		wantHead = want.Info().HookText()
 	}
 	if have != nil && (want == nil || haveHead != wantHead) {
 		d.add(false, where, haveHead)
@@ -153,19 +135,8 @@ func (d *comparison) chain(name string, have *ReadChain, want *Chain, wantRules 
 	d.ordered(where, rules, wantRules)
 }
 
-func chainHead(typ string, hook uint32, priority int32, drops bool) string {
-	if typ == "" {
-		return ""
-	}
-	policy := "accept"
-	if drops {
-		policy = "drop"
-	}
-	return fmt.Sprintf("type %s hook %s priority %d; policy %s;", typ, HookName(hook), priority, policy)
-}
-
 // ordered compares short lists whose order matters. Items outside the longest common subsequence are differences.
-func (d *comparison) ordered(where string, have, want []string) {
+func (d *tableDiff) ordered(where string, have, want []string) {
 	longest := make([][]int, len(have)+1)
 	for i := range longest {
 		longest[i] = make([]int, len(want)+1)

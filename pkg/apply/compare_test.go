@@ -7,16 +7,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
+
+// The following tests belong to pkg/inspect/compare. They are here because they need tables with retained chains.
 
 // compared returns the differences between the kernel and a new plan of the test's cluster.
 func compared(t *testing.T) *view.Verification {
 	t.Helper()
 	p := plan.New(options())
 	cluster(p)
-	v, err := Differences(p, 10)
+	v, err := compare.Verify(p, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +93,10 @@ func TestDifferencesAreNamed(t *testing.T) {
 			[]string{"table ip kube-nftproxy, chain other-chain: is an unknown chain, should not exist",
 				"table ip kube-nftproxy, set other-set: is an unknown set, should not exist"},
 		},
+		"a table is dormant": {
+			"add table ip kube-nftproxy { flags dormant; }",
+			[]string{"table ip kube-nftproxy: is dormant, should be active"},
+		},
 		"a table is deleted": {
 			"delete table ip6 kube-nftproxy",
 			[]string{"table ip6 kube-nftproxy: missing, should be the table"},
@@ -139,7 +146,7 @@ func TestARuleWithAnotherVerdict(t *testing.T) {
 // TestListing: the listing has tables, maps, chains and elements.
 func TestListing(t *testing.T) {
 	synced(t)
-	text, err := Listing(plan.TableName)
+	text, err := compare.Listing(plan.TableName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,11 @@
-package apply
+package compare
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -16,26 +18,22 @@ import (
 // ErrChanged means that the result of a reading may be wrong because the ruleset changed meanwhile.
 var ErrChanged = errors.New("the ruleset changed during the reading")
 
-// Differences reads the complete tables, with its own connection, and compares them with a plan. The result counts all differences, and lists up to
-// most of them. Retained elements and chains, and elements that packets add, are not differences. No other goroutine may use the planner. The
+// Verify reads the complete tables, with its own connection, and compares them with a plan. The result counts all differences, and lists up to most
+// of them. Elements and chains that pkg/apply retains, and elements that packets add, are not differences. No other goroutine may use the planner. The
 // error is [ErrChanged] if the ruleset changed during the reading. The result is then complete, but may be wrong.
-func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
+func Verify(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	c := comparison{Kernel: &Kernel{conn: conn, ledger: newLedger(p)}, most: most, out: &view.Verification{Differences: []view.Difference{}}}
+	defer conn.Close() //nolint:errcheck // read only
+	c := comparison{conn: conn, planner: p, most: most, out: &view.Verification{Differences: []view.Difference{}}, seed: maphash.MakeSeed()}
 	if c.out.Generation, err = conn.Generation(); err != nil {
 		return nil, err
 	}
-	held, err := c.findAll()
-	if err != nil {
-		return nil, fmt.Errorf("read tables: %w", err)
-	}
 	c.want()
-	for _, t := range c.ledger.tables() {
-		if err := c.table(t, held[t.Family]); err != nil {
+	for _, t := range p.Tables() {
+		if err := c.table(t); err != nil {
 			return nil, fmt.Errorf("read tables: %w", err)
 		}
 	}
@@ -46,24 +44,32 @@ func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	return c.out, err
 }
 
-// comparison is the state of one call of [Differences].
+// comparison is the state of one call of [Verify].
 type comparison struct {
-	*Kernel
-	most int
-	out  *view.Verification
+	conn    *nft.Conn
+	planner *plan.Planner
+	most    int
+	out     *view.Verification
 	// wanted has the hashes of each set's planned elements. The value is true after the kernel listed the element. Hashes take much less memory
-	// than the elements.
+	// than the elements. seed is random, so that a tenant cannot create objects whose elements have the same hash as other elements.
 	wanted map[*nft.Set]map[uint64]bool
+	seed   maphash.Seed
 }
 
 func (c *comparison) want() {
 	c.wanted = map[*nft.Set]map[uint64]bool{}
-	c.ledger.each(func(e *nft.Element) {
+	c.planner.Elements(func(e *nft.Element) {
 		if c.wanted[e.Set] == nil {
-			c.wanted[e.Set] = make(map[uint64]bool, c.ledger.counts[e.Set])
+			c.wanted[e.Set] = map[uint64]bool{}
 		}
-		c.wanted[e.Set][c.ledger.hash(e)] = false
+		c.wanted[e.Set][c.hash(e)] = false
 	})
+}
+
+func (c *comparison) hash(e *nft.Element) uint64 {
+	held := *e
+	held.Comment = nft.CutComment(e.Comment) // the kernel has only this part
+	return maphash.Comparable(c.seed, held)
 }
 
 func (c *comparison) differs(d view.Difference) {
@@ -72,26 +78,33 @@ func (c *comparison) differs(d view.Difference) {
 	}
 }
 
-func (c *comparison) table(t *nft.Table, f found) error {
+func (c *comparison) table(t *nft.Table) error {
+	have, err := c.conn.Read(t.Family, t.Name)
+	if err != nil {
+		return err
+	}
 	name := fmt.Sprintf("%s %s", t.Family.Keyword(), t.Name)
-	if c.out.Tables++; !f.Exists {
+	if c.out.Tables++; !have.Exists {
 		c.differs(view.Difference{Table: name, Want: "the table"})
 		return nil
 	}
-	c.chains(t, name, f)
-	if err := c.rules(t, name); err != nil {
+	if have.Dormant {
+		c.differs(view.Difference{Table: name, Have: "dormant", Want: "active"})
+	}
+	c.chains(t, name, have)
+	if err := c.rules(t, name, have); err != nil {
 		return err
 	}
 	sets := map[string]bool{}
 	for _, s := range t.Sets {
 		sets[s.Name] = true
-		info, exists := f.sets[s.Name]
+		info, exists := have.Infos[s.Name]
 		switch {
 		case !exists:
-			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Want: "present"})
+			c.differs(view.Difference{Table: name, In: s.Head(), Want: "present"})
 			continue
 		case !info.Is(s):
-			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Have: "of another form", Want: "of the planned form"})
+			c.differs(view.Difference{Table: name, In: s.Head(), Have: "of another form", Want: "of the planned form"})
 			continue
 		case s.Dynamic || s.Name == plan.StateSet:
 			continue
@@ -100,32 +113,41 @@ func (c *comparison) table(t *nft.Table, f found) error {
 			return err
 		}
 	}
-	for set := range f.sets {
-		if !sets[set] {
+	for _, set := range slices.Sorted(maps.Keys(have.Sets)) {
+		if !sets[set] && !isAnonymous(set) {
 			c.differs(view.Difference{Table: name, In: "set " + set, Have: "an unknown set"})
 		}
 	}
 	return nil
 }
 
-func kindOf(s *nft.Set) string {
-	if s.IsMap() {
-		return "map"
-	}
-	return "set"
-}
+// isAnonymous reports whether the kernel chose the name of a set, which then belongs to a rule.
+func isAnonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
-func (c *comparison) chains(t *nft.Table, name string, f found) {
+// chains compares all chains. It adds the chains of classes that pkg/apply retains to t.
+func (c *comparison) chains(t *nft.Table, name string, have *nft.ReadTable) {
 	wanted := map[string]bool{}
 	for _, ch := range t.Chains {
 		wanted[ch.Name] = true
-		info, exists := f.chains[ch.Name]
+	}
+	for _, chain := range slices.Sorted(maps.Keys(have.Chains)) {
+		if wanted[chain] {
+			continue
+		}
+		if retained := c.planner.ClassChain(t.Family, chain); retained != nil {
+			t.Chains = append(t.Chains, retained)
+		} else {
+			c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "an unknown chain"})
+		}
+	}
+	for _, ch := range t.Chains {
+		info, exists := have.Chains[ch.Name]
 		d := view.Difference{Table: name, In: "chain " + ch.Name}
 		switch {
 		case !exists:
 			d.Want = "present"
-		case !sameChain(info, ch):
-			d.Have, d.Want = hooked(info.Type, info.Hook, info.Priority), hooked(ch.Type, ch.Hook, ch.Priority)
+		case info.Type != ch.Type || info.Hook != ch.Hook || info.Priority != ch.Priority:
+			d.Have, d.Want = cmp.Or(info.HookText(), "without a hook"), cmp.Or(ch.Info().HookText(), "without a hook")
 		case info.Drops:
 			d.Have, d.Want = "policy drop", "policy accept"
 		default:
@@ -133,26 +155,10 @@ func (c *comparison) chains(t *nft.Table, name string, f found) {
 		}
 		c.differs(d)
 	}
-	for ch := range f.chains {
-		if !wanted[ch] {
-			c.differs(view.Difference{Table: name, In: "chain " + ch, Have: "an unknown chain"})
-		}
-	}
-}
-
-func hooked(kind string, hook uint32, priority int32) string {
-	if kind == "" {
-		return "without a hook"
-	}
-	return fmt.Sprintf("type %s at hook %d, priority %d", kind, hook, priority)
 }
 
 // rules compares the number, comments and expressions of the rules of all chains.
-func (c *comparison) rules(t *nft.Table, name string) error {
-	comments, err := c.conn.RuleComments(t.Family, t.Name)
-	if err != nil {
-		return err
-	}
+func (c *comparison) rules(t *nft.Table, name string, have *nft.ReadTable) error {
 	rest := *t
 	rest.Chains = slices.Clone(t.Chains)
 	without := func(chain string) {
@@ -160,9 +166,17 @@ func (c *comparison) rules(t *nft.Table, name string) error {
 	}
 	for _, ch := range t.Chains {
 		c.out.Rules += len(ch.Rules)
-		want := commentsOf(ch)
-		if have := comments[ch.Name]; !slices.Equal(have, want) {
-			c.differs(view.Difference{Table: name, In: "chain " + ch.Name, Have: ruleList(have), Want: ruleList(want)})
+		var has, want []string
+		for _, r := range ch.Rules {
+			want = append(want, r.Comment)
+		}
+		if read := have.Chains[ch.Name]; read != nil {
+			for _, r := range read.Rules {
+				has = append(has, r.Comment)
+			}
+		}
+		if !slices.Equal(has, want) {
+			c.differs(view.Difference{Table: name, In: "chain " + ch.Name, Have: ruleList(has), Want: ruleList(want)})
 			without(ch.Name)
 		}
 	}
@@ -187,22 +201,31 @@ func ruleList(comments []string) string {
 func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
-	unknown := map[nft.ID]nft.Element{}
+	unknown, retained := map[nft.ID]nft.Element{}, map[nft.ID]bool{}
 	err := c.conn.EachElement(s, func(e *nft.Element) {
-		switch seen, is := wanted[c.ledger.hash(e)]; {
-		case !is:
-			unknown[e.ID()] = *e
-		case !seen:
-			wanted[c.ledger.hash(e)] = true
+		switch seen, is := wanted[c.hash(e)]; {
+		case is && !seen:
+			wanted[c.hash(e)] = true
 			c.out.Elements++
+		case is:
+		case c.isRetained(e):
+			retained[e.ID()] = true
+		default:
+			unknown[e.ID()] = *e
 		}
 	})
 	if err != nil {
 		return err
 	}
-	c.out.Elements += len(unknown)
+	c.out.Elements += len(unknown) + len(retained)
 	c.listed(s, table, unknown, c.missing(s, wanted))
 	return nil
+}
+
+// isRetained reports whether pkg/apply retains an unplanned element because it leads to the chain of a class.
+func (c *comparison) isRetained(e *nft.Element) bool {
+	leads, planned := c.planner.LeadsToClass(e)
+	return leads && !planned
 }
 
 // missing returns the planned elements of a set that the kernel does not have.
@@ -215,8 +238,8 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	if all {
 		return missing
 	}
-	c.ledger.planner.ElementsOf(s, func(e *nft.Element) { // a retained element cannot be missing: findAll read it from the kernel
-		if !wanted[c.ledger.hash(e)] {
+	c.planner.ElementsOf(s, func(e *nft.Element) {
+		if !wanted[c.hash(e)] {
 			missing[e.ID()] = *e
 		}
 	})
@@ -225,7 +248,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 
 // listed lists the differences of a set: unknown elements, elements with another value, and missing elements.
 func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.ID]nft.Element) {
-	in := kindOf(s) + " " + s.Name
+	in := s.Head()
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
 		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
 	}

@@ -1,4 +1,4 @@
-package apply
+package compare
 
 import (
 	"bytes"
@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -42,12 +41,11 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
 		ch := t.Chains[name]
 		fmt.Fprintf(b, "\tchain %s {\n", name)
-		if ch.Type != "" {
-			fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy %s;\n", ch.Type, nft.HookName(ch.Hook), ch.Priority,
-				map[bool]string{false: "accept", true: "drop"}[ch.Drops])
+		if hook := ch.HookText(); hook != "" {
+			fmt.Fprintf(b, "\t\t%s\n", hook)
 		}
-		for _, r := range ch.Rules {
-			fmt.Fprintf(b, "\t\t%s\n", nft.RuleLine(nft.Text(family, r.Exprs, t.Sets), r.Comment))
+		for i := range ch.Rules {
+			fmt.Fprintf(b, "\t\t%s\n", t.RuleText(&ch.Rules[i]))
 		}
 		fmt.Fprintf(b, "\t}\n")
 	}
@@ -56,8 +54,8 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 }
 
 func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
-	if strings.HasPrefix(s.Name, "__") {
-		return nil // an anonymous set: the text of its rule has the elements
+	if isAnonymous(s.Name) {
+		return nil // the text of its rule has the elements
 	}
 	elements, err := conn.Elements(s)
 	if s.Name == plan.StateSet {
@@ -66,7 +64,7 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 		}
 	}
 	lines := s.List(elements)
-	fmt.Fprintf(b, "\t%s %s { # %d elements\n", kindOf(s), s.Name, len(elements))
+	fmt.Fprintf(b, "\t%s { # %d elements\n", s.Head(), len(elements))
 	if err != nil {
 		fmt.Fprintf(b, "\t\t# %v\n", err)
 	}
