@@ -42,6 +42,19 @@ root() {
 
 root "$bin/root"
 mkdir -p "$bin/programs"
+hack/kubernetes.sh etcd
+cp -u bin/kubernetes/etcd "$bin/programs/"
+
+# flanneld, without two backends: tencent-vpc, whose library the Go module proxy may lack, and udp, which needs cgo.
+flannel=v0.28.10
+if [ "$("$bin/programs/flanneld" --version 2>&1)" != "$flannel" ]; then
+  source=$(go mod download -json github.com/flannel-io/flannel@$flannel | jq -r .Dir)
+  rm -rf "$bin/flannel"
+  cp -r --no-preserve=mode "$source" "$bin/flannel"
+  sed -i '/backend\/tencentvpc"\|backend\/udp"/d' "$bin/flannel/main.go"
+  (cd "$bin/flannel" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=$flannel" -o "$bin/programs/flanneld" .)
+fi
+
 version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
 (cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)
 (cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/programs/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)

@@ -85,6 +85,7 @@ func networks() []neighbour {
 			leaves: true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
 		},
 		networkPolicies(),
+		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
 	}
 }
 

@@ -51,6 +51,8 @@ type node struct {
 	// path is kube-nftproxy.
 	path    string
 	running *program.Program
+	// other is the second node, of networks over two.
+	other *machine
 	// old are established connections.
 	old []net.Conn
 }
@@ -295,11 +297,12 @@ func (n *node) during(further []check, f func()) (s Step) {
 	checks := append(slices.DeleteFunc(n.services(), func(c check) bool { return c.proto != inet.TCP || c.to.Port() == healthPort }), further...)
 	n.connect(checks)
 	s.Flows = len(n.old)
-	failed := map[string]int{}
+	failed := map[string]string{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	ctx, stop := context.WithCancel(n.t.Context())
 	defer stop()
+	begin := time.Now()
 	// rest waits until each source has opened some connections.
 	ticks := make(chan struct{})
 	sources := 0
@@ -311,7 +314,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 				mu.Lock()
 				if s.Made++; err != nil {
 					s.Failed++
-					failed[c.name]++
+					failed[c.name] += fmt.Sprintf(" %s after %s;", err, time.Since(begin).Round(time.Millisecond))
 				}
 				mu.Unlock()
 				select {
