@@ -8,9 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,6 +67,18 @@ func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Same fails a test if two values differ. The message begins with the name of the values. The name may end with a legend such as
+// "(-planned +in the kernel)".
+func Same(t testing.TB, want, got any, name string, args ...any) {
+	t.Helper()
+	if !strings.Contains(name, "(-") {
+		name += " (-want +got)"
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s:\n%s", fmt.Sprintf(name, args...), diff)
 	}
 }
 

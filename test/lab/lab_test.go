@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -175,12 +174,8 @@ func TestRefusalsAreNotRateLimited(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	for _, addr := range l.Pods[0].Addrs() {
 		got, err := l.Client.Spread(t.Context(), inet.UDP, netip.AddrPortFrom(addr, 81), 300, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(map[string]int{"refused": 300}, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", addr, diff)
-		}
+		Must(t, err)
+		Same(t, map[string]int{"refused": 300}, got, "%s", addr)
 	}
 }
 
@@ -284,12 +279,8 @@ func TestSpreadCountsServers(t *testing.T) {
 		}
 		dst := netip.MustParseAddrPort("10.96.0.1:80")
 		got, err := l.Client.Spread(t.Context(), proto, dst, 1000, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(map[string]int{"pod-0": 500, "pod-1": 500}, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", proto, diff)
-		}
+		Must(t, err)
+		Same(t, map[string]int{"pod-0": 500, "pod-1": 500}, got, "%s", proto)
 	}
 }
 
@@ -299,15 +290,11 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn, err := l.Client.Dial(t.Context(), inet.TCP, netip.AddrPortFrom(l.Pods[0].IPv6, 7))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer conn.Close()
 	in := bufio.NewReader(conn)
 	line, err := in.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if a, err := ParseAnswer(line); err != nil || a.Server != "pod-0" || a.Source.Addr() != l.Client.IPv6 {
 		t.Errorf("greeting %q: %s, %v", line, a, err)
 	}
@@ -326,9 +313,7 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 // from here, and would reuse them.
 func TestPortsDoNotComeAgain(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
-	if err := l.Client.Sysctl("ipv4/ip_local_port_range", "40000 40031"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, l.Client.Sysctl("ipv4/ip_local_port_range", "40000 40031"))
 	seen := map[netip.AddrPort]string{}
 	note := func(who string, source netip.AddrPort) {
 		if before, known := seen[source]; known {
@@ -352,9 +337,7 @@ func TestPortsDoNotComeAgain(t *testing.T) {
 			}
 			for i := range 40 {
 				conn, err := l.Client.Dial(t.Context(), proto, dst)
-				if err != nil {
-					t.Fatal(err)
-				}
+				Must(t, err)
 				note(fmt.Sprintf("connection %d of %s", i, proto), netip.MustParseAddrPort(conn.LocalAddr().String()))
 				if err := conn.Close(); err != nil {
 					t.Error(err)
@@ -375,9 +358,7 @@ func TestPortsThatAreTakenArePassedOver(t *testing.T) {
 		for _, addr := range l.Pods[0].Addrs() {
 			l.Client.ports.Store(0)
 			conn, err := l.Client.Dial(t.Context(), proto, netip.AddrPortFrom(addr, 80))
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			if got := netip.MustParseAddrPort(conn.LocalAddr().String()).Port(); got <= firstPort {
 				t.Errorf("dial %s %s: from port %d, want a later one than %d", proto, addr, got, firstPort)
 			}
@@ -400,9 +381,7 @@ func TestServerCloseFreesThePort(t *testing.T) {
 		dst := netip.AddrPortFrom(pod.IPv4, 80)
 		for range 2 {
 			s, err := pod.Serve(proto, 80)
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Server != "pod-0" {
 				t.Errorf("%s while served: %s (%v)", proto, got, got.Err)
 			}
@@ -433,9 +412,7 @@ func TestServeErrors(t *testing.T) {
 func TestCommandRunsInsideOfTheHost(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	want, err := l.Node.namespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for name, run := range map[string]func(*Cmd) ([]byte, error){
 		"Output":         (*Cmd).Output,
 		"CombinedOutput": (*Cmd).CombinedOutput,
@@ -465,9 +442,7 @@ func (h *Host) namespace() (id string, err error) {
 func TestDoReturnsErrorsPanicsAndThreads(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	home, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	failure := errors.New("failure")
 	if err := l.Node.Do(func() error { return failure }); err != failure {
 		t.Errorf("got %v, want the function's error", err)
@@ -484,16 +459,12 @@ func TestDoReturnsErrorsPanicsAndThreads(t *testing.T) {
 		_ = l.Node.Do(func() error { panic("oh") })
 	}()
 	inner := ""
-	if err := l.Node.Do(func() (err error) { inner, err = l.Pods[0].namespace(); return err }); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, l.Node.Do(func() (err error) { inner, err = l.Pods[0].namespace(); return err }))
 	if want, err := l.Pods[0].namespace(); inner != want || err != nil {
 		t.Errorf("nested Do ran in %s, want %s (%v)", inner, want, err)
 	}
 	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for _, task := range tasks {
 		if got, err := os.Readlink(task); got != home && !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is in %s, want %s (%v)", task, got, home, err)
@@ -518,9 +489,7 @@ func TestTwoLabsDoNotDisturbOneAnother(t *testing.T) {
 	if got := b.Client.Probe(t.Context(), inet.TCP, dst, Options{}); got.Outcome != Refused {
 		t.Errorf("other lab: %s (%v)", got, got.Err)
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, b.Close())
 	if got := a.Client.Probe(t.Context(), inet.TCP, dst, Options{}); got.Server != "pod-0" {
 		t.Errorf("own lab after the other closed: %s (%v)", got, got.Err)
 	}
@@ -538,19 +507,13 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 	// The test keeps the node's namespace, so it can observe that devices are deleted with the namespaces of their peers.
 	node, err := l.Node.netlink()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer node.Close()
-	if err := errors.Join(l.Close(), l.Close()); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, errors.Join(l.Close(), l.Close()))
 	if names, err := filepath.Glob(filepath.Join(namesDir, "*"+l.prefix+"*")); len(names) > 0 || err != nil {
 		t.Errorf("names left behind: %v, %v", names, err)
 	}
-	if diff := cmp.Diff(before, devices(t)); diff != "" {
-		t.Errorf("devices of the machine (-before +after):\n%s", diff)
-	}
+	Same(t, before, devices(t), "devices of the machine (-before +after)")
 	if err := awaitOnlyLoopback(node); err != nil {
 		t.Error(err)
 	}
@@ -566,9 +529,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 func devices(t *testing.T) []string {
 	t.Helper()
 	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	var names []string
 	for _, link := range links {
 		names = append(names, link.Attrs().Name)
@@ -598,9 +559,7 @@ func TestNewSweepsNamesOfKilledPrograms(t *testing.T) {
 	// No process can have this ID: it is the limit of pid_max.
 	names := []string{"knp-4194304-0-node", ".knp-4194304-0-lock"}
 	for _, name := range names {
-		if err := os.WriteFile(filepath.Join(namesDir, name), nil, 0o444); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.WriteFile(filepath.Join(namesDir, name), nil, 0o444))
 	}
 	ForTest(t, Config{})
 	for _, name := range append(names, l.Node.Netns) {
@@ -642,9 +601,7 @@ func BenchmarkNew(b *testing.B) {
 	for b.Loop() {
 		l := ForTest(b, Config{Pods: 4, Remotes: 1})
 		begin := time.Now()
-		if err := l.Close(); err != nil {
-			b.Fatal(err)
-		}
+		Must(b, l.Close())
 		closing += time.Since(begin)
 	}
 	b.ReportMetric(float64(closing.Microseconds())/float64(b.N), "close-µs/op")
@@ -653,9 +610,7 @@ func BenchmarkNew(b *testing.B) {
 func BenchmarkDo(b *testing.B) {
 	l := ForTest(b, Config{})
 	for b.Loop() {
-		if err := l.Node.Do(func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
+		Must(b, l.Node.Do(func() error { return nil }))
 	}
 }
 

@@ -36,9 +36,7 @@ func TestNamesAreRemovedUnderStackedMounts(t *testing.T) {
 func stackMounts(t *testing.T) {
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 	}
 	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	must(unix.Mount("tmpfs", "/run", "tmpfs", 0, ""))

@@ -90,7 +90,7 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 			if !r.fails(t, found, c.distort) {
 				t.Error("the scenario doesn't fail while the proxy is broken")
 			}
-			writePlans(t, r.lab.Node, found)
+			r.writePlans(t, found)
 			r.scenario(t, found)
 		})
 	}
@@ -140,13 +140,13 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 }
 
 // writePlans does the same as -update.
-func writePlans(t *testing.T, h *lab.Host, s *scenario) {
+func (r *rig) writePlans(t *testing.T, s *scenario) {
 	t.Helper()
 	folder := t.TempDir()
 	for _, st := range s.steps {
 		lab.Must(t, st.enter(folder))
-		state, err := planFolder(h, s.settings, folder, nil, nil)
+		state, err := planFolder(r.lab.Node, s.settings, folder, nil, nil)
 		lab.Must(t, err)
-		st.want = state.wantText(s.settings)
+		st.want = r.change(s, st, state)
 	}
 }

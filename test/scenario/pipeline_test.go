@@ -338,16 +338,12 @@ func chains(p *plan.Planner) (list []string) {
 	return list
 }
 
-// wantText returns the plan without its constant part.
-func (f *fresh) wantText(s settings) string {
+// variable returns the plan without its constant part.
+func (f *fresh) variable(s settings) []string {
 	empty := plan.New(s.plan)
 	always := append(elements(empty), chains(empty)...)
 	all := append(elements(f.planner), chains(f.planner)...)
-	all = slices.DeleteFunc(all, func(line string) bool { return slices.Contains(always, line) })
-	if len(all) == 0 {
-		return ""
-	}
-	return strings.Join(folded(all), "\n") + "\n"
+	return folded(slices.DeleteFunc(all, func(line string) bool { return slices.Contains(always, line) }))
 }
 
 // slot matches an element of a table: the table, the number of the slot, and the endpoint.

@@ -160,9 +160,7 @@ func TestOtherProgramsBesideRanges(t *testing.T) {
 	l := newLab(t)
 	p := vipStep(t, l, within)
 	step := &step{write: map[string][]byte{"ranged.yaml": []byte(rangedService)}}
-	if err := errors.Join(step.enter(p.folder), p.load()); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, errors.Join(step.enter(p.folder), p.load()))
 	const alone = `
 {client,pod-0,node} {203.0.113.20,2001:db8:2::20}:{8080/tcp,9090/udp} = remote-0 from node
 {client,pod-0} {203.0.113.20,2001:db8:2::20}:7999/tcp refused`

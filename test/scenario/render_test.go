@@ -14,6 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // checkRender: nft accepts the text of a plan, and the resulting tables equal those of the plan: the program adopts them.
@@ -29,9 +30,7 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 		kernel, err = programmed(state.planner, put)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer kernel.Close() //nolint:errcheck // every batch has been answered
 	var text strings.Builder
 	for _, table := range state.planner.Tables() {

@@ -3,13 +3,14 @@ package scenario
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,8 @@ type rig struct {
 	freshly, loaded *lab.Host
 	programs        []program
 	coverage        coverage
+	// cluster is the plan of a cluster without Services.
+	cluster []string
 }
 
 // Ports of the servers on every host except the clients. There are several, to check the endpoint's port.
@@ -78,6 +81,7 @@ func TestScenarios(t *testing.T) {
 		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
 	}
 	r := newRig(t)
+	r.checkCluster(t)
 	run := 0
 	for _, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
@@ -139,9 +143,7 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 	if len(st.faults) > 0 {
 		r.awaitRepair(t, st, p, plan)
 	}
-	if diff := cmp.Diff(strings.Split(st.problems, "\n"), strings.Split(p.reported(), "\n")); diff != "" {
-		t.Errorf("step %d: reported problems (-want +got):\n%s", st.number, diff)
-	}
+	lab.Same(t, strings.Split(st.problems, "\n"), strings.Split(p.reported(), "\n"), "step %d: reported problems", st.number)
 	if !testing.Short() {
 		r.checkTrace(t, st, tr)
 	}
@@ -172,17 +174,51 @@ func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, plan func(*plan.N
 	}
 }
 
-// checkPlan compares the plan with the scenario.
+// checkCluster compares the plan of the common manifests with its file, and keeps it: the first steps of all scenarios state the difference.
+func (r *rig) checkCluster(t *testing.T) {
+	t.Helper()
+	s, err := parseSettings(nil)
+	lab.Must(t, err)
+	state, err := planFolder(r.lab.Node, s, filepath.Dir(common), nil, nil)
+	lab.Must(t, err)
+	r.cluster = state.variable(s)
+	got := strings.Join(r.cluster, "\n") + "\n"
+	if *update {
+		lab.Must(t, os.WriteFile(commonPlan, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(commonPlan)
+	lab.Must(t, err)
+	lab.Same(t, strings.Split(string(want), "\n"), strings.Split(got, "\n"), "plan of %s (-want +got; -update accepts it)", common)
+}
+
+// change keeps the plan of a step, and returns its difference from the plan before the step, or from the plan of an earlier step if that is shorter.
+func (r *rig) change(s *scenario, st *step, state *fresh) (shortest string) {
+	st.planned = state.variable(s.settings)
+	for n := st.number - 1; n >= 0; n-- {
+		before, since := r.cluster, ""
+		if n > 0 {
+			before = s.steps[n-1].planned
+		}
+		if n < st.number-1 {
+			since = fmt.Sprintf("since step %d\n", n)
+		}
+		diff := since + difference(before, st.planned)
+		if since == "" || strings.Count(diff, "\n") < strings.Count(shortest, "\n") {
+			shortest = diff
+		}
+	}
+	return shortest
+}
+
+// checkPlan compares the change of the plan with the scenario.
 func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
 	t.Helper()
-	got := state.wantText(s.settings)
+	got := r.change(s, st, state)
 	if *update {
 		lab.Must(t, s.update(st, got))
 		return
 	}
-	if diff := cmp.Diff(strings.Split(st.want, "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("step %d: plan (-want +got; -update accepts it):\n%s", st.number, diff)
-	}
+	lab.Same(t, strings.Split(st.want, "\n"), strings.Split(got, "\n"), "step %d: plan (-want +got; -update accepts it)", st.number)
 }
 
 // checkKernel compares a namespace's tables with the plan.
@@ -192,12 +228,8 @@ func (r *rig) checkKernel(t *testing.T, st *step, h *lab.Host, state *fresh) {
 	if err != nil {
 		t.Fatalf("step %d: read tables: %v", st.number, err)
 	}
-	if diff := cmp.Diff(elements(state.planner), gotElements); diff != "" {
-		t.Errorf("step %d: elements in the kernel of %s (-planned +there):\n%s", st.number, h.Name, diff)
-	}
-	if diff := cmp.Diff(chains(state.planner), gotChains); diff != "" {
-		t.Errorf("step %d: chains in the kernel of %s (-planned +there):\n%s", st.number, h.Name, diff)
-	}
+	lab.Same(t, elements(state.planner), gotElements, "step %d: elements in the kernel of %s (-planned +there)", st.number, h.Name)
+	lab.Same(t, chains(state.planner), gotChains, "step %d: chains in the kernel of %s (-planned +there)", st.number, h.Name)
 }
 
 // checkListing: nft lists the tables, loads its own listing, and lists the same as for tables that were programmed at once. After
@@ -233,9 +265,7 @@ func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 		if err != nil {
 			t.Errorf("step %d: %v", st.number, err)
 		}
-		if diff := cmp.Diff(canonical(withoutKeys(once)), canonical(withoutKeys(text))); diff != "" {
-			t.Errorf("step %d: %s list ruleset (-programmed at once +step by step):\n%s", st.number, nft.name, diff)
-		}
+		lab.Same(t, canonical(withoutKeys(once)), canonical(withoutKeys(text)), "step %d: %s list ruleset (-programmed at once +step by step)", st.number, nft.name)
 	}
 }
 

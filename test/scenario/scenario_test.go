@@ -22,6 +22,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // scenario is one file of testdata.
@@ -45,6 +46,8 @@ type step struct {
 	faults []string
 	// want, packets and problems are the contents of the files with these names.
 	want, packets, problems string
+	// planned is the plan of the step, without its constant part.
+	planned []string
 }
 
 // settings are a scenario's command line.
@@ -74,8 +77,11 @@ const (
 	defaultClusterCIDR = "10.244.0.0/16,fd00:10:244::/56"
 )
 
-// common is the path of the manifests with which every scenario starts.
-const common = "testdata/common/cluster.yaml"
+// common is the path of the manifests with which every scenario starts. commonPlan is the path of their plan.
+const (
+	common     = "testdata/common/cluster.yaml"
+	commonPlan = "testdata/common/cluster.want"
+)
 
 var stepFile = regexp.MustCompile(`^([0-9]+)\.([a-z0-9.-]+)$`)
 
@@ -215,11 +221,16 @@ func (st *step) enter(folder string) error {
 	return nil
 }
 
-// update writes the plan to the scenario's file.
+// update writes the change of the plan to the scenario's file.
 func (s *scenario) update(st *step, want string) error {
 	name := fmt.Sprintf("%d.want", st.number)
 	at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
-	if at < 0 {
+	switch {
+	case want == "" && at >= 0:
+		s.archive.Files = slices.Delete(s.archive.Files, at, at+1)
+	case want != "" && at >= 0:
+		s.archive.Files[at].Data = []byte(want)
+	case want != "":
 		// After the step's manifests, before its packets.
 		belongs := func(f txtar.File) bool {
 			return strings.HasPrefix(f.Name, fmt.Sprintf("%d.", st.number)) &&
@@ -230,10 +241,8 @@ func (s *scenario) update(st *step, want string) error {
 				at = i + 1
 			}
 		}
-		s.archive.Files = slices.Insert(s.archive.Files, max(at, 0), txtar.File{Name: name})
-		at = max(at, 0)
+		s.archive.Files = slices.Insert(s.archive.Files, max(at, 0), txtar.File{Name: name, Data: []byte(want)})
 	}
-	s.archive.Files[at].Data = []byte(want)
 	return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
 }
 
@@ -248,9 +257,7 @@ func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "x.txtar")
-			if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 			if _, err := readScenario(path); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("readScenario() = %v, want an error with %q", err, tc.want)
 			}

@@ -167,9 +167,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			if a.want[0] == "lost" {
 				a.want = []string{"timed out"}
 			}
-			if diff := cmp.Diff(a.want, sent); diff != "" {
-				t.Errorf("packets (-want +got):\n%s", diff)
-			}
+			lab.Same(t, a.want, sent, "packets")
 			why := got.Why
 			for _, way := range got.Ways {
 				why += "; " + way.Why

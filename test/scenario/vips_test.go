@@ -54,12 +54,8 @@ func watchPackets(t *testing.T, h *lab.Host, name, hook, expression string) func
 func mustPass(t *testing.T, l *lab.Lab, text string) {
 	t.Helper()
 	lines, err := parsePackets(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Node.Do(forgetDatagrams); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, l.Node.Do(forgetDatagrams))
 	for _, err := range (&traffic{lab: l, pins: map[string]string{}}).run(context.WithoutCancel(t.Context()), lines) {
 		t.Error(err)
 	}
