@@ -126,7 +126,7 @@ func (p *Planner) settleRanges() {
 		settled[at] = true
 		p.settlePlace(at)
 	}
-	for i := range p.contests { // no Service claims a range of this place any more
+	for i := range p.contests { // no Service claims the range any more
 		if k := p.contests[i].key; k.Last != 0 && p.claims[k].winner.service == nil {
 			delete(p.beaten, k)
 		}
