@@ -64,8 +64,8 @@ type Lease struct {
 	conn   *nft.Conn
 	// elements are copies of the planner's elements with copies of their sets, because syncs change the planner's sets.
 	elements []nft.Element
-	// Every is the time between two renewals.
-	Every time.Duration
+	// every is the time between two renewals.
+	every time.Duration
 	// May reports whether this process serves the tables.
 	May func() bool
 	// Failed receives the error of a failed renewal. Failures that follow are not reported until a renewal succeeds.
@@ -78,7 +78,7 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open connection for the lease: %w", err)
 	}
-	l := &Lease{kernel: k, conn: conn, Every: renewEvery, May: func() bool { return true }, Failed: func(error) {}}
+	l := &Lease{kernel: k, conn: conn, every: renewEvery, May: func() bool { return true }, Failed: func(error) {}}
 	for _, e := range p.Leases() {
 		set := *e.Set
 		if n := len(l.elements); n > 0 && l.elements[n-1].Set.Family == set.Family {
@@ -96,12 +96,12 @@ func (l *Lease) Run(ctx context.Context) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	failing := false
 	for {
-		pause := min(l.Every, renewAgain)
+		pause := min(l.every, renewAgain)
 		if l.May() {
-			pause = l.Every
+			pause = l.every
 			err := l.renew()
 			if err != nil {
-				pause = min(l.Every, renewAgain)
+				pause = min(l.every, renewAgain)
 				if !failing {
 					l.Failed(fmt.Errorf("renew the lease: %w", err))
 				}

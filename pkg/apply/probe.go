@@ -1,6 +1,8 @@
 package apply
 
 import (
+	"slices"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
@@ -28,25 +30,19 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 
 // hasForm reports whether the kernel has a table whose state has the fingerprint of t.
 func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
-	exists, err := k.conn.HasTable(t.Family, t.Name)
-	if err != nil || !exists {
-		return false, err
-	}
-	sets, err := k.conn.Sets(t.Family, t.Name)
+	f, err := k.find(t)
 	if err != nil {
 		return false, err
 	}
-	for _, s := range t.Sets {
-		for _, info := range sets {
-			if s.Name != plan.StateSet || info.Name != s.Name || !info.Is(s) {
-				continue
-			}
-			list, err := k.conn.Elements(s)
-			if err != nil || len(list) != 1 {
-				return false, err
-			}
-			return hasForm(&list[0], t), nil
-		}
+	i := slices.IndexFunc(t.Sets, func(s *nft.Set) bool { return s.Name == plan.StateSet })
+	info := f.sets[plan.StateSet]
+	if !info.Is(t.Sets[i]) {
+		return false, nil
 	}
-	return false, nil
+	list, err := k.conn.Elements(t.Sets[i])
+	if err != nil || len(list) != 1 {
+		return false, err
+	}
+	held, err := readState(&list[0])
+	return err == nil && held.layout == nft.Fingerprint(t), nil // another version may have written the state
 }

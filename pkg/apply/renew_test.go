@@ -22,7 +22,7 @@ func startRenewal(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32
 	lab.Must(t, err)
 	failures = make(chan error, 100)
 	attempts = &atomic.Int32{}
-	l.Every, l.Failed = 5*time.Millisecond, func(err error) { failures <- err }
+	l.every, l.Failed = 5*time.Millisecond, func(err error) { failures <- err }
 	l.May = func() bool { attempts.Add(1); return true }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

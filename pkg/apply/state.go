@@ -51,12 +51,6 @@ func (s state) differs(other state) string {
 	return strings.Join(parts, ", ")
 }
 
-// hasForm reports whether the element of a state has the fingerprint of a sample table.
-func hasForm(e *nft.Element, sample *nft.Table) bool {
-	found, err := readState(e)
-	return err == nil && found.layout == nft.Fingerprint(sample)
-}
-
 // digest is the sum of the hashes of elements, so their order does not matter. It includes neither the element of the state nor elements that
 // packets add.
 type digest struct {

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -39,7 +40,7 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 
 // compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen chains, rules and sets, and
 // the numbers of elements if the kernel reports them. It reads only the elements of the states and of the dispatch maps: the kernel takes longer to
-// list many elements than to write them.
+// list many elements than to write them. If a table does not differ, its sets get the sizes of the kernel's sets.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.findAll()
 	if err != nil {
@@ -50,19 +51,24 @@ func (k *Kernel) compare() (why string, err error) {
 		if !f.Exists {
 			return fmt.Sprintf("there is no table %s %s", t.Family.Keyword(), t.Name), nil
 		}
-		for _, differs := range []func() (string, error){
-			func() (string, error) { return compareSets(k.ledger.counts, t, f), nil },
-			func() (string, error) { return compareChains(t, f), nil },
-			func() (string, error) { return k.compareRules(t) },
-			func() (string, error) { return k.compareState(k.ledger.state(t.Family)) },
-		} {
-			if why, err := differs(); why != "" || err != nil {
-				return fmt.Sprintf("table %s %s: %s", t.Family.Keyword(), t.Name, why), err
-			}
+		if why, err := k.compareTable(t, f); why != "" || err != nil {
+			return fmt.Sprintf("table %s %s: %s", t.Family.Keyword(), t.Name, why), err
 		}
-		adoptSizes(t, f)
+		for _, s := range t.Sets {
+			s.Size = f.sets[s.Name].Size
+		}
 	}
 	return "", nil
+}
+
+func (k *Kernel) compareTable(t *nft.Table, f found) (why string, err error) {
+	if why := cmp.Or(compareSets(k.ledger.counts, t, f), compareChains(t, f)); why != "" {
+		return why, nil
+	}
+	if why, err = k.compareRules(t); why != "" || err != nil {
+		return why, err
+	}
+	return k.compareState(k.ledger.state(t.Family))
 }
 
 // findAll reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains of classes that an earlier
@@ -121,15 +127,11 @@ func compareChains(t *nft.Table, f found) string {
 		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
 	}
 	for _, c := range t.Chains {
-		if info, ok := f.chains[c.Name]; !ok || !sameChain(info, c) || info.Drops {
+		if info, ok := f.chains[c.Name]; !ok || !info.Is(c) || info.Drops {
 			return fmt.Sprintf("chain %s is missing or of another kind", c.Name)
 		}
 	}
 	return ""
-}
-
-func sameChain(i nft.ChainInfo, c *nft.Chain) bool {
-	return i.Type == c.Type && i.Hook == c.Hook && i.Priority == c.Priority
 }
 
 func (k *Kernel) compareRules(t *nft.Table) (string, error) {
@@ -169,13 +171,6 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 		return "not as wanted: " + parts, unexpected
 	}
 	return "this version cannot read its element state", unexpected
-}
-
-// adoptSizes sets the sizes of a table's sets to the sizes of the kernel's sets.
-func adoptSizes(t *nft.Table, f found) {
-	for _, s := range t.Sets {
-		s.Size = f.sets[s.Name].Size
-	}
 }
 
 // mostAtOnce is the number of elements that one batch writes after a foreign deletion of the tables. The kernel takes half a second for it.
@@ -320,7 +315,7 @@ func clearChains(b *nft.Batch, t *nft.Table, f found) (leftBehind []string) {
 	}
 	for name, info := range f.chains {
 		switch c := wanted[name]; {
-		case c != nil && sameChain(info, c):
+		case c != nil && info.Is(c):
 		case c != nil || info.Type != "":
 			b.DeleteChain(t, name)
 		default:

@@ -184,7 +184,7 @@ func BenchmarkLargestTables(b *testing.B) {
 func BenchmarkFill(b *testing.B) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{2, 3, 5, 10, 20, 50, 100, 200, 500, 1000} {
-		size := Size(n)
+		size := sizeFor(n)
 		b.Run(fmt.Sprintf("n=%d/size=%d", n, size), func(b *testing.B) {
 			m := Method{Key: Flow, Size: size}
 			var moved, rounds, least, most float64
@@ -222,7 +222,7 @@ func BenchmarkSteps(b *testing.B) {
 	const full = 10
 	for _, m := range []Method{{}, {Key: Flow}} {
 		for _, n := range []int{2, 3, 5, 10, 50, 100, 200, 500, 1000} {
-			m.Size = Size(n + 1)
+			m.Size = sizeFor(n + 1)
 			b.Run(fmt.Sprintf("%s/n=%d", m, n), func(b *testing.B) {
 				var first, steps, rounds float64
 				for b.Loop() {

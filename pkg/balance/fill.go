@@ -13,14 +13,14 @@ import (
 // Sizes are the sizes of tables for hashes. Maglev requires prime numbers.
 var Sizes = [...]uint32{251, 1021, 4093, 16381}
 
-// perEndpoint is the minimum number of slots for each endpoint in a table of [Size]. Above 1,365 endpoints, each has fewer.
+// perEndpoint is the minimum number of slots for each endpoint in a table of [sizeFor]. Above 1,365 endpoints, each has fewer.
 const perEndpoint = 12
 
 // MostHashed is the greatest number of endpoints among which a hash selects.
 const MostHashed = 4096
 
-// Size returns the size of a table for a number of endpoints.
-func Size(endpoints int) uint32 {
+// sizeFor returns the size of a table for a number of endpoints.
+func sizeFor(endpoints int) uint32 {
 	for _, size := range Sizes {
 		if endpoints*perEndpoint <= int(size) {
 			return size
@@ -50,7 +50,7 @@ func (m Method) Slots(endpoints int, weights []uint16) (n int) {
 	case endpoints <= int(m.Size):
 		return int(m.Size)
 	}
-	return int(Size(endpoints))
+	return int(sizeFor(endpoints))
 }
 
 // Reduce divides weights by their greatest common divisor. It returns nil if all weights are equal.

@@ -28,7 +28,7 @@ type Method struct {
 	Key Key
 	// Prefixes are the lengths of the client's prefix, for IPv4 and for IPv6. They apply only to [Source].
 	Prefixes [2]uint8
-	// Size is the number of slots, one of [Sizes]. If it is 0, the number of endpoints decides, see [Size]. It has no effect on [Chance].
+	// Size is the number of slots, one of [Sizes]. If it is 0, the number of endpoints decides, see [sizeFor]. It has no effect on [Chance].
 	Size uint32
 }
 

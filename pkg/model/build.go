@@ -270,7 +270,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	keep := n
 	if keep > b.limits.Addresses {
 		keep = b.limits.Addresses
-		b.exceeds(LimitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
+		b.exceeds(limitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
 	}
 	fixed := 0
 	for _, f := range inet.Families {
@@ -280,7 +280,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	}
 	if most := b.limits.Frontends; keep > 0 && fixed+keep*ports > most {
 		fit := max(0, most-fixed) / ports
-		b.exceeds(LimitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
+		b.exceeds(limitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
 			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedy)
 		keep = fit
 	}
@@ -483,7 +483,7 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
-		b.exceeds(LimitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
+		b.exceeds(limitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
 	ports = slices.Grow(b.fewPorts[:0], min(n, most))
 	var t taken
@@ -597,10 +597,10 @@ func (b *builder) limitSlots() (random bool) {
 	slow, remedy := b.slow, "use smaller tables and weights, or divide the Service"
 	b.slow = 0
 	if without := b.slots(); slow == 0 || without > most {
-		b.exceeds(LimitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
+		b.exceeds(limitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
 		return true
 	}
-	b.exceeds(LimitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
+	b.exceeds(limitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
 	return false
 }
 
@@ -614,7 +614,7 @@ func (b *builder) slots() (n int) {
 		}
 		slots := sp.Method.Slots(len(m.addrs), balance.Reduce(m.weights))
 		if b.slow > 0 && sp.Method.Key == balance.Chance {
-			slots *= FullShare
+			slots *= fullShare
 		}
 		if slots > balance.Most {
 			slots = b.limits.Slots + 1
@@ -653,7 +653,7 @@ func (b *builder) finish() {
 		sp.choose(&m, shares)
 	}
 	if ports > 0 {
-		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
+		b.exceeds(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()

@@ -72,16 +72,16 @@ type Limit string
 
 // The limits, in the order of [Limits].
 const (
-	LimitPorts         Limit = "service ports"
-	LimitAddresses     Limit = "load-balancer and external IPs"
-	LimitFrontends     Limit = "frontends (addresses times ports)"
-	LimitPortRanges    Limit = "port ranges (ranges times addresses)"
-	LimitSourceRanges  Limit = "source ranges of one family, after merging"
-	LimitSlices        Limit = "EndpointSlices"
-	LimitSlicePorts    Limit = "ports of one EndpointSlice"
-	LimitPairs         Limit = "endpoints times ports"
-	LimitPortEndpoints Limit = "endpoints of one port"
-	LimitSlots         Limit = "slots"
+	limitPorts         Limit = "service ports"
+	limitAddresses     Limit = "load-balancer and external IPs"
+	limitFrontends     Limit = "frontends (addresses times ports)"
+	limitPortRanges    Limit = "port ranges (ranges times addresses)"
+	limitSourceRanges  Limit = "source ranges of one family, after merging"
+	limitSlices        Limit = "EndpointSlices"
+	limitSlicePorts    Limit = "ports of one EndpointSlice"
+	limitPairs         Limit = "endpoints times ports"
+	limitPortEndpoints Limit = "endpoints of one port"
+	limitSlots         Limit = "slots"
 )
 
 // exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy.

@@ -27,21 +27,21 @@ var few = Limits{
 func only(l Limit) (out Limits) {
 	out = DefaultLimits()
 	switch l {
-	case LimitPorts:
+	case limitPorts:
 		out.Ports = few.Ports
-	case LimitAddresses:
+	case limitAddresses:
 		out.Addresses = few.Addresses
-	case LimitFrontends:
+	case limitFrontends:
 		out.Frontends = few.Frontends
-	case LimitSourceRanges:
+	case limitSourceRanges:
 		out.SourceRanges = few.SourceRanges
-	case LimitSlices:
+	case limitSlices:
 		out.Slices = few.Slices
-	case LimitSlicePorts:
+	case limitSlicePorts:
 		out.SlicePorts = few.SlicePorts
-	case LimitPairs:
+	case limitPairs:
 		out.Pairs = few.Pairs
-	case LimitPortEndpoints:
+	case limitPortEndpoints:
 		out.PortEndpoints = few.PortEndpoints
 	}
 	return out
@@ -100,30 +100,30 @@ func TestLimitsOfFrontends(t *testing.T) {
 		over  bool
 		want  []string
 	}{
-		{"ports below", LimitPorts, ports(2), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081"}},
-		{"ports at", LimitPorts, ports(3), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
-		{"ports above", LimitPorts, ports(5), true, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
-		{"addresses below", LimitAddresses, addresses(1, 2), false, []string{c + " E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
-		{"addresses at", LimitAddresses, addresses(2, 2), false, []string{c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
-		{"addresses above, external IPs are dropped first", LimitAddresses, addresses(3, 2), true, []string{c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14"}},
-		{"addresses above, all are load-balancer IPs", LimitAddresses, addresses(2, 5), true, []string{c + " L2.2.2.7 L2.2.2.14 L2.2.2.21 L2.2.2.28"}},
+		{"ports below", limitPorts, ports(2), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081"}},
+		{"ports at", limitPorts, ports(3), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
+		{"ports above", limitPorts, ports(5), true, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
+		{"addresses below", limitAddresses, addresses(1, 2), false, []string{c + " E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
+		{"addresses at", limitAddresses, addresses(2, 2), false, []string{c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
+		{"addresses above, external IPs are dropped first", limitAddresses, addresses(3, 2), true, []string{c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14"}},
+		{"addresses above, all are load-balancer IPs", limitAddresses, addresses(2, 5), true, []string{c + " L2.2.2.7 L2.2.2.14 L2.2.2.21 L2.2.2.28"}},
 		// 2 ports with node ports take 4 frontends; each address takes 2.
-		{"frontends at", LimitFrontends, both(ports(2), addresses(2, 2)), false, []string{
+		{"frontends at", limitFrontends, both(ports(2), addresses(2, 2)), false, []string{
 			c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7 N:30080", "IPv4 tcp/81 C10.0.0.1 E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7 N:30081"}},
-		{"frontends above", LimitFrontends, both(ports(2), addresses(3, 2)), true, []string{
+		{"frontends above", limitFrontends, both(ports(2), addresses(3, 2)), true, []string{
 			c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14 N:30080", "IPv4 tcp/81 C10.0.0.1 E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14 N:30081"}},
-		{"frontends above, cluster IPs and node ports stay", LimitFrontends, both(ports(6), addresses(1, 1)), true, []string{
+		{"frontends above, cluster IPs and node ports stay", limitFrontends, both(ports(6), addresses(1, 1)), true, []string{
 			c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082", "IPv4 tcp/83 C10.0.0.1 N:30083",
 			"IPv4 tcp/84 C10.0.0.1 N:30084", "IPv4 tcp/85 C10.0.0.1 N:30085"}},
-		{"ranges at, merged", LimitSourceRanges, ranges("12.0.0.0/24", "8.0.0.0/8", "12.0.1.0/24", "8.8.0.0/16"), false,
+		{"ranges at, merged", limitSourceRanges, ranges("12.0.0.0/24", "8.0.0.0/8", "12.0.1.0/24", "8.8.0.0/16"), false,
 			[]string{c + " L2.2.2.7[8.0.0.0/8 12.0.0.0/23]"}},
-		{"ranges above are closed", LimitSourceRanges, ranges("9.0.0.0/8", "7.0.0.0/8", "11.0.0.0/8"), true,
+		{"ranges above are closed", limitSourceRanges, ranges("9.0.0.0/8", "7.0.0.0/8", "11.0.0.0/8"), true,
 			[]string{c + " L2.2.2.7[7.0.0.0/8 9.0.0.0/8]"}},
-		{"ranges above with this node", LimitSourceRanges, ranges(node, "7.0.0.0/8", "202.0.0.0/8"), true,
+		{"ranges above with this node", limitSourceRanges, ranges(node, "7.0.0.0/8", "202.0.0.0/8"), true,
 			[]string{c + " L2.2.2.7[7.0.0.0/8 " + node + "]"}},
-		{"ranges at, and the address for this node", LimitSourceRanges, ranges(node, "3.0.0.0/8"), true,
+		{"ranges at, and the address for this node", limitSourceRanges, ranges(node, "3.0.0.0/8"), true,
 			[]string{c + " L2.2.2.7[3.0.0.0/8 " + node + "]"}},
-		{"ranges below, and the address for this node", LimitSourceRanges, ranges(node), false, []string{c + " L2.2.2.7[2.2.2.7/32 " + node + "]"}},
+		{"ranges below, and the address for this node", limitSourceRanges, ranges(node), false, []string{c + " L2.2.2.7[2.2.2.7/32 " + node + "]"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := Build(edit(tc.edit), nil, here, Options{Limits: only(tc.limit)})
@@ -145,13 +145,13 @@ func TestLimitsOfFrontends(t *testing.T) {
 func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
-	got := Build(svc, nil, here, Options{Limits: only(LimitSourceRanges)})
-	if diff := cmp.Diff([]string{"Service: " + string(LimitSourceRanges)}, exceeded(got)); diff != "" {
+	got := Build(svc, nil, here, Options{Limits: only(limitSourceRanges)})
+	if diff := cmp.Diff([]string{"Service: " + string(limitSourceRanges)}, exceeded(got)); diff != "" {
 		t.Errorf("limits exceeded (-want +got):\n%s", diff)
 	}
 	inside := here
 	inside.IPs[inet.IPv4] = netip.MustParseAddr("7.0.0.1")
-	if diff := cmp.Diff(got.Problems, Build(svc, nil, inside, Options{Limits: only(LimitSourceRanges)}).Problems); diff != "" {
+	if diff := cmp.Diff(got.Problems, Build(svc, nil, inside, Options{Limits: only(limitSourceRanges)}).Problems); diff != "" {
 		t.Errorf("problems on a node inside the ranges (-other node +this node):\n%s", diff)
 	}
 	for _, p := range got.Ports {
@@ -226,20 +226,20 @@ func TestLimitsOfEndpoints(t *testing.T) {
 		over   string
 		want   []string
 	}{
-		{"slices at", LimitSlices, 1, list{portsSlice("b", 1, "2r"), portsSlice("a", 1, "1r")}, "", []string{"1 2"}},
-		{"slices above", LimitSlices, 1, list{portsSlice("c", 1, "3r"), portsSlice("b", 1, "2r"), bad("d"), portsSlice("a", 1, "1r")},
+		{"slices at", limitSlices, 1, list{portsSlice("b", 1, "2r"), portsSlice("a", 1, "1r")}, "", []string{"1 2"}},
+		{"slices above", limitSlices, 1, list{portsSlice("c", 1, "3r"), portsSlice("b", 1, "2r"), bad("d"), portsSlice("a", 1, "1r")},
 			"Service", []string{"1 2"}},
-		{"ports of a slice at", LimitSlicePorts, 1, list{same("a", 2)}, "", []string{"1 1"}},
-		{"ports of a slice above", LimitSlicePorts, 1, list{same("a", 3)}, "EndpointSlice", []string{"1 1"}},
-		{"ports that the Service doesn't have don't count", LimitSlicePorts, 1, list{unused("a", 100, "1r 2r")}, "", []string{"1 2"}},
-		{"pairs at", LimitPairs, 2, list{portsSlice("a", 2, "1r 2r 3r 4r")}, "", []string{"1 2 3 4", "1 2 3 4"}},
-		{"pairs above in one slice, ready ones stay", LimitPairs, 2, list{portsSlice("a", 2, "1 2r 3 4r 5r 6r")}, "Service",
+		{"ports of a slice at", limitSlicePorts, 1, list{same("a", 2)}, "", []string{"1 1"}},
+		{"ports of a slice above", limitSlicePorts, 1, list{same("a", 3)}, "EndpointSlice", []string{"1 1"}},
+		{"ports that the Service doesn't have don't count", limitSlicePorts, 1, list{unused("a", 100, "1r 2r")}, "", []string{"1 2"}},
+		{"pairs at", limitPairs, 2, list{portsSlice("a", 2, "1r 2r 3r 4r")}, "", []string{"1 2 3 4", "1 2 3 4"}},
+		{"pairs above in one slice, ready ones stay", limitPairs, 2, list{portsSlice("a", 2, "1 2r 3 4r 5r 6r")}, "Service",
 			[]string{"2 4 5 6", "2 4 5 6"}},
-		{"pairs above in the third slice", LimitPairs, 2, list{portsSlice("c", 2, "5r 6r 7r"), portsSlice("b", 2, "3r"), portsSlice("a", 2, "1r 2r")},
+		{"pairs above in the third slice", limitPairs, 2, list{portsSlice("c", 2, "5r 6r 7r"), portsSlice("b", 2, "3r"), portsSlice("a", 2, "1r 2r")},
 			"Service", []string{"1 2 3 5", "1 2 3 5"}},
-		{"pairs of ports that the Service doesn't have don't count", LimitPairs, 1, list{unused("a", 100, "1r 2r 3r 4r")}, "", []string{"1 2 3 4"}},
-		{"endpoints of a port at", LimitPortEndpoints, 2, list{portsSlice("a", 2, "1r 2r 3r")}, "", []string{"1 2 3", "1 2 3"}},
-		{"endpoints of a port above, ready ones stay", LimitPortEndpoints, 2, list{portsSlice("b", 2, "1 5r 6r"), portsSlice("a", 1, "2r 3r"), portsSlice("c", 2, "4r")},
+		{"pairs of ports that the Service doesn't have don't count", limitPairs, 1, list{unused("a", 100, "1r 2r 3r 4r")}, "", []string{"1 2 3 4"}},
+		{"endpoints of a port at", limitPortEndpoints, 2, list{portsSlice("a", 2, "1r 2r 3r")}, "", []string{"1 2 3", "1 2 3"}},
+		{"endpoints of a port above, ready ones stay", limitPortEndpoints, 2, list{portsSlice("b", 2, "1 5r 6r"), portsSlice("a", 1, "2r 3r"), portsSlice("c", 2, "4r")},
 			"Service", []string{"2 3 4", "4 5 6"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 				for _, s := range append(slices.Clone(tc.slices), portsSlice("z1", 0, ""), portsSlice("z2", 0, "")) {
 					stored = append(stored, &storedSlice{slice: s})
 				}
-				if tc.limit == LimitSlices {
+				if tc.limit == limitSlices {
 					stored = stored[:len(tc.slices)]
 				}
 				rebuilt, _ := Rebuild(&Room{Service: *manyPorts(tc.ports)}, nil, stored, here, opts, time.Time{})
@@ -294,7 +294,7 @@ func TestExcessPortsAreNoPairs(t *testing.T) {
 		s.Ports = append(s.Ports, endpointPort("p0", corev1.ProtocolTCP, int32(8081+i)))
 	}
 	got := Build(manyPorts(1), []*discoveryv1.EndpointSlice{s}, here, Options{Limits: Limits{SlicePorts: 2, Pairs: 8}})
-	if n := len(got.Ports[0].Cluster); n != 8 || !slices.Equal(exceeded(got), []string{"EndpointSlice: " + string(LimitSlicePorts)}) {
+	if n := len(got.Ports[0].Cluster); n != 8 || !slices.Equal(exceeded(got), []string{"EndpointSlice: " + string(limitSlicePorts)}) {
 		t.Errorf("%d endpoints, limits exceeded: %v", n, exceeded(got))
 	}
 }
@@ -321,7 +321,7 @@ func TestAffinityAndLocalHalveThePairs(t *testing.T) {
 			for _, edit := range tc.edits {
 				edit(svc)
 			}
-			got := Build(svc, []*discoveryv1.EndpointSlice{portsSlice("a", 2, "1r 2r 3r 4r 5r")}, here, Options{Limits: only(LimitPairs)})
+			got := Build(svc, []*discoveryv1.EndpointSlice{portsSlice("a", 2, "1r 2r 3r 4r 5r")}, here, Options{Limits: only(limitPairs)})
 			if len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Reason, fmt.Sprintf("limit of %d ", tc.want)) {
 				t.Errorf("problems: %v, want one of a limit of %d", got.Problems, tc.want)
 			}
@@ -402,7 +402,7 @@ func TestMergedRanges(t *testing.T) {
 		"fd00::/64 fd00:0:0:1::/64 ffff:ffff::/32":           "[fd00::/63 ffff:ffff::/32]",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128 ::/128": "[::/128 ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128]",
 	} {
-		list := MergeRanges(ranges(strings.Fields(in)...))
+		list := mergeRanges(ranges(strings.Fields(in)...))
 		if got := fmt.Sprint(list); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}

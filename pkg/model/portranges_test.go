@@ -108,7 +108,7 @@ func TestTooManyPortRanges(t *testing.T) {
 	if n := len(strings.Fields(frontendsOfRanges(got))); n != 9 || strings.Contains(frontendsOfRanges(got), "4-5/udp") {
 		t.Errorf("ranges %s, want three at each of three addresses", frontendsOfRanges(got))
 	}
-	if len(got.Problems) != 1 || got.Problems[0].Limit != LimitPortRanges || !strings.Contains(got.Problems[0].Text(), "12 are above the limit of 10") {
+	if len(got.Problems) != 1 || got.Problems[0].Limit != limitPortRanges || !strings.Contains(got.Problems[0].Text(), "12 are above the limit of 10") {
 		t.Errorf("problems %+v, want one of the limit", got.Problems)
 	}
 	if own := len(got.Ports[0].Frontends); own != 3 {

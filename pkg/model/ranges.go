@@ -62,8 +62,8 @@ func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 	return out
 }
 
-// MergeRanges sorts ranges of one family in place, and merges overlapping and adjacent ones.
-func MergeRanges(ranges []AddrRange) []AddrRange {
+// mergeRanges sorts ranges of one family in place, and merges overlapping and adjacent ones.
+func mergeRanges(ranges []AddrRange) []AddrRange {
 	slices.SortFunc(ranges, func(a, b AddrRange) int { return a.First.Compare(b.First) })
 	kept := ranges[:0]
 	for _, r := range ranges {

@@ -280,11 +280,11 @@ func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
 // report reports the limits that the slices exceed.
 func (c *cutter) report(b *builder) {
 	if c.slices > c.limits.Slices {
-		b.exceeds(LimitSlices, "EndpointSlices", c.slices, c.limits.Slices, fmt.Sprintf("the last %d by name are not used", c.slices-c.limits.Slices),
+		b.exceeds(limitSlices, "EndpointSlices", c.slices, c.limits.Slices, fmt.Sprintf("the last %d by name are not used", c.slices-c.limits.Slices),
 			"use larger EndpointSlices")
 	}
 	if c.pairs > c.limits.Pairs {
-		b.exceeds(LimitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
+		b.exceeds(limitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
 			"EndpointSlices that are first by name are kept; divide the Service")
 	}
 }
@@ -450,8 +450,8 @@ func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 		}
 	}
 	if most := r.b.limits.SlicePorts; n > most {
-		p := r.problemOf("ports", LimitSlicePorts.exceeded(n, most, fmt.Sprintf("the last %d are not used", n-most), "divide the Service"))
-		p.Limit = LimitSlicePorts
+		p := r.problemOf("ports", limitSlicePorts.exceeded(n, most, fmt.Sprintf("the last %d are not used", n-most), "divide the Service"))
+		p.Limit = limitSlicePorts
 		r.over = append(r.over, p)
 	}
 	if othersToo {
@@ -665,7 +665,7 @@ func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPor
 	}
 	if sp.Method.Key == balance.Chance {
 		for i, share := range of {
-			sp.Rising += weightAt(weights, i) * (FullShare - int(share))
+			sp.Rising += weightAt(weights, i) * (fullShare - int(share))
 		}
 	}
 	return slowed(weights, of, sp.Method.Key)

@@ -96,7 +96,7 @@ type ServicePort struct {
 	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
 	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all weights are
-	// equal. With slow start and the random algorithm, they are not nil: each unit of weight has [FullShare] slots, or fewer for a starting endpoint.
+	// equal. With slow start and the random algorithm, they are not nil: each unit of weight has [fullShare] slots, or fewer for a starting endpoint.
 	// Endpoints of weight 0 are in neither list.
 	ClusterWeights, LocalWeights []uint16
 	// Rising is the number of slots that the tables do not have yet, because endpoints are starting.

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// FullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to FullShare, by 1 in each step.
-const FullShare = 10
+// fullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to fullShare, by 1 in each step.
+const fullShare = 10
 
 // The limits of the annotation slowStart, in seconds.
 const (
@@ -42,11 +42,11 @@ type portStarts struct {
 type start struct {
 	endpoint netip.AddrPort
 	since    time.Time
-	// share is from 1 to FullShare-1.
+	// share is from 1 to fullShare-1.
 	share uint8
 }
 
-// Share is the present share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[FullShare].
+// Share is the present share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[fullShare].
 type Share struct {
 	Port     string         `json:"port,omitempty"`
 	Protocol inet.Protocol  `json:"protocol"`
@@ -148,7 +148,7 @@ func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.
 		}
 		switch {
 		case len(starts) > 0 && starts[0].endpoint == e:
-			if share := b.shareAfter(now.Sub(starts[0].since)); share < FullShare {
+			if share := b.shareAfter(now.Sub(starts[0].since)); share < fullShare {
 				list = append(list, start{e, starts[0].since, share})
 			}
 		case (len(earlier) == 0 || earlier[0] != e) && now.Sub(before.since) >= b.slow:
@@ -161,7 +161,7 @@ func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.
 // shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time ([builder.rises]) has passed.
 func (b *builder) shareAfter(passed time.Duration) uint8 {
 	share := uint8(1)
-	for share < FullShare && passed >= b.rises(share) {
+	for share < fullShare && passed >= b.rises(share) {
 		share++
 	}
 	return share
@@ -169,7 +169,7 @@ func (b *builder) shareAfter(passed time.Duration) uint8 {
 
 // rises returns the time from the start of an endpoint until its share rises by one. All steps have the same length.
 func (b *builder) rises(share uint8) time.Duration {
-	return b.slow * time.Duration(share) / (FullShare - 1)
+	return b.slow * time.Duration(share) / (fullShare - 1)
 }
 
 // sharesIn returns the shares of a group's endpoints, or nil without slow start.
@@ -177,7 +177,7 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 	if b.slow == 0 {
 		return nil
 	}
-	shares := slices.Repeat([]uint8{FullShare}, len(m.addrs))
+	shares := slices.Repeat([]uint8{fullShare}, len(m.addrs))
 	if b.starts == nil {
 		return shares
 	}
@@ -192,11 +192,11 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 }
 
 // slowed returns reduced weights, which may be nil, multiplied by shares. With the random algorithm, they keep a common divisor: an endpoint has
-// [FullShare] slots for each unit of its weight, so that each step changes only a few slots.
+// [fullShare] slots for each unit of its weight, so that each step changes only a few slots.
 func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
 	divisor := 1
-	if len(weights) > 0 && int(slices.Max(weights))*FullShare > math.MaxUint16 {
-		divisor = FullShare
+	if len(weights) > 0 && int(slices.Max(weights))*fullShare > math.MaxUint16 {
+		divisor = fullShare
 	}
 	out := make([]uint16, len(shares))
 	for i, share := range shares {

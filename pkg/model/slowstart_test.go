@@ -100,7 +100,7 @@ func TestSlowStart(t *testing.T) {
 					if next := r.before.Starts().Next(); !next.Equal(want) {
 						t.Errorf("after %d s, the next step is at %v, want %v", o.seconds, next, want)
 					}
-					if got, full := built.Ports[0].Slots(), FullShare*len(o.weights); got != full {
+					if got, full := built.Ports[0].Slots(), fullShare*len(o.weights); got != full {
 						t.Errorf("after %d s, %d slots count, want %d of the full weights", o.seconds, got, full)
 					}
 				}

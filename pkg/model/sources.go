@@ -206,7 +206,7 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 		kept = both
 	}
 	if n > most {
-		b.exceeds(LimitSourceRanges, list.field, n, most,
+		b.exceeds(limitSourceRanges, list.field, n, most,
 			fmt.Sprintf("%s sources in the last %d ranges are refused", f, n-most), "use fewer, larger ranges")
 	}
 	return kept
@@ -220,7 +220,7 @@ func (b *builder) deniedSources(f inet.Family, list *sourceList, own []netip.Add
 		denied = withAddrs(denied, ofFamily(f, own))
 	}
 	if n, most := len(denied), b.limits.SourceRanges; n > most {
-		b.cannotDeny(list, list.field, fmt.Sprintf("%d are above the limit of %d %s", n, most, LimitSourceRanges))
+		b.cannotDeny(list, list.field, fmt.Sprintf("%d are above the limit of %d %s", n, most, limitSourceRanges))
 	}
 	if len(denied) == 0 {
 		return nil
@@ -236,7 +236,7 @@ func (b *builder) prefixes(f inet.Family, ranges []netip.Prefix) (list []AddrRan
 			fromNode = fromNode || r.Contains(b.node.IPs[f])
 		}
 	}
-	return append([]AddrRange{}, asPrefixes(MergeRanges(list))...), fromNode
+	return append([]AddrRange{}, asPrefixes(mergeRanges(list))...), fromNode
 }
 
 // ofFamily returns the addresses of one family, sorted.
@@ -252,7 +252,7 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	for _, a := range addrs {
 		out = append(out, AddrRange{a, a})
 	}
-	return asPrefixes(MergeRanges(out))
+	return asPrefixes(mergeRanges(out))
 }
 
 // openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.

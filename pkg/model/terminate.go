@@ -48,7 +48,7 @@ func (b *builder) listed() {
 	if !b.out.TerminateGone {
 		return
 	}
-	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == LimitSlices || p.Limit == LimitPairs }) {
+	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == limitSlices || p.Limit == limitPairs }) {
 		b.out.TerminateGone = false
 		return
 	}

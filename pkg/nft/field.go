@@ -24,9 +24,6 @@ type Field struct {
 	print  func([]byte) string
 }
 
-// Name returns the field's expression in nft's language.
-func (f Field) Name() string { return f.name }
-
 // Load returns the expression that loads the field's value from a packet into a register. Do not call it for [Index], which needs a
 // modulus.
 func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }

@@ -48,9 +48,8 @@ type ReadChain struct {
 type ReadTable struct {
 	Family inet.Family
 	Name   string
-	// Exists is false if the table is missing. Dormant is true if the kernel ignores the table's chains.
-	Exists, Dormant bool
-	Chains          map[string]*ReadChain
+	TableInfo
+	Chains map[string]*ReadChain
 	// Infos describe the sets, including anonymous ones. Sets are the same sets in the form that the functions for elements need.
 	Sets  map[string]*Set
 	Infos map[string]SetInfo
@@ -78,7 +77,8 @@ func (c *Conn) Read(family inet.Family, name string) (*ReadTable, error) {
 
 func (c *Conn) readOnce(family inet.Family, name string) (*ReadTable, error) {
 	t := &ReadTable{Family: family, Name: name, Chains: map[string]*ReadChain{}, Sets: map[string]*Set{}, Infos: map[string]SetInfo{}}
-	if err := c.readFlags(t); err != nil || !t.Exists {
+	var err error
+	if t.TableInfo, err = c.Table(family, name); err != nil || !t.Exists {
 		return t, err
 	}
 	if err := c.readChains(t); err != nil {
@@ -100,29 +100,6 @@ func (c *Conn) readSets(t *ReadTable) error {
 	return c.dump(unix.NFT_MSG_GETSET, t.Family.Number(), request, begin, func(b []byte) error {
 		if s, in := parseSet(b); in == t.Name {
 			t.Infos[s.Name], t.Sets[s.Name] = s, s.set(t.Family, t.Name)
-		}
-		return nil
-	})
-}
-
-// dormant is the table flag NFT_TABLE_F_DORMANT.
-const dormant = 1
-
-func (c *Conn) readFlags(t *ReadTable) error {
-	begin := func() { t.Exists, t.Dormant = false, false }
-	return c.dump(unix.NFT_MSG_GETTABLE, t.Family.Number(), nil, begin, func(b []byte) error {
-		var name string
-		var flags uint32
-		for typ, v := range netlink.Attributes(b) {
-			switch typ {
-			case unix.NFTA_TABLE_NAME:
-				name = netlink.Text(v)
-			case unix.NFTA_TABLE_FLAGS:
-				flags = netlink.Uint32(v)
-			}
-		}
-		if name == t.Name {
-			t.Exists, t.Dormant = true, flags&dormant != 0
 		}
 		return nil
 	})

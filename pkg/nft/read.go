@@ -90,6 +90,8 @@ func (c *Conn) Generation() (uint32, error) {
 // TableInfo describes a table in the kernel.
 type TableInfo struct {
 	Exists bool
+	// Dormant is true if the kernel ignores the table's chains.
+	Dormant bool
 	// Handle is the table's number. The kernel does not reuse it in this network namespace.
 	Handle uint64
 }
@@ -106,6 +108,9 @@ func (c *Conn) Table(family inet.Family, name string) (TableInfo, error) {
 	return found, err
 }
 
+// dormant is the table flag NFT_TABLE_F_DORMANT.
+const dormant = 1
+
 // tableHandle is NFTA_TABLE_HANDLE, which golang.org/x/sys/unix lacks.
 const tableHandle = 4
 
@@ -115,6 +120,8 @@ func parseTable(b []byte) (t TableInfo, name string) {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
 			name = netlink.Text(v)
+		case unix.NFTA_TABLE_FLAGS:
+			t.Dormant = netlink.Uint32(v)&dormant != 0
 		case tableHandle:
 			t.Handle = netlink.Uint64(v)
 		}

@@ -136,6 +136,11 @@ type Chain struct {
 // IsBase reports whether the chain has a hook.
 func (c *Chain) IsBase() bool { return c.Type != "" }
 
+// Is reports whether the chain in the kernel has the type, hook and priority of c. It ignores the policy.
+func (i *ChainInfo) Is(c *Chain) bool {
+	return i.Type == c.Type && i.Hook == c.Hook && i.Priority == c.Priority
+}
+
 // Info returns the description of the chain that the kernel returns after it has added the chain.
 func (c *Chain) Info() *ChainInfo {
 	return &ChainInfo{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority}

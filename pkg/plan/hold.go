@@ -28,11 +28,11 @@ const (
 	HeldSet    = "held"
 	holdingSet = "holding"
 	// heldPorts is the size of both sets, twice the number of service ports that may hold packets: an expired element stays for a while.
-	heldPorts = 2 * MostHolders
+	heldPorts = 2 * mostHolders
 )
 
-// MostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
-const MostHolders = 1024
+// mostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
+const mostHolders = 1024
 
 // holdChain is the chain of packets to a service port that scales to zero. The first of its rules with a lookup matches the first packet of an
 // episode. If a set is full, the chain refuses or drops packets.
@@ -102,9 +102,9 @@ func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string 
 		}
 	}
 	for f := range n {
-		if n[f] > 0 && (own[f]+n[f] > MostHolders/perNamespace || all[f]+n[f] > MostHolders) {
+		if n[f] > 0 && (own[f]+n[f] > mostHolders/perNamespace || all[f]+n[f] > mostHolders) {
 			return fmt.Sprintf("the Service refuses connections while it has no endpoint: it has %d %s ports, the other Services of its namespace hold packets at %d ports, all other Services at %d ports, and the limits are %d and %d",
-				n[f], inet.Family(f), own[f], all[f], MostHolders/perNamespace, MostHolders)
+				n[f], inet.Family(f), own[f], all[f], mostHolders/perNamespace, mostHolders)
 		}
 	}
 	return ""

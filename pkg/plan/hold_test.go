@@ -57,7 +57,7 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 // Services have got endpoints.
 func TestHoldersAreBounded(t *testing.T) {
 	s := newSleepers(t)
-	const share = MostHolders / perNamespace
+	const share = mostHolders / perNamespace
 	for i := range share {
 		s.check(i, kindHold, s.set("a", i, 0))
 	}
@@ -80,7 +80,7 @@ func TestHoldersAreBounded(t *testing.T) {
 		}
 	}
 	s.check(0, kindReject, s.set("d", 10*share, 0))
-	if n := s.taken.holders; n != [2]int{MostHolders} || len(s.holders.names) != MostHolders {
-		t.Errorf("%v service ports hold packets, want %d", n, MostHolders)
+	if n := s.taken.holders; n != [2]int{mostHolders} || len(s.holders.names) != mostHolders {
+		t.Errorf("%v service ports hold packets, want %d", n, mostHolders)
 	}
 }

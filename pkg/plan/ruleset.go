@@ -170,7 +170,7 @@ func (l *layout) reject() []nft.Rule {
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
-	elsewhere, expired := rule(NoServiceNetwork, l.inRegions(true), back()), rule("the lease has run out", l.leased(false), jump("services"))
+	elsewhere, expired := rule(noServiceNetwork, l.inRegions(true), back()), rule("the lease has run out", l.leased(false), jump("services"))
 	rules := []nft.Rule{elsewhere, expired}
 	if o.AnyNodeAddress[l.family] {
 		rules = []nft.Rule{expired, elsewhere} // node ports are served in other networks, too
@@ -188,8 +188,8 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	return append(rules, rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
-// NoServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of Services.
-const NoServiceNetwork = "no network of a service address"
+// noServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of Services.
+const noServiceNetwork = "no network of a service address"
 
 // NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"

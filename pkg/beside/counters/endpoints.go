@@ -15,8 +15,8 @@ import (
 // The zones of endpoints in the API that have none, and of all zones of a Service above mostZones. The authors of EndpointSlices select zones, so
 // their number is limited.
 const (
-	UnknownZone = "unknown"
-	OtherZones  = "other"
+	unknownZone = "unknown"
+	otherZones  = "other"
 	mostZones   = 16
 )
 
@@ -161,7 +161,7 @@ func (s *endpoints) toZone(at endpoint, e *endpointEntry) {
 	}
 	zone := e.place.Value().Zone
 	if _, known := z.by[zone]; !known && len(z.by) >= mostZones {
-		zone = OtherZones
+		zone = otherZones
 	}
 	z.by[zone] += e.unplaced
 	e.unplaced = 0
@@ -260,7 +260,7 @@ func (c *Counters) placeEndpoints() {
 func (s *endpoints) settle(at endpoint, e *endpointEntry, places map[netip.Addr]model.Place) {
 	p, found := places[at.to.Addr()]
 	if p.Zone == "" {
-		p.Zone = UnknownZone
+		p.Zone = unknownZone
 	}
 	if found || e.place == (unique.Handle[model.Place]{}) {
 		e.place = unique.Make(p)

@@ -196,7 +196,7 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 
 // A Service has at most 16 zones with names, and one for all others. A place that no slice names is unknown.
 func TestZonesAreLimited(t *testing.T) {
-	s, names := newEndpoints(), map[string]uint64{OtherZones: 4, UnknownZone: 1}
+	s, names := newEndpoints(), map[string]uint64{otherZones: 4, unknownZone: 1}
 	for i := range mostZones + 3 {
 		at := endpoint{"shop/cart:http", netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)}
 		s.count(at, 1, 1)

@@ -146,7 +146,7 @@ func (c *comparison) chains(t *nft.Table, name string, have *nft.ReadTable) {
 		switch {
 		case !exists:
 			d.Want = "present"
-		case info.Type != ch.Type || info.Hook != ch.Hook || info.Priority != ch.Priority:
+		case !info.Is(ch):
 			d.Have, d.Want = cmp.Or(info.HookText(), "without a hook"), cmp.Or(ch.Info().HookText(), "without a hook")
 		case info.Drops:
 			d.Have, d.Want = "policy drop", "policy accept"

@@ -86,7 +86,7 @@ func (c *Config) on(command string) string { return fmt.Sprintf("on node %s: %s"
 
 // kubeProxy reports a running kube-proxy, or leftovers of kube-proxy.
 func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view.Finding {
-	there := Counts(left)
+	there := counts(left)
 	fix, affects := takeover.Remedy(c.NodeName)
 	switch {
 	case rival.Page != "":
@@ -117,8 +117,8 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view
 	return nil
 }
 
-// Counts returns the numbers of leftovers by kind, or "".
-func Counts(left takeover.Leftovers) string {
+// counts returns the numbers of leftovers by kind, or "".
+func counts(left takeover.Leftovers) string {
 	var parts []string
 	for _, k := range takeover.Kinds {
 		if n := left[k]; n > 0 {

@@ -101,7 +101,7 @@ func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
 // proxies adds the kube-proxy that runs on the node, and its rules.
 func (s *Site) proxies(v *view.Preflight, rival takeover.Rival) {
 	left, err := takeover.Look(nil)
-	there := Counts(left)
+	there := counts(left)
 	text := "no kube-proxy runs"
 	switch {
 	case rival.Page != "":

@@ -29,10 +29,10 @@ type fake struct {
 func newFake(p *plan.Planner) *fake {
 	t := p.Tables()[0]
 	k := &fake{elements: map[string]map[nft.Value]*nft.Found{}, table: &nft.ReadTable{
-		Family: t.Family, Name: t.Name, Exists: true, Chains: map[string]*nft.ReadChain{}, Sets: map[string]*nft.Set{},
+		Family: t.Family, Name: t.Name, TableInfo: nft.TableInfo{Exists: true}, Chains: map[string]*nft.ReadChain{}, Sets: map[string]*nft.Set{},
 	}}
 	for _, c := range t.Chains {
-		read := &nft.ReadChain{ChainInfo: nft.ChainInfo{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority}}
+		read := &nft.ReadChain{ChainInfo: *c.Info()}
 		for i := range c.Rules {
 			read.Rules = append(read.Rules, nft.ReadRule{Comment: c.Rules[i].Comment, Exprs: c.Rules[i].Planned()})
 		}
