@@ -50,6 +50,8 @@ func flannel(backend, rules string) neighbour {
 			"with endpoints on both nodes. flannel's own CNI plugin was not run: the test writes the configuration that it passes to bridge",
 		prepare: func(n *node) {
 			other := n.second()
+			// The lab's node adds no link-local addresses. Without one, cni0 cannot look for a neighbour of forwarded packets.
+			n.sh("echo 0 >/proc/sys/net/ipv6/conf/default/addr_gen_mode")
 			n.serve(n.Clients[2], n.Client)
 			n.offer(far)
 			n.unplug(n.container())

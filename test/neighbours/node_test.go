@@ -297,12 +297,11 @@ func (n *node) during(further []check, f func()) (s Step) {
 	checks := append(slices.DeleteFunc(n.services(), func(c check) bool { return c.proto != inet.TCP || c.to.Port() == healthPort }), further...)
 	n.connect(checks)
 	s.Flows = len(n.old)
-	failed := map[string]string{}
+	failed := map[string]int{}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	ctx, stop := context.WithCancel(n.t.Context())
 	defer stop()
-	begin := time.Now()
 	// rest waits until each source has opened some connections.
 	ticks := make(chan struct{})
 	sources := 0
@@ -314,7 +313,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 				mu.Lock()
 				if s.Made++; err != nil {
 					s.Failed++
-					failed[c.name] += fmt.Sprintf(" %s after %s;", err, time.Since(begin).Round(time.Millisecond))
+					failed[fmt.Sprintf("%s: %v", c.name, err)]++
 				}
 				mu.Unlock()
 				select {
