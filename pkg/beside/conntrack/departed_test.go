@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // An open TCP connection from the frontend to the departed endpoint is stale. Each row changes one fact.
@@ -84,9 +85,7 @@ func TestOpenToTerminate(t *testing.T) {
 	if table, err := OpenToTerminate(loose, OpenChallenger, nil); err == nil {
 		t.Errorf("without the sysctl: %v, want an error", table)
 	}
-	if err := os.WriteFile(loose, []byte("0\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(loose, []byte("0\n"), 0o600))
 	if table, err := OpenToTerminate(loose, OpenChallenger, nil); err == nil || !strings.Contains(err.Error(), "nf_conntrack_tcp_loose is 0") {
 		t.Errorf("with 0: %v, %v, want an error", table, err)
 	}

@@ -9,9 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A fakeTable holds flows and records the time of each read.
@@ -81,9 +80,7 @@ func (f *fakeTable) expect(t *testing.T, want ...string) {
 	synctest.Wait()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if diff := cmp.Diff(want, f.log); diff != "" {
-		t.Errorf("passes (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, f.log, "passes")
 }
 
 // removed returns the state of a frontend without endpoints.

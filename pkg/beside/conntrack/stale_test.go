@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -134,9 +135,7 @@ func TestStale(t *testing.T) {
 				"udp": tc.udp, "udp undnated": tc.udpAll, "tcp": false, "tcp undnated": tc.others,
 				"sctp": false, "sctp undnated": tc.others,
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("stale (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, got, "stale")
 		})
 	}
 }
@@ -250,9 +249,7 @@ func TestLaterRequestsOverrideEarlierOnes(t *testing.T) {
 	say := func(want ...bool) {
 		t.Helper()
 		got := []bool{d.Stale(&old), d.Stale(&oldOther), d.Undnated}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("stale, other stale, undnated (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, got, "stale, other stale, undnated")
 	}
 	say(false, false, false)
 	d.merge(&removed)

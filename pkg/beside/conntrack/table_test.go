@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // attributes returns the attributes of a flow as the kernel sends them.
@@ -90,9 +91,7 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 // withKernel returns a table, and a socket on which the test replies in place of the kernel.
 func withKernel(t *testing.T) (n *Netlink, kernel int) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	n = &Netlink{write: &netlink.Socket{}}
 	if n.read, err = netlink.Open(); err == nil {
 		err = unix.Dup3(pair[0], n.read.FD(), unix.O_CLOEXEC)

@@ -212,9 +212,7 @@ func TestZonesAreLimited(t *testing.T) {
 	again := endpoint{"shop/cart:admin", netip.MustParseAddrPort("10.0.0.200:80")}
 	s.count(again, 1, 1)
 	s.settle(again, s.counts[again], map[netip.Addr]model.Place{again.to.Addr(): {Zone: "zone-99"}})
-	if diff := cmp.Diff(names, s.zones["shop/cart"].by); diff != "" {
-		t.Errorf("zones (-want +got):\n%s", diff)
-	}
+	lab.Same(t, names, s.zones["shop/cart"].by, "zones")
 }
 
 // A connection above the maximum of its endpoint does not count for the endpoint.

@@ -604,9 +604,7 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 	if missed := want.Connections - got.Connections; got.Connections <= want.Connections && missed <= inFlight {
 		got.Connections += missed
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("total (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "total")
 }
 
 // askOn sends requests to the Service continuously. On kernels before 6.17, a lookup may miss an element that a batch replaces at this

@@ -58,9 +58,7 @@ func (s *sets) after(t *testing.T, d time.Duration, events string, demand map[st
 	}
 	got := map[string]bool{}
 	s.Each(func(n types.NamespacedName, wanted bool) { got[n.Name] = wanted })
-	if diff := cmp.Diff(demand, got); diff != "" {
-		t.Errorf("demand (-want +got):\n%s", diff)
-	}
+	lab.Same(t, demand, got, "demand")
 }
 
 func name(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }

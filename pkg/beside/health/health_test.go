@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // The program's metrics count the answers.
@@ -127,12 +127,8 @@ func TestCodes(t *testing.T) {
 				got[path] = []int{ask(h.Handler(), http.MethodGet, path).Code}
 			}
 			want := counts{"/healthz": {tt.healthz}, "/livez": {tt.livez}}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("codes (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(want, n); diff != "" {
-				t.Errorf("counted (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, got, "codes")
+			lab.Same(t, want, n, "counted")
 			if got := h.Healthy(); got != (tt.livez == ok) {
 				t.Errorf("Healthy: got %v", got)
 			}
@@ -183,13 +179,9 @@ func TestBodies(t *testing.T) {
 			h := New(Config{Timeout: timeout, Now: func() time.Time { return now }, Families: tt.families})
 			tt.do(h)
 			w := ask(h.Handler(), http.MethodPost, tt.path)
-			if diff := cmp.Diff(tt.want, w.Body.String()); diff != "" {
-				t.Errorf("body (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tt.want, w.Body.String(), "body")
 			want := http.Header{"Content-Type": {"application/json"}, "X-Content-Type-Options": {"nosniff"}}
-			if diff := cmp.Diff(want, w.Header()); diff != "" {
-				t.Errorf("headers (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, w.Header(), "headers")
 		})
 	}
 }

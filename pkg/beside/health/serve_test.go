@@ -11,9 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // quietly returns a context with a logger that discards everything.
@@ -28,9 +29,7 @@ func hello() http.Handler {
 func mustListen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -69,9 +68,7 @@ func TestServeRetries(t *testing.T) {
 			t.Errorf("serve: %v", err)
 		}
 		want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}
-		if diff := cmp.Diff(want, tries); diff != "" {
-			t.Errorf("attempts (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, tries, "attempts")
 	})
 }
 
@@ -79,9 +76,7 @@ func TestServeRetries(t *testing.T) {
 func TestServeAnswers(t *testing.T) {
 	ctx, cancel := context.WithCancel(quietly(t))
 	dead, live := mustListen(t), mustListen(t)
-	if err := dead.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, dead.Close())
 	tries := 0
 	listen := func() (net.Listener, error) {
 		switch tries++; tries {
@@ -96,13 +91,9 @@ func TestServeAnswers(t *testing.T) {
 	go func() { done <- serve(ctx, hello(), time.Millisecond, false, listen) }()
 
 	resp, err := http.Get("http://" + live.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	_ = resp.Body.Close()
 	if got := string(body); got != "hello" {
 		t.Errorf("answer: got %q, want %q", got, "hello")

@@ -11,19 +11,17 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // freePort returns an unused port of loopback.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer l.Close()
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
@@ -58,9 +56,7 @@ func TestServicesAnswerLoadBalancers(t *testing.T) {
 		}
 		want := "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": " + wantWeight +
 			",\n\t\"serviceProxyHealthy\": " + map[bool]string{true: "true", false: "false"}[healthy] + "\n}"
-		if diff := cmp.Diff(want, body); diff != "" {
-			t.Errorf("%s: body (-want +got):\n%s", when, diff)
-		}
+		lab.Same(t, want, body, "%s: body", when)
 	}
 	sync := func(local int) {
 		s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port(), Served: both, Local: [2]int{local, 7}}}, loopback)
@@ -210,9 +206,7 @@ func TestWhereServicesListen(t *testing.T) {
 		{"no address", map[types.NamespacedName]Check{web: {Port: 2, Served: both}}, nil, map[string]int{}},
 	} {
 		s.Sync(step.checks, step.addrs)
-		if diff := cmp.Diff(step.want, ports.list()); diff != "" {
-			t.Errorf("%s: listening (-want +got):\n%s", step.name, diff)
-		}
+		lab.Same(t, step.want, ports.list(), "%s: listening", step.name)
 	}
 }
 
@@ -229,12 +223,8 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 		if broken := s.Sync(checks, addrs); broken != wantBroken {
 			t.Errorf("%s: %d failed addresses, want %d", when, broken, wantBroken)
 		}
-		if diff := cmp.Diff(wantTold, told); diff != "" {
-			t.Errorf("%s: problems (-want +got):\n%s", when, diff)
-		}
-		if diff := cmp.Diff(want, ports.list()); diff != "" {
-			t.Errorf("%s: listening (-want +got):\n%s", when, diff)
-		}
+		lab.Same(t, wantTold, told, "%s: problems", when)
+		lab.Same(t, want, ports.list(), "%s: listening", when)
 	}
 	others := map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:1": 1, "tcp6 [2001:db8::1]:2": 1}
 	ports.taken = "192.0.2.1:1"

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // patienceOfTests is the timeout for actions that usually take microseconds.
@@ -91,9 +92,7 @@ func newBench(t *testing.T) *bench {
 func (b *bench) backend(name string) netip.AddrPort {
 	b.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	b.Cleanup(func() { l.Close() })
 	b.ends++
 	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, b.ends}), 80)
@@ -144,13 +143,9 @@ type client struct {
 func (b *bench) connect(number uint16) *client {
 	b.Helper()
 	c, err := net.Dial("tcp4", b.at[number])
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	b.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patienceOfTests)); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, c.SetDeadline(time.Now().Add(patienceOfTests)))
 	return &client{b.T, c.(*net.TCPConn), bufio.NewReader(c)}
 }
 
@@ -242,9 +237,7 @@ func TestEndsOfStreams(t *testing.T) {
 	b.set("web", 30080, b.backend("one"))
 	c := b.connect(30080)
 	c.want("one")
-	if err := c.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.CloseWrite())
 	if rest, err := io.ReadAll(c.lines); err != nil || string(rest) != "one goodbye\n" {
 		t.Errorf("after the end of the client's stream: %q, %v", rest, err)
 	}
@@ -281,9 +274,7 @@ func TestLimits(t *testing.T) {
 	}
 	a1.want("one")
 	b1.want("one")
-	if err := a2.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, a2.Close())
 	for deadline := time.Now().Add(patienceOfTests); b.counted.open.Load() != 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d connections are open, want 2", b.counted.open.Load())

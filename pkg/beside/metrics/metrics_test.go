@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -71,21 +71,15 @@ func TestPage(t *testing.T) {
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
 		if *update {
-			if err := page.Write(reference, prefix, want); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, page.Write(reference, prefix, want))
 		}
 		text, err := os.ReadFile(reference)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		got, err := page.Part(string(text), prefix)
 		if err != nil {
 			t.Fatalf("%s: %v", reference, err)
 		}
-		if diff := cmp.Diff(got, want); diff != "" {
-			t.Errorf("%s is not what the program has; run make update (-page +program):\n%s", reference, diff)
-		}
+		lab.Same(t, got, want, "%s is not what the program has; run make update (-page +program)", reference)
 	}
 }
 
@@ -93,9 +87,7 @@ func TestPage(t *testing.T) {
 func tableOf(t *testing.T, g prometheus.Gatherer, prefix string) string {
 	t.Helper()
 	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var b strings.Builder
 	b.WriteString("\n| metric | type | labels | what it is |\n|---|---|---|---|\n")
 	for _, f := range families {
@@ -124,9 +116,7 @@ func labelsOf(f *dto.MetricFamily) []string {
 func describe(t *testing.T, g prometheus.Gatherer) string {
 	t.Helper()
 	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var b strings.Builder
 	for _, f := range families {
 		fmt.Fprintf(&b, "%s %s {%s}\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labelsOf(f), ","))
@@ -144,16 +134,12 @@ func TestLint(t *testing.T) {
 	counts, series := placed()
 	RegisterServices(reg, counts, series)
 	problems, err := testutil.GatherAndLint(reg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got := map[string]string{}
 	for _, p := range problems {
 		got[p.Metric] = p.Text
 	}
-	if diff := cmp.Diff(fixed, got); diff != "" {
-		t.Errorf("lint (-want +got):\n%s", diff)
-	}
+	lab.Same(t, fixed, got, "lint")
 }
 
 // TestFromTheStart checks that series for which alerts use rate() exist from the start.
@@ -168,9 +154,7 @@ func TestFromTheStart(t *testing.T) {
 	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(describe(t, used)), "\n"), func(line string) bool {
 		return strings.Contains(line, "timestamp_seconds") || strings.Contains(line, "_elements gauge ")
 	})
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics at start (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "metrics at start")
 }
 
 func TestValues(t *testing.T) {
@@ -271,9 +255,7 @@ func TestValues(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			reg := prometheus.NewPedanticRegistry()
 			tt.do(New(reg, Config{Families: tt.families}))
-			if diff := cmp.Diff(tt.want, values(t, reg, tt.metric)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", tt.metric, diff)
-			}
+			lab.Same(t, tt.want, values(t, reg, tt.metric), "%s", tt.metric)
 		})
 	}
 }
@@ -282,9 +264,7 @@ func TestValues(t *testing.T) {
 func values(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		if f.GetName() != name {
@@ -350,9 +330,7 @@ func TestNativeHistograms(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		everything(New(reg, Config{NativeHistograms: native}))
 		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
 				h := m.GetHistogram()
@@ -374,7 +352,5 @@ func TestRegisterFeatures(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	RegisterFeatures(reg, []Feature{{Name: "A", Stage: "BETA", Enabled: true}, {Name: "B"}})
 	want := map[string]float64{"A,BETA": 1, "B,": 0}
-	if diff := cmp.Diff(want, values(t, reg, "kubernetes_feature_enabled")); diff != "" {
-		t.Errorf("features (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, values(t, reg, "kubernetes_feature_enabled"), "features")
 }

@@ -11,22 +11,20 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestRequestsOfTheClientAreCounted(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusTeapot) }))
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if _, err := client.Discovery().ServerVersion(); err == nil {
 		t.Fatal("a teapot is an API server")
 	}
 	families, err := RestClient().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	requests := 0.0
 	for _, f := range families {
 		if !strings.HasPrefix(f.GetName(), "rest_client_") {

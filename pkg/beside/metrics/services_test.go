@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeCounts are given counts.
@@ -84,9 +84,7 @@ func TestSeriesOfZonesAndEndpoints(t *testing.T) {
 	}})
 	want := map[string]float64{"shop,svc-1,a": 2, "shop,svc-2,a": 3}
 	for range 2 {
-		if diff := cmp.Diff(want, values(t, reg, "kubenftproxy_service_zone_connections_total")); diff != "" {
-			t.Errorf("zones (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, values(t, reg, "kubenftproxy_service_zone_connections_total"), "zones")
 		if got := len(values(t, reg, "kubenftproxy_endpoint_connections_total")); got != 12 {
 			t.Errorf("%d series of endpoints, want 12", got)
 		}
@@ -94,9 +92,7 @@ func TestSeriesOfZonesAndEndpoints(t *testing.T) {
 			t.Errorf("%v Services are left out, want 1", got)
 		}
 	}
-	if diff := cmp.Diff([]string{fmt.Sprint("shop/svc-1 ", MostEndpointSeries)}, leftOut); diff != "" {
-		t.Errorf("reports (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{fmt.Sprint("shop/svc-1 ", MostEndpointSeries)}, leftOut, "reports")
 }
 
 const perService = "kubenftproxy_service_connections_total"
@@ -106,23 +102,17 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	f := busy(1000)
 	RegisterServices(reg, f, Series{Ports: 3})
 	want := map[string]float64{"shop,http,svc-999": 1000, "shop,http,svc-998": 999, "shop,http,svc-997": 998}
-	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
-		t.Errorf("the busiest (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, values(t, reg, perService), "the busiest")
 	if got := values(t, reg, "kubenftproxy_connections_total")[""]; got != 500500 {
 		t.Errorf("got %v connections in all, want 500500", got)
 	}
 	// A shown series stays, unless another one has twice its count.
 	f.ports[0].Connections = 1990
-	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
-		t.Errorf("after a Service has become busier (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, values(t, reg, perService), "after a Service has become busier")
 	f.ports[0].Connections = 5000
 	delete(want, "shop,http,svc-997")
 	want["shop,http,svc-0"] = 5000
-	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
-		t.Errorf("after a Service has become much busier (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, values(t, reg, perService), "after a Service has become much busier")
 }
 
 func TestNoServiceHasSeries(t *testing.T) {
@@ -136,9 +126,7 @@ func TestNoServiceHasSeries(t *testing.T) {
 	want := map[string]float64{
 		"held": 0, "max_connections": 0, "no_endpoints": 5, "no_local_endpoints": 0, "source_range": 0, "unused_address": 0, "unused_port": 0,
 	}
-	if diff := cmp.Diff(want, values(t, reg, "kubenftproxy_refused_total")); diff != "" {
-		t.Errorf("totals (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, values(t, reg, "kubenftproxy_refused_total"), "totals")
 }
 
 func TestAReadingThatFailsShows(t *testing.T) {
@@ -150,7 +138,5 @@ func TestAReadingThatFailsShows(t *testing.T) {
 		t.Errorf("got %v, want what was known before", got)
 	}
 	f.err = nil
-	if diff := cmp.Diff(map[string]float64{"done": 1, "failed": 1}, values(t, reg, "kubenftproxy_connection_readings_total")); diff != "" {
-		t.Errorf("readings (-want +got):\n%s", diff)
-	}
+	lab.Same(t, map[string]float64{"done": 1, "failed": 1}, values(t, reg, "kubenftproxy_connection_readings_total"), "readings")
 }

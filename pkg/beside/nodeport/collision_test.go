@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -152,9 +153,7 @@ func TestEphemeral(t *testing.T) {
 		if c.err {
 			continue
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("parseEphemeral(%q, %q) (-want +got):\n%s", c.ports, c.reserved, diff)
-		}
+		lab.Same(t, c.want, got, "parseEphemeral(%q, %q)", c.ports, c.reserved)
 		for _, p := range c.in {
 			if !got.Contains(p) {
 				t.Errorf("%q, %q: the kernel may assign %d, but Contains is false", c.ports, c.reserved, p)

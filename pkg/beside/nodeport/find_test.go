@@ -5,9 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestFindReturnsReportedCollisions: Find also returns collisions that Run has reported, reports nothing itself, and ignores this
@@ -31,16 +30,12 @@ func TestFindReturnsReportedCollisions(t *testing.T) {
 		n.mu.Unlock()
 		for range 2 {
 			list, err := w.Find()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			var got []string
 			for _, p := range list {
 				got = append(got, p.Event+" "+p.Kind+" "+p.Name.Name)
 			}
-			if diff := cmp.Diff([]string{"NodePortCollision Service web", "NodePortInEphemeralRange Node node-1"}, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			lab.Same(t, []string{"NodePortCollision Service web", "NodePortInEphemeralRange Node node-1"}, got, "")
 			if len(list) > 0 && strings.Contains(list[0].Reason, "30081") {
 				t.Errorf("this process's own socket counts: %s", list[0].Reason)
 			}

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -153,9 +152,7 @@ func TestListening(t *testing.T) {
 		"tcp [2001:db8::1]:30006 v6only", "tcp [::]:30002", "tcp [::]:30003 v6only",
 		"udp 0.0.0.0:30009", "udp 224.0.0.251:30012", "udp [::]:30010", "udp [::]:30011 v6only",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("sockets (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "sockets")
 	own, err := OwnSockets()
 	lab.Must(t, err)
 	cookies := map[uint64]bool{}
@@ -219,9 +216,7 @@ func TestReadEphemeral(t *testing.T) {
 	got, err := ReadEphemeral()
 	lab.Must(t, err)
 	want := Ephemeral{Range{20000, 40000}, []Range{{30000, 32767}, {35000, 35000}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("ephemeral range (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "ephemeral range")
 }
 
 // BenchmarkSearch measures one search with 2,768 node ports, the size of the default range, and many other sockets: half of them

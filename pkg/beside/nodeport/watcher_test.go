@@ -10,11 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeNode is a node with sockets. It records problems and searches.
@@ -74,13 +74,9 @@ func (n *fakeNode) expect(t *testing.T, listeners, ephemeral int, problems ...st
 	synctest.Wait()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if diff := cmp.Diff(problems, n.problems); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	lab.Same(t, problems, n.problems, "problems")
 	n.problems = nil
-	if diff := cmp.Diff(map[string]int{"listener": listeners, "ephemeral_range": ephemeral}, n.counts); diff != "" {
-		t.Errorf("counts (-want +got):\n%s", diff)
-	}
+	lab.Same(t, map[string]int{"listener": listeners, "ephemeral_range": ephemeral}, n.counts, "counts")
 }
 
 // run runs a watcher on a fake node in virtual time.
@@ -237,12 +233,8 @@ func TestSearches(t *testing.T) {
 		time.Sleep(period)
 		synctest.Wait()
 		want := []time.Duration{1 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second, 76 * time.Second}
-		if diff := cmp.Diff(want, n.searches); diff != "" {
-			t.Errorf("searches (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(Range{30053, 30080}, n.ranges[len(n.ranges)-1]); diff != "" {
-			t.Errorf("range (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, n.searches, "searches")
+		lab.Same(t, Range{30053, 30080}, n.ranges[len(n.ranges)-1], "range")
 	})
 }
 
