@@ -3,7 +3,8 @@
 // flow without replies still reaches its endpoint, even if its source is no longer allowed. stale.go defines stale flows, table.go
 // accesses the kernel's table, and reconciler.go has the goroutine.
 //
-// In: changed frontends and their endpoints, as [Desired] values. Out: deleted entries of the kernel's table, their number, and the duration;
-// single entries from [Lookup]. Never: deletes an SCTP association that has a reply, or a TCP connection that has a reply, except to an endpoint in
+// In: changed frontends and their endpoints, as [Desired] values.
+// Out: deleted entries of the kernel's table, their number, and the duration; single entries from [Lookup].
+// Never: deletes an SCTP association that has a reply, or a TCP connection that has a reply, except to an endpoint in
 // [Departed]; blocks the goroutine that syncs; copies the kernel's table.
 package conntrack
