@@ -104,7 +104,7 @@ for folder in artifact pushed; do
   cmp "$TO/kube-nftproxy-$VERSION.tgz" "kube-nftproxy-$VERSION.tgz"
   rm "$TO"/*
 done
-"$HELM" lint "kube-nftproxy-$VERSION.tgz" --set clusterCIDR=10.244.0.0/16,apiServer=https://192.0.2.1:6443`, env...)
+"$HELM" lint "kube-nftproxy-$VERSION.tgz" --set config.clusterCIDR=10.244.0.0/16,apiServer.host=192.0.2.1`, env...)
 	out := mustShell(t, dir, `"$HELM" show chart --plain-http "oci://$REGISTRY/artifact/kube-nftproxy" --version "$VERSION"`, env...)
 	if !strings.Contains(out, "version: "+version) {
 		t.Errorf("helm show chart:\n%s", out)
