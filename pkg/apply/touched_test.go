@@ -221,7 +221,7 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 		k.verify()
 		k.check.due = true
 		k.check.answer = make(chan outcome, 1)
-		k.check.answer <- outcome{generation: k.generation, err: errChanged}
+		k.check.answer <- outcome{generation: k.generation, err: nft.ErrChanged}
 		if why := k.others.suspicion(); why != "" {
 			t.Fatalf("too early: %s", why)
 		}

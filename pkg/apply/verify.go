@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -26,8 +25,6 @@ type outcome struct {
 	wrong string
 	err   error
 }
-
-var errChanged = errors.New("the ruleset changed during the reading")
 
 // patienceOfCheck is the number of successive failed checks after which a full sync replaces the check.
 const patienceOfCheck = 5
@@ -80,7 +77,7 @@ func (k *Kernel) verify() {
 func (k *Kernel) checked(o outcome) {
 	c := &k.check
 	if o.err == nil && o.now != o.generation && !k.others.harmless(o.generation, o.now) {
-		o.err = errChanged // the check starts again
+		o.err = nft.ErrChanged // the check starts again
 	}
 	switch {
 	case o.err != nil:

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
@@ -72,6 +73,9 @@ func attribute(typ uint16, value []byte) []byte {
 	b.attr(typ, value)
 	return b.buf
 }
+
+// ErrChanged means that the result of several readings may be wrong, because [Conn.Generation] changed meanwhile.
+var ErrChanged = errors.New("the ruleset changed during the reading")
 
 // Generation returns the generation number of the ruleset in this network namespace. Every commit of any program increments it.
 func (c *Conn) Generation() (uint32, error) {

@@ -3,7 +3,6 @@ package compare
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -15,12 +14,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// ErrChanged means that the result of a reading may be wrong because the ruleset changed meanwhile.
-var ErrChanged = errors.New("the ruleset changed during the reading")
-
 // Verify reads the complete tables, with its own connection, and compares them with a plan. The result counts all differences, and lists up to most
 // of them. Elements and chains that pkg/apply retains, and elements that packets add, are not differences. No other goroutine may use the planner. The
-// error is [ErrChanged] if the ruleset changed during the reading. The result is then complete, but may be wrong.
+// error is [nft.ErrChanged] if the ruleset changed during the reading. The result is then complete, but may be wrong.
 func Verify(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -39,7 +35,7 @@ func Verify(p *plan.Planner, most int) (v *view.Verification, err error) {
 	}
 	now, err := conn.Generation()
 	if err == nil && now != c.out.Generation {
-		err = ErrChanged
+		err = nft.ErrChanged
 	}
 	return c.out, err
 }
@@ -203,9 +199,10 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	delete(c.wanted, s)
 	unknown, retained := map[nft.ID]nft.Element{}, map[nft.ID]bool{}
 	err := c.conn.EachElement(s, func(e *nft.Element) {
-		switch seen, is := wanted[c.hash(e)]; {
+		hash := c.hash(e)
+		switch seen, is := wanted[hash]; {
 		case is && !seen:
-			wanted[c.hash(e)] = true
+			wanted[hash] = true
 			c.out.Elements++
 		case is:
 		case c.isRetained(e):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -74,7 +75,7 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 				continue
 			}
 			v = last
-		} else if !errors.Is(err, compare.ErrChanged) && !errors.Is(err, unix.EINTR) {
+		} else if !errors.Is(err, nft.ErrChanged) && !errors.Is(err, unix.EINTR) {
 			return nil, err
 		}
 	}
