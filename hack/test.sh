@@ -3,7 +3,7 @@
 #   lint   checks of the source: see lint.sh
 #   house  rules about source, documents and manifests
 #   unit   all tests without privileges, with the race detector; tests that need root are skipped
-#   netns  all tests as root, in network namespaces; no test may be skipped for missing privileges
+#   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
 #   ratios kube-proxy and kube-nftproxy, measured on one small cluster; fails if a ratio is wrong by a factor
@@ -24,6 +24,9 @@ all() {
   local slow=(./test/scenario ./test/matrix ./pkg/plan ./pkg/apply)
   { go list "${slow[@]}" && go list ./...; } | grep -v '/test/house$' | awk '!seen[$0]++'
 }
+
+# namespaces lists the packages with tests in network namespaces.
+namespaces() { go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $(all) | sed -n '/\/test\/lab\b/s/ .*//p'; }
 
 # tagged lists the packages that have tests with a build tag.
 tagged() { # tag
@@ -56,7 +59,7 @@ unit() { all | xargs go list >/dev/null && tests unit -race "${unprivileged[@]}"
 netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.
-  root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(all | grep -v '/test/hostile$')
+  root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(namespaces | grep -v '/test/hostile$')
 }
 hostile() { root && built && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
 e2e() {

@@ -314,7 +314,8 @@ func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.C
 	if regexp.MustCompile(`^(services|trace|render|diff|watch) `).MatchString(script) {
 		script = "kube-nftproxy " + script
 	}
-	cmd := h.Command(ctx, "unshare", "--mount", "bash", "-c", `mount -t tmpfs tmpfs /run && PATH=`+path+`:$PATH && eval "$1"`, "bash", script)
+	// A shell that runs the tests in the background makes them ignore SIGINT.
+	cmd := h.Command(ctx, "env", "--default-signal=INT", "unshare", "--mount", "bash", "-c", `mount -t tmpfs tmpfs /run && PATH=`+path+`:$PATH && eval "$1"`, "bash", script)
 	cmd.Dir, cmd.Env = r.checkout, r.environ
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }

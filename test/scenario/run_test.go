@@ -4,9 +4,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write the plans into the scenarios instead of comparing them")
 
-// rig is shared by all scenarios.
+// rig plays one scenario after another.
 type rig struct {
 	lab *lab.Lab
 	// freshly and loaded are namespaces for tables without traffic.
@@ -80,22 +82,32 @@ func TestScenarios(t *testing.T) {
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
 	}
-	r := newRig(t)
-	r.checkCluster(t)
-	run := 0
+	rigs := make(chan *rig, runtime.GOMAXPROCS(0))
+	for range cap(rigs) {
+		r := newRig(t)
+		r.checkCluster(t)
+		rigs <- r
+	}
+	ran := 0
+	t.Cleanup(func() { // after the last scenario
+		all := coverage{}
+		for range cap(rigs) {
+			maps.Copy(all, (<-rigs).coverage)
+		}
+		if missing := all.missing(); ran == len(paths) && len(missing) > 0 {
+			t.Errorf("no scenario shows:\n%s", strings.Join(missing, "\n"))
+		}
+	})
 	for _, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
-			run++
+			ran++
+			t.Parallel()
+			r := <-rigs
+			defer func() { rigs <- r }()
 			s, err := readScenario(path)
 			lab.Must(t, err)
 			r.scenario(t, s)
 		})
-	}
-	if run < len(paths) {
-		return // only a part of the suite runs
-	}
-	if missing := r.coverage.missing(); len(missing) > 0 {
-		t.Errorf("no scenario shows:\n%s", strings.Join(missing, "\n"))
 	}
 }
 
