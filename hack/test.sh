@@ -67,8 +67,7 @@ e2e() {
   local packages
   packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
-  # One package at a time: each runs an API server.
-  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e $packages
 }
 ratios() {
   root || return 1

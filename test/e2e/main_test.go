@@ -90,10 +90,11 @@ func newWorld(t *testing.T, c lab.Config) *world {
 	return w
 }
 
-// ownWorld returns a lab with its own cluster on the node, and creates the Node. The test may stop and break the cluster. The API
-// server has the flags, and listens on the node's address, so that all hosts of the lab can reach it.
+// ownWorld returns a lab with its own cluster on the node, and creates the Node. The test may stop and break the cluster, and runs beside
+// other tests of this kind. The API server has the flags, and listens on the node's address, so that all hosts of the lab can reach it.
 func ownWorld(t *testing.T, c lab.Config, flags ...string) *world {
 	t.Helper()
+	t.Parallel()
 	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
