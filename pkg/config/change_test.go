@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -41,9 +43,7 @@ func mustEnd(t *testing.T, ended <-chan error) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func TestAChangedFileIsNoticed(t *testing.T) {
@@ -57,17 +57,13 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 		path := file(t, "mode: nftables\n")
 		ended := changed(t, path)
 		write(t, path+".new", header+"mode: iptables\n")
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Rename(path+".new", path))
 		mustEnd(t, ended)
 	})
 	t.Run("as a ConfigMap's volume", func(t *testing.T) {
 		dir := t.TempDir()
 		version := func(name, mode string) {
-			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 			write(t, filepath.Join(dir, name, "config.conf"), header+"mode: "+mode+"\n")
 			if err := errors.Join(os.Symlink(name, filepath.Join(dir, "..tmp")),
 				os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data"))); err != nil {
@@ -76,9 +72,7 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 		}
 		version("..1", "nftables")
 		path := filepath.Join(dir, "config.conf")
-		if err := os.Symlink("..data/config.conf", path); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Symlink("..data/config.conf", path))
 		ended := changed(t, path)
 		version("..2", "iptables")
 		mustEnd(t, ended)
@@ -90,9 +84,7 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path)
 	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended, outdated := make(chan error, 1), make(chan bool)
 	go func() { ended <- o.AwaitChange(ctx, func(is bool) { outdated <- is }) }()
@@ -101,9 +93,7 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 		want bool
 	}{{header + "mode: iptables\n", true}, {string(before), false}, {"mode: x", true}} {
 		write(t, path+".new", step.text)
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.Rename(path+".new", path))
 		select {
 		case got := <-outdated:
 			if got != step.want {
@@ -124,9 +114,7 @@ func TestExitsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := file(t, "mode: nftables\n")
 		before, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		const nodes, jitter = 100, time.Hour
 		unwatched := func(string) (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 		ctx, cancel := context.WithCancel(t.Context())

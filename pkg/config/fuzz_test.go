@@ -8,14 +8,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // No configuration file causes a panic. An accepted configuration, written and read again, is the same without notes.
 func FuzzFile(f *testing.F) {
 	kubeadm, err := os.ReadFile("testdata/kubeadm.yaml")
-	if err != nil {
-		f.Fatal(err)
-	}
+	lab.Must(f, err)
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	f.Add(kubeadm)
 	for _, s := range []string{
@@ -38,9 +38,7 @@ func FuzzFile(f *testing.F) {
 		}
 		notes(c, nil)
 		first, err := encode(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		again, remarks, err := decode(first)
 		if err != nil || len(remarks) > 0 {
 			t.Fatalf("the written configuration has notes %v, error %v\n%s", remarks, err, first)
@@ -77,9 +75,7 @@ func FuzzFlags(f *testing.F) {
 			return
 		}
 		first, err := encode(o.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if err := usable(first); err != nil {
 			t.Errorf("the configuration of these flags is invalid as a file: %v\n%s", err, first)
 		}

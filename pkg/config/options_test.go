@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // complete parses and completes a command line.
@@ -44,9 +46,7 @@ func file(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.conf")
 	text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" + text
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -55,9 +55,7 @@ func TestKubeadmFileHasTheDefaults(t *testing.T) {
 	want := mustComplete(t, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--hostname-override", " node-1",
 		"--kubeconfig", "/var/lib/kube-proxy/kubeconfig.conf").Config
 	got.TypeMeta = want.TypeMeta
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("configuration (-by flags +of kubeadm):\n%s", diff)
-	}
+	lab.Same(t, want, got, "configuration (-by flags +of kubeadm)")
 }
 
 func TestTheFileOverridesFlags(t *testing.T) {
@@ -211,13 +209,9 @@ func TestAConfigurationOfANewerVersionIsUsed(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{"featureGates.KubeProxyOfTheFuture", "logging.options.text.colour", "nftables.algorithm", "serviceProxyName"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("subjects of findings (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "subjects of findings")
 	data, err := os.ReadFile("testdata/newer.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if err := usable(data); err != nil {
 		t.Errorf("usable() = %v", err)
 	}
@@ -250,9 +244,7 @@ func TestNotes(t *testing.T) {
 		for _, n := range mustComplete(t, args...).Notes {
 			got = append(got, n.Subject)
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("notes about %q %q (-want +got):\n%s", tc.args, tc.file, diff)
-		}
+		lab.Same(t, tc.want, got, "notes about %q %q", tc.args, tc.file)
 	}
 }
 
@@ -263,20 +255,12 @@ func TestAWrittenConfigurationReadsBack(t *testing.T) {
 	} {
 		c := mustComplete(t, strings.Fields(args)...).Config
 		data, err := encode(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		path := filepath.Join(t.TempDir(), "config")
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, data, 0o600))
 		again, err := encode(mustComplete(t, "--config", path).Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(data), string(again)); diff != "" {
-			t.Errorf("%q (-written +read and written):\n%s", args, diff)
-		}
+		lab.Must(t, err)
+		lab.Same(t, string(data), string(again), "%q (-written +read and written)", args)
 	}
 }
 

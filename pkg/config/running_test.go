@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestInherit: options take over the configuration of a running program, except for given flags.
@@ -34,9 +36,7 @@ func TestInherit(t *testing.T) {
 			"--iptables-masquerade-bit=3 --feature-gates=A=true --proxy-mode=" + mode + " " + list + " "
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections, CountEndpoints: program.CountEndpoints,
 			RefuseUnusedPorts: program.RefuseUnusedPorts, AnswerPing: program.AnswerPing}
 		for _, change := range []string{
@@ -49,9 +49,7 @@ func TestInherit(t *testing.T) {
 				before = strings.Replace(flags, list, "", 1) // a second list would be added to the first
 			}
 			want, got := parse(before+change, nil), parse(change, running)
-			if diff := cmp.Diff(Effective(want.Config), Effective(got.Config)); diff != "" {
-				t.Errorf("mode %s, %q (-want +got):\n%s", mode, change, diff)
-			}
+			lab.Same(t, Effective(want.Config), Effective(got.Config), "mode %s, %q", mode, change)
 			if want.RefuseUnusedPorts != got.RefuseUnusedPorts || want.AnswerPing != got.AnswerPing {
 				t.Errorf("mode %s, %q: unused ports %s, ping %s; want %s, %s", mode, change, got.RefuseUnusedPorts, got.AnswerPing, want.RefuseUnusedPorts, want.AnswerPing)
 			}

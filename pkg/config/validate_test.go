@@ -4,8 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	clientfeatures "k8s.io/client-go/features"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestInvalidConfigurations(t *testing.T) {
@@ -82,9 +83,7 @@ func TestInvalidFlags(t *testing.T) {
 
 func TestGates(t *testing.T) {
 	gates, unknown, err := newGates(map[string]bool{"AllowServiceExternalIPs": false, "OfTheNextVersion": true, "AGateOfV138": false})
-	if diff := cmp.Diff([]string{"AGateOfV138", "OfTheNextVersion"}, unknown); diff != "" {
-		t.Errorf("unknown gates (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"AGateOfV138", "OfTheNextVersion"}, unknown, "unknown gates")
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestCheckFamilies(t *testing.T) {
@@ -83,9 +84,7 @@ func TestServedFamiliesWithMissingFeatures(t *testing.T) {
 func TestModulesDisabled(t *testing.T) {
 	for text, want := range map[string]bool{"1\n": true, "0\n": false, "": false} {
 		file := filepath.Join(t.TempDir(), "modules_disabled")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		if got := modulesDisabled(file); got != want {
 			t.Errorf("modulesDisabled of %q: %v, want %v", text, got, want)
 		}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestContainerLimit(t *testing.T) {
@@ -25,12 +27,8 @@ func TestContainerLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
 			path := filepath.Join(folder, tc.file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			lab.Must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 			got, ok := containerLimit(folder)
 			if ok != tc.ok || ok && got != tc.want {
 				t.Errorf("containerLimit() = %d, %t, want %d, %t", got, ok, tc.want, tc.ok)
@@ -55,12 +53,8 @@ func TestContainerUse(t *testing.T) {
 			folder := t.TempDir()
 			for file, text := range tc.files {
 				path := filepath.Join(folder, file)
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 			}
 			if got, ok := containerUse(folder); got != tc.want || ok != tc.ok {
 				t.Errorf("containerUse() = %d, %t, want %d, %t", got, ok, tc.want, tc.ok)
@@ -87,9 +81,7 @@ func TestFollowMemory(t *testing.T) {
 	write := func(file, text string) {
 		t.Helper()
 		path := filepath.Join(folder, file)
-		if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)))
 	}
 	write("memory.max", "4000")
 	write("memory.current", "1500")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // parse returns the settings for flags.
@@ -23,12 +24,8 @@ func parse(t *testing.T, args string) *settings.Settings {
 	if err == nil {
 		err = o.Validate()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s, err := settings.New(o, fs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return s
 }

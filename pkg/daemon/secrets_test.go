@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/console"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const secret = "S3CR3T"
@@ -39,9 +40,7 @@ func listen(t *testing.T) *outputs {
 	verbosity := flag.NewFlagSet("", flag.ContinueOnError)
 	klog.InitFlags(verbosity)
 	set := func(v string) {
-		if err := verbosity.Set("v", v); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, verbosity.Set("v", v))
 	}
 	set("10")
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(10), textlogger.Output(out)))
@@ -81,9 +80,7 @@ func TestNoPasswordIsShown(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "config")
 		text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x}}]\nclusters: [{name: x, cluster: {server: %q, proxy-url: %q}}]\n",
 			server, proxy)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	for _, c := range []struct {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // machine creates a directory with the given files.
@@ -19,12 +19,8 @@ func machine(t *testing.T, content map[string]string) string {
 	root := t.TempDir()
 	for file, text := range content {
 		path := filepath.Join(root, file)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	return root
 }
@@ -56,9 +52,7 @@ func TestConntrackIsSet(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			root := machine(t, fresh())
 			set, err := tc.set.Set(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			want := fresh()
 			for file, text := range tc.want {
 				want[file] = text
@@ -66,14 +60,10 @@ func TestConntrackIsSet(t *testing.T) {
 			got := map[string]string{}
 			for file := range want {
 				text, err := os.ReadFile(filepath.Join(root, file))
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				got[file] = string(text)
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, got, "files")
 			if len(set) != len(tc.want) {
 				t.Errorf("returned as set: %v, want those of %v", set, tc.want)
 			}
@@ -88,16 +78,12 @@ func TestConntrackWithoutFiles(t *testing.T) {
 	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "nf_conntrack_max") {
 		t.Errorf("error %v, want one about nf_conntrack_max", err)
 	}
-	if diff := cmp.Diff([]Setting{{conntrackUDP, 60}}, set); diff != "" {
-		t.Errorf("set (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []Setting{{conntrackUDP, 60}}, set, "set")
 }
 
 func TestOOMScore(t *testing.T) {
 	root := machine(t, map[string]string{"proc/self/oom_score_adj": "0\n"})
-	if err := SetOOMScore(root, -999); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, SetOOMScore(root, -999))
 	if got, err := os.ReadFile(filepath.Join(root, "proc/self/oom_score_adj")); err != nil || string(got) != "-999" {
 		t.Errorf("oom_score_adj is %q, %v", got, err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestIsCommand: flags, and the values of flags, are no commands.
@@ -84,9 +85,7 @@ func TestFormats(t *testing.T) {
 		var out output
 		cmd := &cobra.Command{}
 		out.flags(cmd)
-		if err := cmd.Flags().Parse([]string{"-o", format}); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, cmd.Flags().Parse([]string{"-o", format}))
 		var b bytes.Buffer
 		err := out.print(&b, &value, func(p *view.Printer) { p.Printf("%s\n", map[bool]string{false: "plain", true: "wide"}[p.Wide]) })
 		if diff := cmp.Diff(want, b.String()); diff != "" || err != nil {
@@ -106,9 +105,7 @@ func TestFormats(t *testing.T) {
 // TestColours: by default, output has colours only on a terminal.
 func TestColours(t *testing.T) {
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer terminal.Close()
 	for _, c := range []struct {
 		color, noColor, term string
@@ -146,9 +143,7 @@ func newFakeDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
 	t.Helper()
 	a := &fakeDaemon{T: t, socket: filepath.Join(t.TempDir(), "s"), answers: answers}
 	l, err := net.Listen("unix", a.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	server := &http.Server{Handler: a}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
@@ -184,9 +179,7 @@ func (a *fakeDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (a *fakeDaemon) run(args string) (out string, code int) {
 	a.Helper()
 	file, err := os.CreateTemp(a.TempDir(), "out")
-	if err != nil {
-		a.Fatal(err)
-	}
+	lab.Must(a, err)
 	defer file.Close()
 	before := os.Stdout
 	os.Stdout = file
@@ -196,9 +189,7 @@ func (a *fakeDaemon) run(args string) (out string, code int) {
 	code = execute(root)
 	os.Stdout = before
 	text, err := os.ReadFile(file.Name())
-	if err != nil {
-		a.Fatal(err)
-	}
+	lab.Must(a, err)
 	return string(text), code
 }
 
@@ -250,9 +241,7 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	page, err := os.ReadFile("../../../docs/debugging.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, e := range exitCodes {
 		if row := fmt.Sprintf("| %d | %s |\n", e.code, e.meaning); !strings.Contains(string(page), row) {
 			t.Errorf("docs/debugging.md lacks %q", row)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestDiffShowsTheEffectOfAConfiguration: with another configuration file, diff prints the rules and elements that a roll-out of the file would change
@@ -33,9 +35,7 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "config.conf")
 			text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" + c.config
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
 			out, err := l.run(diffCommand(), "-f", l.file, "--hostname-override=node-1", "--config="+file)
 			if errors.Is(err, errWrong) != (c.want != nil) {
 				t.Errorf("error %v", err)

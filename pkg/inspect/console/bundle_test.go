@@ -9,9 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestRecentProblems(t *testing.T) {
@@ -32,13 +31,9 @@ func TestArchiveNamesMissingParts(t *testing.T) {
 	a := &archive{gzip: z, tar: tar.NewWriter(z)}
 	a.addValue("status", nil, nil, errors.New("too busy"))
 	a.add("versions.txt", []byte("v1"), nil)
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, a.close())
 	unzipped, err := gzip.NewReader(&b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got := map[string]string{}
 	for r := tar.NewReader(unzipped); ; {
 		h, err := r.Next()
@@ -52,7 +47,5 @@ func TestArchiveNamesMissingParts(t *testing.T) {
 		got[h.Name] = string(content)
 	}
 	want := map[string]string{"kube-nftproxy/status.json": "\nnot available: too busy\n", "kube-nftproxy/versions.txt": "v1"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "")
 }

@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestSimilarNames(t *testing.T) {
@@ -46,9 +46,7 @@ func TestWhyListsFail(t *testing.T) {
 	} {
 		var got view.WatchFailure
 		whyFailed(&got, c.err)
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, diff)
-		}
+		lab.Same(t, c.want, got, "%s", c.name)
 	}
 }
 
@@ -65,9 +63,7 @@ func TestFailuresWithTheSameFixAreOneFinding(t *testing.T) {
 		}
 		got = append(got, names)
 	}
-	if diff := cmp.Diff([][]string{{"a", "c"}, {"b", "d"}, {"e"}}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, [][]string{{"a", "c"}, {"b", "d"}, {"e"}}, got, "")
 }
 
 // TestUnmetConfiguration: a gate of another version is a finding, and an intended difference is none.

@@ -27,6 +27,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // idleLoop is a loop with facts, and without conflicts and starting endpoints.
@@ -76,13 +77,9 @@ func newConsole(t *testing.T, objects string) *Console {
 	if err == nil {
 		err = o.Complete(fs)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s, err := settings.New(o, fs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	source := manifests.New(watch.Config{NodeName: "node-1", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
 	source.LoadFrom("objects", []byte(objects))
 	facts := proxy.Facts{}
@@ -125,9 +122,7 @@ func TestRequestedServices(t *testing.T) {
 		{query{wanted: []string{"shop/wbe", "nosuch"}}, "", []string{"did you mean shop/web?", "there is no Service nosuch in the manifests"}},
 	} {
 		v, err := c.services(t.Context(), tc.query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		var names []string
 		for _, s := range v.Services {
 			names = append(names, s.Namespace+"/"+s.Name)

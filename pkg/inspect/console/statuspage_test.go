@@ -7,10 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestUnservedServicesAreShown: Services that are not served appear in the list, without ports.
@@ -18,9 +18,7 @@ func TestUnservedServicesAreShown(t *testing.T) {
 	names := []types.NamespacedName{{Namespace: "a", Name: "x"}, {Namespace: "b", Name: "x"}, {Namespace: "c", Name: "x"}}
 	served := view.Service{Namespace: "b", Name: "x", Ports: []view.ServicePort{{Name: "p"}}}
 	want := []view.Service{{Namespace: "a", Name: "x"}, served, {Namespace: "c", Name: "x"}}
-	if diff := cmp.Diff(want, withUnserved([]view.Service{served}, names)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, withUnserved([]view.Service{served}, names), "")
 }
 
 // TestTheSearchForProblemsTakesATwentieth: a query does not wait for a search that takes a second, and no search starts within the next 19 seconds.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // served starts a server that answers /who with a name, and returns when it answers.
@@ -67,13 +69,9 @@ func TestOnlyTheOwnerMayConnect(t *testing.T) {
 func TestASocketOfAKilledProgramIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	l.SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Close())
 	if _, err := who(t, path); err == nil || !strings.Contains(err.Error(), "kube-nftproxy does not run") {
 		t.Errorf("without a program: %v", err)
 	}
@@ -107,9 +105,7 @@ func TestErrorsNameTheFix(t *testing.T) {
 	}
 	client := NewClient(path)
 	response, err := client.http.Post("http://x/who", "text/plain", bytes.NewReader(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if response.Body.Close() != nil || response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: status %d, want 405", response.StatusCode)
 	}
@@ -118,9 +114,7 @@ func TestErrorsNameTheFix(t *testing.T) {
 // TestAFileIsNotReplaced: a wrong path must not destroy a file.
 func TestAFileIsNotReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "precious")
-	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, []byte("data"), 0o600))
 	if _, err := listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 		t.Errorf("listening at a file: %v", err)
 	}
@@ -202,9 +196,7 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 // TestAPathThatCannotBeMadeIsNoEnd has no folder for the socket, as with a read-only root file system.
 func TestAPathThatCannotBeMadeIsNoEnd(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(file, nil, 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	Serve(ctx, filepath.Join(file, "control.sock"), http.NotFoundHandler())

@@ -84,9 +84,7 @@ func TestSettings(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			lab.Same(t, c.want, got, "")
 		})
 	}
 	t.Run("a family that isn't served", func(t *testing.T) {
@@ -120,9 +118,7 @@ func TestEverythingElse(t *testing.T) {
 		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
 	}
 	got := Look(t.Context(), c)
-	if diff := cmp.Diff(want, brief(got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, brief(got), "")
 	if collision := got[2]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
 		t.Errorf("the collision: %+v", collision)
 	}
@@ -176,9 +172,7 @@ func TestChainsThatDrop(t *testing.T) {
 				return got
 			}
 			got := drops()
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			lab.Same(t, c.want, got, "")
 			for _, d := range got {
 				args := strings.Fields(strings.Replace(d.Command, "iptables ", "iptables-nft ", 1))
 				run(t, args[0], args[1:]...)
