@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const stickyNodePort = 30053
@@ -298,9 +299,7 @@ func expiries(t testing.TB, f inet.Family) (out []time.Duration) {
 	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
 	for _, match := range regexp.MustCompile(`expires ((\d+[a-z]+)+)`).FindAllStringSubmatch(listing, -1) {
 		d, err := time.ParseDuration(strings.Replace(match[1], "d", "h", 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		out = append(out, d)
 	}
 	return out

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
@@ -65,9 +66,7 @@ func withHistory(t *testing.T) (*Kernel, *plan.Planner) {
 		s := withMethod(at, agreement[r.IntN(len(agreement))].name, time.Duration(r.IntN(2))*time.Hour, 1+r.IntN(40), nil)
 		p.Set(s.Name, s)
 		_, err := k.Sync(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 	for _, s := range agreedServices() {
 		p.Set(s.Name, s)

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // The following tests belong to pkg/inspect/compare. They are here because they need tables with retained chains.
@@ -20,9 +21,7 @@ func compared(t *testing.T) *view.Verification {
 	p := plan.New(options())
 	cluster(p)
 	v, err := compare.Verify(p, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return v
 }
 
@@ -147,9 +146,7 @@ func TestARuleWithAnotherVerdict(t *testing.T) {
 func TestListing(t *testing.T) {
 	synced(t)
 	text, err := compare.Listing(plan.TableName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain endpoints-of-4 {", "hook prerouting",
 		"tcp . 8000:2000 . 1", "default/svc-2:http"} {
 		if !strings.Contains(string(text), want) {

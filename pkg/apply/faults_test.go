@@ -21,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // faulty is a Kernel whose netlink calls can fail. Packets pass through its tables all the time.
@@ -55,9 +56,7 @@ func newFaulty(t *testing.T) *faulty {
 	f.k = open(t)
 	f.conn = another(t, before)
 	before = append(before, f.conn)
-	if err := f.k.Listen(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, f.k.Listen())
 	f.listener = another(t, before)
 	f.change()
 	f.sync()
@@ -83,17 +82,13 @@ func newFaulty(t *testing.T) *faulty {
 func netfilterSockets(t testing.TB) (fds []int) {
 	t.Helper()
 	one, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	here, err := unix.GetsockoptUint64(one, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err = errors.Join(err, unix.Close(one)); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil {

@@ -10,8 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -160,9 +158,7 @@ func TestSyncFillsTheTables(t *testing.T) {
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)
-	if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
-	}
+	lab.Same(t, planned(k, p), inKernel(t, k, p), "elements (-planned +in the kernel)")
 	sync(t, k, p, Nothing)
 }
 
@@ -177,9 +173,7 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	sync(t, other, again, Adopted)
 	again.Set(types.NamespacedName{Namespace: "default", Name: "svc-3"}, nil)
 	sync(t, other, again, Partial)
-	if diff := cmp.Diff(planned(other, again), inKernel(t, other, again)); diff != "" {
-		t.Errorf("elements after a change (-planned +in the kernel):\n%s", diff)
-	}
+	lab.Same(t, planned(other, again), inKernel(t, other, again), "elements after a change (-planned +in the kernel)")
 	sync(t, k, p, Nothing)
 }
 

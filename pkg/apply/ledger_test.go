@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeTables hold elements and chains like a kernel, and refuse the same batches.
@@ -289,9 +290,7 @@ func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 			fmt.Fprintf(&text, "%s %s %d\n", s.Family.Keyword(), s.Name, l.counts[s])
 		}
 		s, err := readState(l.state(inet.IPv4))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		s.sum &= mask
 		return text.String() + s.comment()
 	}

@@ -7,12 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // reload makes nft load its own listing of the ruleset. It fails if nft then lists something else.
@@ -20,14 +19,10 @@ func reload(t testing.TB) {
 	t.Helper()
 	first := run(t, "nft", "-s", "list", "ruleset")
 	file := t.TempDir() + "/ruleset"
-	if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(file, []byte(first), 0o600))
 	run(t, "nft", "flush", "ruleset")
 	run(t, "nft", "-f", file)
-	if diff := cmp.Diff(first, run(t, "nft", "-s", "list", "ruleset")); diff != "" {
-		t.Errorf("listing, loaded and listed again (-first +second):\n%s", diff)
-	}
+	lab.Same(t, first, run(t, "nft", "-s", "list", "ruleset"), "listing, loaded and listed again (-first +second)")
 }
 
 // TestNftLoadsItsListing: after nft has loaded its own listing, the sets are the same, byte for byte. With algorithms, so are the rules, and packets have the

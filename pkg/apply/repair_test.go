@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -27,9 +26,7 @@ func synced(t testing.TB) (*Kernel, *plan.Planner) {
 
 func checkKernel(t testing.TB, k *Kernel, p *plan.Planner) {
 	t.Helper()
-	if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
-	}
+	lab.Same(t, planned(k, p), inKernel(t, k, p), "elements (-planned +in the kernel)")
 }
 
 func TestAChangeAfterAForeignChangeIsRepaired(t *testing.T) {
@@ -260,9 +257,7 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 	}
 	run(t, "nft", "delete element ip kube-nftproxy cluster-ips { 10.96.0.200 }")
 	run(t, "nft", "delete element ip6 kube-nftproxy cluster-ips { fd00:10:96::c8 }")
-	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements (-before +after the failed batch):\n%s", diff)
-	}
+	lab.Same(t, before, inKernel(t, k, p), "elements (-before +after the failed batch)")
 	sync(t, k, p, Full)
 	checkKernel(t, k, p)
 }
@@ -273,9 +268,7 @@ func TestCleanupDeletesOnlyTablesOfThisProgram(t *testing.T) {
 	for _, want := range [][]string{{"ip kube-nftproxy", "ip6 kube-nftproxy"}, nil} {
 		deleted, err := Cleanup("")
 		lab.Must(t, err)
-		if diff := cmp.Diff(want, deleted); diff != "" {
-			t.Errorf("deleted tables (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, deleted, "deleted tables")
 	}
 	if got := run(t, "nft", "list tables"); got != "table ip foreign\ntable ip kube-proxy\ntable ip6 kube-proxy\n" {
 		t.Errorf("tables left: %q", got)
@@ -294,9 +287,7 @@ func TestADeletedServiceLeavesNothing(t *testing.T) {
 		retireNow(k)
 		sync(t, k, p, Partial)
 	}
-	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements (-before +after a Service was added and deleted):\n%s", diff)
-	}
+	lab.Same(t, before, inKernel(t, k, p), "elements (-before +after a Service was added and deleted)")
 	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {
 		t.Errorf("chains of the deleted Service are left:\n%s", got)
 	}

@@ -4,10 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // retireNow makes the next sync delete retained elements and chains.
@@ -23,9 +22,7 @@ func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f inet.Family) (got, w
 	t.Helper()
 	got, want = map[string]bool{}, map[string]bool{}
 	chains, err := k.conn.Chains(f, plan.TableName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, c := range chains {
 		got[c.Name] = true
 	}
@@ -44,9 +41,7 @@ func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 	t.Helper()
 	for _, f := range inet.Families {
 		got, want := chainNames(t, k, p, f)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("chains of %s (-planned +in the kernel):\n%s", f.Keyword(), diff)
-		}
+		lab.Same(t, want, got, "chains of %s (-planned +in the kernel)", f.Keyword())
 	}
 }
 

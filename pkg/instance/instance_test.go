@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // process is one of several in a test, with a loop that serves while it may.
@@ -172,9 +174,7 @@ func TestASilentHolderIsIgnored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCrowd(t)
 			l, err := net.Listen("unix", c.socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			t.Cleanup(func() { _ = l.Close() })
 			go func() {
 				for {

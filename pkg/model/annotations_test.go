@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestEachAnnotationHasARow: pkg/watch stores only the annotations in the table, so that Build would never see another one.
@@ -26,9 +27,7 @@ func TestEachAnnotationHasARow(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile("annotations.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	names := 0
 	for _, m := range regexp.MustCompile(`(?m)^\t\w+ += (?:(prefix) \+ )?"([\w./-]+)"$`).FindAllStringSubmatch(string(text), -1) {
 		if name := strings.Replace(m[1], "prefix", prefix, 1) + m[2]; strings.Contains(name, "/") {
@@ -191,9 +190,7 @@ func TestWeights(t *testing.T) {
 			if diff := cmp.Diff(list(tc.cluster), got.Ports[0].Cluster, exact); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tc.weights, got.Ports[0].ClusterWeights); diff != "" {
-				t.Errorf("weights (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.weights, got.Ports[0].ClusterWeights, "weights")
 			if len(got.Problems) != tc.problems {
 				t.Errorf("problems %+v, want %d", got.Problems, tc.problems)
 			}
@@ -257,9 +254,7 @@ func TestLimitOfSlots(t *testing.T) {
 			if tc.exceeded {
 				want = []string{"Service: slots"}
 			}
-			if diff := cmp.Diff(want, exceeded(got)); diff != "" {
-				t.Errorf("exceeded limits (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, exceeded(got), "exceeded limits")
 			if tc.weights != "" && len(p.Cluster) != 3 {
 				t.Errorf("endpoints %v: one has weight 0", p.Cluster)
 			}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -310,9 +311,7 @@ func TestFrontends(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := Build(edit(tc.edit), nil, here, tc.opts)
-			if diff := cmp.Diff(tc.want, describe(got)); diff != "" {
-				t.Errorf("frontends (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, describe(got), "frontends")
 			if len(got.Problems) > 0 {
 				t.Errorf("problems: %v", got.Problems)
 			}
@@ -406,12 +405,8 @@ func TestBadService(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := Build(edit(tc.edit), nil, here, Options{})
-			if diff := cmp.Diff(tc.want, describe(got)); diff != "" {
-				t.Errorf("frontends (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(problemsOf("Service", "svc", tc.problems), got.Problems); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, describe(got), "frontends")
+			lab.Same(t, problemsOf("Service", "svc", tc.problems), got.Problems, "problems")
 		})
 	}
 }
@@ -481,9 +476,7 @@ func TestBadSlice(t *testing.T) {
 			if diff := cmp.Diff(list(tc.cluster), got.Ports[0].Cluster, exact); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(problemsOf("EndpointSlice", "bad", tc.problems), got.Problems); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			lab.Same(t, problemsOf("EndpointSlice", "bad", tc.problems), got.Problems, "problems")
 		})
 	}
 }
@@ -585,12 +578,8 @@ func TestBuildChangesNoObject(t *testing.T) {
 		want = append(want, s.DeepCopy())
 	}
 	Build(svc, list, here, Options{})
-	if diff := cmp.Diff(wantSvc, svc); diff != "" {
-		t.Errorf("service (-before +after):\n%s", diff)
-	}
-	if diff := cmp.Diff(want, list); diff != "" {
-		t.Errorf("slices (-before +after):\n%s", diff)
-	}
+	lab.Same(t, wantSvc, svc, "service (-before +after)")
+	lab.Same(t, want, list, "slices (-before +after)")
 }
 
 func BenchmarkBuild(b *testing.B) {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/net"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // FuzzParseAddr: ParseAddr accepts the same strings as Kubernetes, with the same results. It reads the result of String as the same address.
@@ -83,9 +84,7 @@ func samePrefix(p netip.Prefix, n *gonet.IPNet) bool {
 func FuzzBuild(f *testing.F) {
 	mustMarshal := func(m interface{ Marshal() ([]byte, error) }) []byte {
 		data, err := m.Marshal()
-		if err != nil {
-			f.Fatal(err)
-		}
+		lab.Must(f, err)
 		return data
 	}
 	v4 := slice("v4", discoveryv1.Endpoint{Addresses: []string{"10.1.0.2"}, NodeName: &here.Name},

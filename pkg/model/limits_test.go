@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // few are limits that small objects can reach.
@@ -127,9 +128,7 @@ func TestLimitsOfFrontends(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := Build(edit(tc.edit), nil, here, Options{Limits: only(tc.limit)})
-			if diff := cmp.Diff(tc.want, describe(got)); diff != "" {
-				t.Errorf("frontends (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, describe(got), "frontends")
 			var over []string
 			if tc.over {
 				over = []string{"Service: " + string(tc.limit)}
@@ -146,9 +145,7 @@ func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
 	got := Build(svc, nil, here, Options{Limits: only(limitSourceRanges)})
-	if diff := cmp.Diff([]string{"Service: " + string(limitSourceRanges)}, exceeded(got)); diff != "" {
-		t.Errorf("limits exceeded (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"Service: " + string(limitSourceRanges)}, exceeded(got), "limits exceeded")
 	inside := here
 	inside.IPs[inet.IPv4] = netip.MustParseAddr("7.0.0.1")
 	if diff := cmp.Diff(got.Problems, Build(svc, nil, inside, Options{Limits: only(limitSourceRanges)}).Problems); diff != "" {
@@ -251,9 +248,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 			for range 3 {
 				tc.slices = append(tc.slices[1:len(tc.slices):len(tc.slices)], tc.slices[0])
 				got := Build(manyPorts(tc.ports), tc.slices, here, opts)
-				if diff := cmp.Diff(tc.want, hosts(got)); diff != "" {
-					t.Errorf("endpoints (-want +got):\n%s", diff)
-				}
+				lab.Same(t, tc.want, hosts(got), "endpoints")
 				if diff := cmp.Diff(over, exceeded(got)); diff != "" || len(got.Problems) != len(over) {
 					t.Errorf("limits exceeded (-want +got):\n%s\nproblems: %v", diff, got.Problems)
 				}
@@ -360,9 +355,7 @@ func TestProblemsAreBounded(t *testing.T) {
 		`EndpointSlice ports[1].name: is missing`, `EndpointSlice ports[2].name: is missing`, `EndpointSlice ports[3].name: is missing`,
 		`EndpointSlice ports, endpoints: and 8 more parts that cannot b`,
 	}
-	if diff := cmp.Diff(want, reasons); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, reasons, "problems")
 	var many []*discoveryv1.EndpointSlice
 	for i := range 100 {
 		c := *s
@@ -545,9 +538,7 @@ func TestRemovedPortsLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
 	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{}, time.Time{})
 	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{}, time.Time{})
-	if diff := cmp.Diff([]string{"1 2 3", "1 2 3"}, hosts(got)); diff != "" {
-		t.Errorf("endpoints (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"1 2 3", "1 2 3"}, hosts(got), "endpoints")
 	if n := len(now.groups.list); n != 3 {
 		t.Errorf("%d groups are kept for 2 ports, want one for each and one for all other ports", n)
 	}
@@ -556,9 +547,7 @@ func TestRemovedPortsLeaveNothing(t *testing.T) {
 // TestLimitsAreDocumented: the tables of the threat model list the default limits.
 func TestLimitsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/threat-model.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	l := DefaultLimits()
 	for row, n := range map[string]int{
 		"service ports of a Service": l.Ports, "load-balancer and external IPs of a Service": l.Addresses, "frontends of a Service": l.Frontends,

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestNodeOf(t *testing.T) {
@@ -96,9 +97,7 @@ func TestPodCIDRs(t *testing.T) {
 			for _, p := range problems {
 				bad = append(bad, p.Field)
 			}
-			if diff := cmp.Diff(tc.bad, bad); diff != "" {
-				t.Errorf("problems of %q (-want +got):\n%s", tc.cidrs, diff)
-			}
+			lab.Same(t, tc.bad, bad, "problems of %q", tc.cidrs)
 		})
 	}
 }
@@ -109,9 +108,7 @@ func TestInternalIPs(t *testing.T) {
 		{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.2"},
 	}}}
 	want := []string{"192.0.2.1", "2001:db8::1", "192.0.2.2"}
-	if diff := cmp.Diff(want, texts(InternalIPs(node))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, texts(InternalIPs(node)), "")
 }
 
 func texts(list []netip.Addr) (out []string) {

@@ -8,6 +8,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // exact compares addresses by value: they have unexported fields.
@@ -103,9 +105,7 @@ func TestServiceCIDRs(t *testing.T) {
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("prefixes (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(wantProblems, problems); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	lab.Same(t, wantProblems, problems, "problems")
 }
 
 // ranges returns nil for no prefixes.

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // began is a time at which all Services of a test are old.
@@ -90,9 +91,7 @@ func TestSlowStart(t *testing.T) {
 				var r rebuilder
 				for _, o := range tc.list {
 					built := r.build(o.seconds, o.endpoints, balance.Random, many)
-					if diff := cmp.Diff(o.weights, built.Ports[0].ClusterWeights); diff != "" {
-						t.Errorf("weights after %d s (-want +got):\n%s", o.seconds, diff)
-					}
+					lab.Same(t, o.weights, built.Ports[0].ClusterWeights, "weights after %d s", o.seconds)
 					want := time.Time{}
 					if o.next >= 0 {
 						want = began.Add(time.Duration(o.next) * time.Second)
@@ -123,9 +122,7 @@ func TestSlowStartOfANewService(t *testing.T) {
 		read(svc, &room)
 		var built *Service
 		built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: slice("a", eps(tc.endpoints)...)}}, here, Options{}, began.Add(tc.seconds*time.Second))
-		if diff := cmp.Diff(tc.want, built.Ports[0].ClusterWeights); diff != "" {
-			t.Errorf("weights after %d s (-want +got):\n%s", tc.seconds, diff)
-		}
+		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "weights after %d s", tc.seconds)
 	}
 }
 
@@ -162,9 +159,7 @@ func TestSlowStartWithWeights(t *testing.T) {
 			room := Room{Service: *svc}
 			built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: s}}, here, Options{}, began.Add(time.Duration(step)*time.Second))
 		}
-		if diff := cmp.Diff(tc.want, built.Ports[0].ClusterWeights); diff != "" {
-			t.Errorf("%s, weights %s (-want +got):\n%s", tc.name, tc.weights, diff)
-		}
+		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "%s, weights %s", tc.name, tc.weights)
 	}
 }
 

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // balanced returns a Service with every kind of frontend, and with annotations: pairs of the short name of a key and a value.
@@ -75,9 +75,7 @@ func TestAnnotatedSources(t *testing.T) {
 		{[]string{"cilium", "Deny", "balancer", "9.0.0.0/8"}, "C10.0.0.1 E1.1.1.1 L2.2.2.2[] N:30080", "must be allow or deny"},
 	} {
 		got := Build(balanced(tc.sources...), nil, here, Options{Limits: Limits{SourceRanges: 4}})
-		if diff := cmp.Diff([]string{"IPv4 tcp/80 " + tc.want}, describe(got)); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tc.sources, diff)
-		}
+		lab.Same(t, []string{"IPv4 tcp/80 " + tc.want}, describe(got), "%q", tc.sources)
 		last := ""
 		if n := len(got.Problems); n > 0 {
 			last = got.Problems[n-1].Reason

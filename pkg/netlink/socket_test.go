@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A socket is usable after a complete answer. After an abandoned, truncated or lost answer, it is broken: the rest of the answer could
@@ -37,17 +39,13 @@ func TestIncompleteAnswersBreakTheSocket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			s := &Socket{fd: pair[0], buf: make([]byte, readBuffer)}
 			err = unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 1000})
 			for _, r := range c.replies {
 				err = errors.Join(err, unix.Sendto(pair[1], r, 0, nil))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			messages := 0
 			for m, failed := range s.Ask(1, unix.NLM_F_DUMP, 0, nil) {
 				if err = failed; failed == nil && m.Seq == s.Seq {

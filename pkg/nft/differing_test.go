@@ -7,14 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A rule that has counted packets equals the rule that was sent.
 func TestCountedPacketsAreNoDifference(t *testing.T) {
 	counted, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Counter{Packets: 3, Bytes: 180})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for name, c := range map[string]struct {
 		want expr.Any
 		same bool

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // answer returns a message that the kernel might send: with attributes after its nfgenmsg.
@@ -68,19 +69,13 @@ func sets() []*Set {
 // [netlink.ErrTruncated] if the answer has no end.
 func readAll(t testing.TB, data []byte) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	c, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	_, err = unix.Write(pair[1], data)
 	err = errors.Join(err, unix.Dup3(pair[0], c.socket.FD(), unix.O_CLOEXEC), unix.Shutdown(pair[1], unix.SHUT_WR))
 	defer func() {
-		if err := errors.Join(err, c.Close(), unix.Close(pair[0]), unix.Close(pair[1])); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, errors.Join(err, c.Close(), unix.Close(pair[0]), unix.Close(pair[1])))
 	}()
 	list := sets()
 	for m := range netlink.Messages(data) {

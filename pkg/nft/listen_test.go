@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestThreadIDsBecomeProcessIDs: the kernel reports a thread ID, and the program shows the process ID.
@@ -15,9 +17,7 @@ func TestThreadIDsBecomeProcessIDs(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	comm, err := os.ReadFile("/proc/thread-self/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	name := strings.TrimSpace(string(comm))
 	threads, err := filepath.Glob("/proc/self/task/*")
 	if err != nil || len(threads) < 2 {

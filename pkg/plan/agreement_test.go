@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // slotsOf returns the endpoint of each slot of the only service port in a plan, by the elements.
@@ -55,9 +56,7 @@ func TestNodesAgree(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		method, err := balance.Parse([]string{"maglev", "source-hash", "source-hash/24,56"}[r.IntN(3)])
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		service := func(list []netip.AddrPort, weights []uint16, m balance.Method) *model.Service {
 			return &model.Service{Name: name, Ports: []*model.ServicePort{{
 				Name: model.PortName{NamespacedName: name}, Protocol: inet.TCP, Cluster: list, ClusterWeights: weights, HasEndpoints: len(list) > 0, Method: m,

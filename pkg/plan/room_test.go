@@ -13,14 +13,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestLimitsOfANodeAreDocumented compares the limits with the tables of the threat model.
 func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/threat-model.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	room := DefaultRoom()
 	for row, n := range map[string]int{
 		"conflicts reported of a Service": mostConflicts, "frontends and slots of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,

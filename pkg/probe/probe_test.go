@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
@@ -98,9 +97,7 @@ func TestAllExpressionsAreProbed(t *testing.T) {
 	}
 	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true, "nft_connlimit": true,
 		"nft_fib_ipv4": true, "nft_fib_ipv6": true, "nft_reject_ipv4": true, "nft_reject_ipv6": true}
-	if diff := cmp.Diff(want, modules); diff != "" {
-		t.Errorf("modules (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, modules, "modules")
 }
 
 // A lack of memory says nothing about features.
@@ -125,9 +122,7 @@ func TestAdvice(t *testing.T) {
 			"the kernel lacks sets with counters (operation not supported): use a newer kernel, or one that was built with this"},
 	} {
 		what, fix := Advice(tc.list)
-		if diff := cmp.Diff(tc.want, what+": "+fix); diff != "" {
-			t.Errorf("advice (-want +got):\n%s", diff)
-		}
+		lab.Same(t, tc.want, what+": "+fix, "advice")
 	}
 }
 

@@ -93,9 +93,7 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 
 func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) string {
 	data, err := o.Marshal()
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	return string(data)
 }
 
@@ -147,12 +145,8 @@ func (s *storedSource) open(b *testing.B) *Proxy {
 
 func openKernel(b *testing.B) *apply.Kernel {
 	kernel, err := apply.Open()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := kernel.Listen(); err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
+	lab.Must(b, kernel.Listen())
 	return kernel
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // countingSource counts reads of slices.
@@ -135,9 +136,7 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 	}
 	var taken []types.NamespacedName
 	newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
-	if diff := cmp.Diff(names, taken); diff != "" {
-		t.Errorf("Services that were taken (-want +got):\n%s", diff)
-	}
+	lab.Same(t, names, taken, "Services that were taken")
 	if n := s.alone.Load(); n > 0 {
 		t.Errorf("%d of %d pairs of blocks were not built at the same time", n, blocks/2)
 	}

@@ -9,10 +9,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // jumped returns a time as time.Now returns it after the machine's clock was set: the wall clock jumps, the monotonic clock does
@@ -42,9 +41,7 @@ func TestTheClockIsSet(t *testing.T) {
 		t.Fatalf("only %q happened", want)
 	}
 	const hour = 3600
-	if diff := cmp.Diff(want, history(t, []int64{10 * hour, -24 * hour, 0, 24 * 365 * hour, -hour})); diff != "" {
-		t.Errorf("what happened (-with a steady clock +with one that is set):\n%s", diff)
-	}
+	lab.Same(t, want, history(t, []int64{10 * hour, -24 * hour, 0, 24 * 365 * hour, -hour}), "what happened (-with a steady clock +with one that is set)")
 }
 
 // history runs the proxy for some minutes, during which it sets the clock to each offset in turn. It lists the events with their

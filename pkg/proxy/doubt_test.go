@@ -6,17 +6,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // count returns the series of a metric with at most one label, by the label's value.
 func count(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	values := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -44,9 +43,7 @@ func TestDoubtsAreCounted(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			got := []map[string]float64{count(t, b.registry, "kubenftproxy_checks_total"), count(t, b.registry, "kubenftproxy_repairs_total")}
-			if diff := cmp.Diff([]map[string]float64{checks, repairs}, got); diff != "" {
-				t.Errorf("%s: checks and repairs (-want +got):\n%s", when, diff)
-			}
+			lab.Same(t, []map[string]float64{checks, repairs}, got, "%s: checks and repairs", when)
 			if now := count(t, b.registry, "kubenftproxy_drift")[""]; now != drift {
 				t.Errorf("%s: drift is %v, want %v", when, now, drift)
 			}

@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.
@@ -115,8 +115,6 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		time.Sleep(time.Hour)
 		_, got := table.state()
 		want := []string{"IPv4 udp=false: 0 of 1000", "IPv4 udp=true: 1000 of 1000"}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("readings (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, got, "readings")
 	})
 }

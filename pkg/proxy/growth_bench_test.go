@@ -77,9 +77,7 @@ func BenchmarkGrowth(b *testing.B) {
 					b.Fatalf("the tables were not adopted: %v, %v", r.Kind, err)
 				}
 				b.ReportMetric(millis(time.Since(start)), "adopt-ms")
-				if err := kernel.Close(); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, kernel.Close())
 				b.StartTimer()
 			}
 		})

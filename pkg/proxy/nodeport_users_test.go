@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeUsers records node ports and addresses.
@@ -75,9 +76,7 @@ func TestNodePortUsersReceiveChanges(t *testing.T) {
 		close(b.source.synced)
 		expect := func(want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, users.received()); diff != "" {
-				t.Errorf("node ports (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, users.received(), "node ports")
 		}
 		expect("default/svc-2 tcp 30080 IPv4", "default/svc-3 tcp 30081 IPv4")
 		want := [2][]netip.Addr{{netip.MustParseAddr("192.0.2.1")}, {netip.MustParseAddr("2001:db8::1")}}

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -30,6 +29,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeSource is a cluster in memory.
@@ -363,13 +363,9 @@ func (b *bench) start(t *testing.T) (stop func()) {
 func (b *bench) check(t *testing.T) {
 	t.Helper()
 	numbers, err := b.Numbers(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	starts, err := b.Starts(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	fresh := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 	fresh.TakeNumbers(numbers)
 	for _, name := range b.source.Services() {
@@ -379,9 +375,7 @@ func (b *bench) check(t *testing.T) {
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })
 	slices.Sort(want)
 	got, _ := b.kernel.held()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("elements (-want +in the kernel):\n%s", diff)
-	}
+	lab.Same(t, want, got, "elements (-want +in the kernel)")
 }
 
 func TestNothingHappensBeforeTheSourceHasBeenRead(t *testing.T) {

@@ -12,12 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // status queries the loop with a timeout of a second.
@@ -26,9 +26,7 @@ func (b *bench) status(t *testing.T) *view.Loop {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	l, err := b.Status(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return l
 }
 
@@ -205,9 +203,7 @@ func TestObserverReceivesChanges(t *testing.T) {
 				b.Tracker.Service(name)
 			}, view.Change{Service: "default/svc-2", What: "gone", Removed: []string{"10.244.2.1:8080"}, FrontendsRemoved: []string{"10.96.0.3:80/tcp"}}},
 		} {
-			if diff := cmp.Diff([]view.Change{c.want}, step(c.f)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			lab.Same(t, []view.Change{c.want}, step(c.f), "")
 		}
 		w.take()
 		for i := range mostChanges + 10 {
@@ -231,9 +227,7 @@ func TestSyncsAreRemembered(t *testing.T) {
 	run(t, func(b *bench) {
 		syncs := func() []view.Sync {
 			list, err := b.Syncs(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			return list
 		}
 		if list := syncs(); len(list) != 0 {
@@ -255,8 +249,6 @@ func TestSyncsAreRemembered(t *testing.T) {
 				t.Fatalf("sync %d is %+v, want the one of %s", i, list[i], want)
 			}
 		}
-		if diff := cmp.Diff(b.status(t).Last, &list[len(list)-1]); diff != "" {
-			t.Errorf("the last one (-want +got):\n%s", diff)
-		}
+		lab.Same(t, b.status(t).Last, &list[len(list)-1], "the last one")
 	})
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const (
@@ -276,8 +278,6 @@ func TestLoop(t *testing.T) {
 			5820 * time.Millisecond,
 			testMax + 5830*time.Millisecond,
 		}
-		if diff := cmp.Diff(want, ran); diff != "" {
-			t.Errorf("runs (-want +got):\n%s", diff)
-		}
+		lab.Same(t, want, ran, "runs")
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func parse(t *testing.T, args string) *Settings {
@@ -26,13 +27,9 @@ func parse(t *testing.T, args string) *Settings {
 	if err == nil {
 		err = o.Validate()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	s, err := New(o, fs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return s
 }
 

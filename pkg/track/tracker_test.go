@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -91,9 +92,7 @@ func TestTake(t *testing.T) {
 			tr := newTracker()
 			tc.mark(tr)
 			got := tr.Take()
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("Take (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, got, "Take")
 			if want := tc.name == "nothing"; got.Empty() != want {
 				t.Errorf("Empty() = %v, want %v", got.Empty(), want)
 			}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestCauses checks the causes of Services, and that a Service has causes if and only if it needs attention.
@@ -52,9 +52,7 @@ func TestCauses(t *testing.T) {
 					t.Errorf("%q has no fix", c.What)
 				}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, got, "")
 			if tc.Wrong() != (len(got) > 0) {
 				t.Errorf("Wrong is %v, with %d causes", tc.Wrong(), len(got))
 			}

@@ -12,7 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // printed returns a value's text.
@@ -37,9 +37,7 @@ func TestTable(t *testing.T) {
 	table := func(p *Printer) {
 		p.Table([]string{"NAME", "N"}, [][]Cell{{{Text: "größe"}, {Text: "1", Style: Bad}}, {{Text: "b\x1b[2J"}, {}}, cells("only")})
 	}
-	if diff := cmp.Diff("NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, "NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table), "")
 	// Colours only add escape sequences.
 	with := printed(t, table, colored)
 	if !strings.Contains(with, "\x1b[31m1\x1b[0m") {
@@ -94,9 +92,7 @@ default/web       ClusterIP  [fd00::1]:80/UDP  Cluster           0          -   
 
 kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used.
 `
-	if diff := cmp.Diff(want, printed(t, sample().Text)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, printed(t, sample().Text), "")
 	if got := printed(t, sample().Text, func(p *Printer) { p.NoHeaders = true }); strings.Contains(got, "SERVICE") || strings.Contains(got, "shows each") {
 		t.Errorf("without headers:\n%s", got)
 	}
@@ -117,13 +113,9 @@ kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why 
 
 PROBLEM default/web: something can't be used
 `
-	if diff := cmp.Diff(want, printed(t, sample().Detail)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, printed(t, sample().Detail), "")
 	styles := regexp.MustCompile("\x1b\\[[0-9]+m")
-	if diff := cmp.Diff(want, styles.ReplaceAllString(printed(t, sample().Detail, colored), "")); diff != "" {
-		t.Errorf("in colours (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, styles.ReplaceAllString(printed(t, sample().Detail, colored), ""), "in colours")
 	for _, want := range []string{"no pod is ready", "allowed sources: a, b, c, d, e"} {
 		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
 			t.Errorf("wide lacks %q:\n%s", want, got)
@@ -238,9 +230,7 @@ repairs     none since the start
 No problem found on this node.
 1 note with -o wide.
 `
-	if diff := cmp.Diff(want, printed(t, healthy().Text)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, printed(t, healthy().Text), "")
 	bad := healthy()
 	bad.API.Answers, bad.API.Error = false, "connection refused"
 	bad.API.Failures = []WatchFailure{{Resource: "services", Times: 3, Last: bad.Time, Error: "it is forbidden"}}
@@ -271,9 +261,7 @@ No problem found on this node.
 func reasons(t *testing.T) (list []Reason) {
 	t.Helper()
 	text, err := os.ReadFile("finding.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) +Reason = "(\w+)"$`).FindAllSubmatch(text, -1) {
 		if string(m[1]) != string(m[2]) {
 			t.Errorf("the constant %s has the value %s", m[1], m[2])
@@ -300,9 +288,7 @@ func TestHealthAgreesWithFindings(t *testing.T) {
 				bad := severity == Wrong || beside == Wrong
 				text := printed(t, s.Text, wide)
 				b, err := json.Marshal(s)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				first, _, _ := strings.Cut(text, "\n")
 				for what, got := range map[string]bool{
 					"Wrong": s.Wrong(), "JSON": strings.Contains(string(b), `"healthy":false`), "text": strings.Contains(first, "unhealthy: "),

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // sent returns an object as the API server sends it in a watch.
@@ -30,9 +31,7 @@ func sent(t testing.TB, item runtime.Object, version schema.GroupVersion) []byte
 	t.Helper()
 	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
 	data, err := runtime.Encode(codec, item)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return data
 }
 
@@ -45,9 +44,7 @@ func sliceDecoder() decoder {
 func TestDecoderStores(t *testing.T) {
 	slice := bigSlice(7, 3)
 	got, kind, err := sliceDecoder().Decode(sent(t, slice, discoveryv1.SchemeGroupVersion), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if diff := cmp.Diff(encodeForTest(t, slice), got, cmp.AllowUnexported(object{})); diff != "" {
 		t.Errorf("stored form (-of the struct +of what was sent):\n%s", diff)
 	}
@@ -71,9 +68,7 @@ func TestDecoderOfOtherContent(t *testing.T) {
 	} {
 		data := sent(t, item.Object, item.version)
 		want, _, err := sliceDecoder().Serializer.Decode(data, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		got, _, err := sliceDecoder().Decode(data, nil, nil)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%s: %v, (-want +got):\n%s", name, err, diff)
@@ -158,14 +153,10 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	t.Cleanup(server.Close)
 	connection := &rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}}
 	client, err := kubernetes.NewForConfig(connection)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	tracker := newTracker()
 	informers, err := NewInformers(Config{Client: client, Connection: connection, NodeName: "node-1", Tracker: tracker})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	run(t, informers)
 	await(t, "sync", informers.Synced())
 	awaitMarks(t, tracker, func(d track.Dirty) bool {
@@ -191,9 +182,7 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	})
 	got := happens("MODIFIED", changed)
 	want := map[types.NamespacedName][]track.Trigger{web: {{At: epoch.Add(time.Second)}}}
-	if diff := cmp.Diff(want, got.Triggers); diff != "" {
-		t.Errorf("triggers (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got.Triggers, "triggers")
 	if addr := informers.Slices(web)[0].Endpoints[0].Addresses[0]; addr != "10.0.0.2" {
 		t.Errorf("the endpoint is %s after a change to 10.0.0.2", addr)
 	}
@@ -215,9 +204,7 @@ func BenchmarkDecode(b *testing.B) {
 				if err == nil {
 					_, err = transformer{}.transform(item)
 				}
-				if err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, err)
 			}
 		})
 	}

@@ -11,6 +11,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fakeServer is an API server that answers with its name, or with a status, or not at all.
@@ -36,9 +38,7 @@ func (f *fakeServer) host() string { return strings.TrimPrefix(f.URL, "http://")
 func newClient(t *testing.T, cfg *rest.Config) func(method string) (string, int) {
 	t.Helper()
 	client, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return func(method string) (string, int) {
 		t.Helper()
 		var body io.Reader
@@ -46,18 +46,14 @@ func newClient(t *testing.T, cfg *rest.Config) func(method string) (string, int)
 			body = strings.NewReader("event")
 		}
 		r, err := http.NewRequestWithContext(t.Context(), method, cfg.Host+"/api", body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		resp, err := client.Do(r)
 		if err != nil {
 			return "", 0
 		}
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		return string(text), resp.StatusCode
 	}
 }
@@ -67,9 +63,7 @@ func TestFailover(t *testing.T) {
 	cfg := &rest.Config{Host: a.URL}
 	learned := []string{b.host(), c.host()}
 	current, err := Failover(cfg, []string{" " + b.URL}, func() []string { return learned }, klog.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ask := newClient(t, cfg)
 	check := func(when, method, want string, status int, at *fakeServer) {
 		t.Helper()

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fixedAnswer is a transport that always returns the same answer or error.
@@ -32,15 +34,11 @@ func TestRetryAfterIsBounded(t *testing.T) {
 
 func testRetryAfter(t *testing.T) {
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.10", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for after, want := range map[string]string{"": "", "1": "1", "5": "5", "6": "5", "3600": "5", "Fri, 31 Dec 1999 23:59:59 GMT": "Fri, 31 Dec 1999 23:59:59 GMT"} {
 		start := time.Now()
 		resp, err := Impatient(fixedAnswer{after: after}).RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if seconds, _ := strconv.Atoi(want); time.Since(start) > time.Duration(seconds)*time.Second {
 			t.Errorf("with %q, the answer took %v", after, time.Since(start))
 		}
@@ -58,9 +56,7 @@ func testRetryAfter(t *testing.T) {
 func TestRetriesAfterOverloadAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.10", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		const nodes = 100
 		early := 0
 		for range nodes {

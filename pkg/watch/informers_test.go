@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const patient = 30 * time.Second
@@ -104,9 +104,7 @@ func startInformersFor(t *testing.T, client *fake.Clientset, serviceProxyName st
 	t.Helper()
 	tracker := newTracker()
 	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", ServiceProxyName: serviceProxyName, Tracker: tracker})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	run(t, informers)
 	return informers, tracker
 }
@@ -121,9 +119,7 @@ func TestInformers(t *testing.T) {
 	await(t, "watch", watching)
 	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs && d.Node && marked(web)(d) })
 
-	if diff := cmp.Diff([]types.NamespacedName{web}, informers.Services()); diff != "" {
-		t.Errorf("Services (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []types.NamespacedName{web}, informers.Services(), "Services")
 	if informers.Service(web) == nil || informers.Node() == nil {
 		t.Errorf("Service() = %v, Node() = %v, want both", informers.Service(web), informers.Node())
 	}
@@ -137,9 +133,7 @@ func TestInformers(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := awaitMarks(t, tracker, marked(db))
-	if diff := cmp.Diff(names(web, db), got.Services); diff != "" {
-		t.Errorf("services marked when a slice moved (-want +got):\n%s", diff)
-	}
+	lab.Same(t, names(web, db), got.Services, "services marked when a slice moved")
 	if left, joined := len(informers.Slices(web)), len(informers.Slices(db)); left != 0 || joined != 1 {
 		t.Errorf("the services have %d and %d slices, want 0 and 1", left, joined)
 	}
@@ -150,9 +144,7 @@ func TestInformers(t *testing.T) {
 	if _, err := client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.CoreV1().Services("shop").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, client.CoreV1().Services("shop").Delete(ctx, "web", metav1.DeleteOptions{}))
 	if got := awaitMarks(t, tracker, marked(web)); got.ServiceChanges != 1 {
 		t.Errorf("a no-op and a deletion were %d changes, want 1", got.ServiceChanges)
 	}
@@ -202,9 +194,7 @@ func testInformersSelect(t *testing.T, serviceProxyName string, want []string) {
 	defer mu.Unlock()
 	slices.Sort(got)
 	// Before each watch, the source lists one object (see current).
-	if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, slices.Compact(got), "requests")
 }
 
 // Synced waits for Services, EndpointSlices and the Node.
@@ -301,9 +291,7 @@ func TestFailuresOfTheAPIServerAreReported(t *testing.T) {
 			default:
 			}
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		run(t, informers)
 		select {
 		case got := <-failed:

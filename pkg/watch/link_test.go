@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestTheLinkIsLoggedOnce: the link logs the first request without an answer, and then the first request with an answer.
@@ -50,27 +50,19 @@ func TestTheLinkIsLoggedOnce(t *testing.T) {
 // immediately when the context ends.
 func TestRefusedConnectionsAreCounted(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, l.Close())
 	cfg := &rest.Config{Host: "http://" + address}
 	client, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	failed, again := make(chan struct{}), atomic.Int64{}
 	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, _ error) {
 		if r == "services" && again.Add(1) == 3 {
 			close(failed)
 		}
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- informers.Run(ctx) }()
@@ -122,20 +114,14 @@ func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 					}
 				}
 				o, _, err := d.Decode(data, nil, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := store.slices.Add(o); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
+				lab.Must(t, store.slices.Add(o))
 			}
 			var got []string
 			for _, s := range store.Slices(web) {
 				got = append(got, s.Name)
 			}
-			if diff := cmp.Diff([]string{"web-2"}, got); diff != "" {
-				t.Errorf("slices (-want +got):\n%s", diff)
-			}
+			lab.Same(t, []string{"web-2"}, got, "slices")
 			if len(problems) == 0 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "cannot be read") {
 				t.Errorf("reported: %+v", problems)
 			}

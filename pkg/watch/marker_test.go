@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -198,9 +198,7 @@ func TestMarks(t *testing.T) {
 
 			got := tracker.Take()
 			got.Since = time.Time{}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("marks (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, got, "marks")
 			if len(problems) != tc.problems {
 				t.Errorf("problems = %+v, want %d", problems, tc.problems)
 			}

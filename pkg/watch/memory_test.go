@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const endpointsPerService = 10
@@ -84,9 +85,7 @@ func encodeForTest(t testing.TB, item any) *object {
 func encodeFor(t testing.TB, serviceProxyName string, item any) *object {
 	t.Helper()
 	encoded, err := transformer{report: func(p model.Problem) { t.Errorf("problem: %+v", p) }, serviceProxyName: serviceProxyName}.transform(item)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return encoded.(*object)
 }
 

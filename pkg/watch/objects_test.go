@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A list after a broken watch marks all new, changed and missing objects.
@@ -40,14 +41,10 @@ func TestListsMark(t *testing.T) {
 				{"new", []any{tc.known}, tc.want}, {"the same", []any{tc.known}, track.Dirty{}},
 				{"gone", nil, tc.want}, {"still gone", nil, track.Dirty{}},
 			} {
-				if err := o.Replace(step.list, "1"); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, o.Replace(step.list, "1"))
 				got := tracker.Take()
 				got.Since = time.Time{}
-				if diff := cmp.Diff(step.want, got); diff != "" {
-					t.Errorf("%s: marks (-want +got):\n%s", step.name, diff)
-				}
+				lab.Same(t, step.want, got, "%s: marks", step.name)
 				if len(o.list()) != len(step.list) {
 					t.Errorf("%s: %d objects are stored, want %d", step.name, len(o.list()), len(step.list))
 				}
@@ -79,12 +76,8 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 		{"deleted again", o.Delete, slice("shop", "s-1", "web"), nil, []string{"s-2"}},
 		{"without a Service", o.Update, slice("shop", "s-2", ""), nil, nil},
 	} {
-		if err := step.do(step.slice); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([][]string{step.web, step.db}, [][]string{found(web), found(db)}); diff != "" {
-			t.Errorf("%s: slices of both (-want +got):\n%s", step.name, diff)
-		}
+		lab.Must(t, step.do(step.slice))
+		lab.Same(t, [][]string{step.web, step.db}, [][]string{found(web), found(db)}, "%s: slices of both", step.name)
 	}
 	if len(o.byService) != 0 {
 		t.Errorf("%d Services without slices are stored", len(o.byService))
@@ -98,9 +91,7 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 		t.Helper()
 		o := slice("shop", name, "web")
 		o.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{addr}}}
-		if err := s.slices.Add(o); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, s.slices.Add(o))
 	}
 	put("s-1", "10.0.0.1")
 	put("s-2", "10.0.0.2")
@@ -156,14 +147,10 @@ func TestReadingIntoAUsedObject(t *testing.T) {
 	})
 	plainSlice := slice("shop", "db-1", "db")
 	for _, o := range []*corev1.Service{full, plain} {
-		if err := s.services.Add(o); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, s.services.Add(o))
 	}
 	for _, o := range []*discoveryv1.EndpointSlice{fullSlice, plainSlice} {
-		if err := s.slices.Add(o); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, s.slices.Add(o))
 	}
 	var room corev1.Service
 	var sliceRoom discoveryv1.EndpointSlice

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -12,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func ptr[T any](value T) *T { return &value }
@@ -69,9 +69,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 
 	store := newTestStore()
 	put(t, store, sent)
-	if diff := cmp.Diff(kept, store.Service(types.NamespacedName{Namespace: "shop", Name: "web"})); diff != "" {
-		t.Errorf("Service (-want +got):\n%s", diff)
-	}
+	lab.Same(t, kept, store.Service(types.NamespacedName{Namespace: "shop", Name: "web"}), "Service")
 }
 
 // annotated returns annotations with the given keys.
@@ -115,9 +113,7 @@ func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 	store := newTestStore()
 	put(t, store, sent)
 	got := store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"})
-	if diff := cmp.Diff([]*discoveryv1.EndpointSlice{kept}, got); diff != "" {
-		t.Errorf("Slices (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []*discoveryv1.EndpointSlice{kept}, got, "Slices")
 	want := time.Date(2026, 3, 1, 12, 0, 0, 500_000_000, time.UTC)
 	if got := encodeForTest(t, sent).trigger.At; !got.Equal(want) {
 		t.Errorf("trigger is %v, want %v", got, want)
@@ -145,9 +141,7 @@ func TestNodeKeepsFieldsThatAreRead(t *testing.T) {
 
 	store := newTestStore()
 	put(t, store, sent)
-	if diff := cmp.Diff(kept, store.Node()); diff != "" {
-		t.Errorf("Node (-want +got):\n%s", diff)
-	}
+	lab.Same(t, kept, store.Node(), "Node")
 }
 
 func TestStoreOrderAndSelection(t *testing.T) {
@@ -173,15 +167,9 @@ func TestStoreOrderAndSelection(t *testing.T) {
 	for _, c := range store.ServiceCIDRs() {
 		cidrs = append(cidrs, c.Name)
 	}
-	if diff := cmp.Diff([]string{"a/z", "shop/db", "shop/name", "shop/web"}, services); diff != "" {
-		t.Errorf("Services (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"web-1", "web-2"}, slices); diff != "" {
-		t.Errorf("Slices (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"first", "second"}, cidrs); diff != "" {
-		t.Errorf("ServiceCIDRs (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"a/z", "shop/db", "shop/name", "shop/web"}, services, "Services")
+	lab.Same(t, []string{"web-1", "web-2"}, slices, "Slices")
+	lab.Same(t, []string{"first", "second"}, cidrs, "ServiceCIDRs")
 	if got := store.Node(); got != nil {
 		t.Errorf("Node() = %v, want nil: only another Node is known", got)
 	}
@@ -203,9 +191,7 @@ func TestStoreOfAServiceProxyName(t *testing.T) {
 		with(labelled("headless", "try"), func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }),
 		slice("shop", "selected-1", "selected"), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 	selected := types.NamespacedName{Namespace: "shop", Name: "selected"}
-	if diff := cmp.Diff([]types.NamespacedName{selected}, s.Services()); diff != "" {
-		t.Errorf("Services (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []types.NamespacedName{selected}, s.Services(), "Services")
 	if got := s.Slices(selected); len(got) != 1 {
 		t.Errorf("%d slices, want 1: a slice does not need the label", len(got))
 	}
@@ -213,9 +199,7 @@ func TestStoreOfAServiceProxyName(t *testing.T) {
 		t.Errorf("ServiceCIDRs: %v, want none: their unused addresses belong to the other proxy", got)
 	}
 	put(t, s, with(labelled("selected", "try"), func(s *corev1.Service) { s.Labels = nil }), labelled("plain", "try"))
-	if diff := cmp.Diff([]types.NamespacedName{{Namespace: "shop", Name: "plain"}}, s.Services()); diff != "" {
-		t.Errorf("Services after a change of labels (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []types.NamespacedName{{Namespace: "shop", Name: "plain"}}, s.Services(), "Services after a change of labels")
 }
 
 func TestTransform(t *testing.T) {
@@ -225,9 +209,7 @@ func TestTransform(t *testing.T) {
 	once, err := transform(with(slice("shop", "web-1", "web"), func(s *discoveryv1.EndpointSlice) {
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "yesterday"}
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if len(problems) != 1 || problems[0].Kind != "EndpointSlice" || problems[0].Name.Name != "web-1" {
 		t.Errorf("problems = %+v, want one of shop/web-1", problems)
 	}

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fill sets every field of an object, with two elements in lists and one in maps.
@@ -71,9 +72,7 @@ func TestStripping(t *testing.T) {
 	service.TypeMeta, slice.TypeMeta = metav1.TypeMeta{}, metav1.TypeMeta{} // not part of the encoded form
 
 	gotService, gotSlice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
-	if err := errors.Join(encodeForTest(t, service).decode(gotService), encodeForTest(t, slice).decode(gotSlice)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, errors.Join(encodeForTest(t, service).decode(gotService), encodeForTest(t, slice).decode(gotSlice)))
 	wantService := strippedService(service)
 	for _, diff := range []string{cmp.Diff(wantService, gotService), cmp.Diff(strippedSlice(slice), gotSlice)} {
 		if diff != "" {
@@ -128,12 +127,8 @@ func TestUnknownAnnotationsAreLimited(t *testing.T) {
 		}
 	}
 	got := &corev1.Service{}
-	if err := encodeForTest(t, service).decode(got); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got.Annotations); diff != "" {
-		t.Errorf("stored annotations (-want +got):\n%s", diff)
-	}
+	lab.Must(t, encodeForTest(t, service).decode(got))
+	lab.Same(t, want, got.Annotations, "stored annotations")
 }
 
 // TestFieldsThatAreReadAreStored finds all fields of Services and EndpointSlices that other packages read, and looks them up in
@@ -147,9 +142,7 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 	}
 	cfg := &packages.Config{Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo, Dir: "../.."}
 	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/beside/health", "./pkg/beside/report", "./pkg/inspect/console", "./cmd/...")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	read := 0
 	for _, p := range list {
 		for _, err := range p.Errors {
@@ -233,9 +226,7 @@ func FuzzRead(f *testing.F) {
 	slice.Annotations = map[string]string{model.AnnotationsOf(true)[0]: "a"}
 	for _, o := range []message{service, slice, bigService(1), bigSlice(1, 2)} {
 		data, err := o.Marshal()
-		if err != nil {
-			f.Fatal(err)
-		}
+		lab.Must(f, err)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -266,9 +257,7 @@ func FuzzRead(f *testing.F) {
 // FuzzStrip: any input is stripped to a valid message or is an error. Stripping twice equals stripping once.
 func FuzzStrip(f *testing.F) {
 	data, err := bigSlice(1, 2).Marshal()
-	if err != nil {
-		f.Fatal(err)
-	}
+	lab.Must(f, err)
 	f.Add(data)
 	f.Add(data[:len(data)-3])
 	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})
@@ -284,8 +273,6 @@ func FuzzStrip(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the stripped message is invalid: %v", err)
 		}
-		if diff := cmp.Diff(once, twice); diff != "" {
-			t.Errorf("stripped again (-once +twice):\n%s", diff)
-		}
+		lab.Same(t, once, twice, "stripped again (-once +twice)")
 	})
 }

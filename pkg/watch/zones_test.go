@@ -5,6 +5,8 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A source stores the zones of endpoints only with the option for zones.
@@ -18,13 +20,9 @@ func TestZonesAreStoredOnRequest(t *testing.T) {
 	for i, zones := range []bool{false, true} {
 		cfg := Config{Zones: zones}
 		item, err := cfg.transformer().transform(slice)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		var out discoveryv1.EndpointSlice
-		if err := item.(*object).decode(&out); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, item.(*object).decode(&out))
 		if got := out.Endpoints[0].Zone; (got != nil && *got == zone) != zones {
 			t.Errorf("zones %t: the stored zone is %v", zones, got)
 		}

@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/gorilla/websocket"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // result is the result of a command in a pod.
@@ -48,9 +48,7 @@ func newFleet(t *testing.T) *fleet {
 	f.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}],
 contexts: [{name: fleet, context: {cluster: c, user: u, namespace: ignored}}], users: [{name: u, user: {token: t}}]}`, server.URL)
-	if err := os.WriteFile(f.kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(f.kubeconfig, []byte(text), 0o600))
 	return f
 }
 
@@ -141,9 +139,7 @@ func statusJSON(t *testing.T, change func(*view.Status)) string {
 		Loop: &view.Loop{Last: &view.Sync{Time: now.Add(-90 * time.Second)}}}
 	change(s)
 	text, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return string(text)
 }
 
@@ -216,9 +212,7 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 	} else {
 		lines = slices.Delete(lines, i, i+1)
 	}
-	if diff := cmp.Diff(want, lines[:6]); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, lines[:6], "")
 	if !strings.HasSuffix(out, "\n\n201 nodes, 196 without a problem\n") {
 		t.Errorf("the end of the table: %q", out[len(out)-80:])
 	}

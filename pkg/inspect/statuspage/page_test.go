@@ -17,9 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // asked records the last query, and returns a given answer.
@@ -203,9 +202,7 @@ func TestTextHasContrast(t *testing.T) {
 func luminance(t *testing.T, digits string) float64 {
 	t.Helper()
 	n, err := strconv.ParseUint(digits, 16, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	sum := 0.0
 	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
 		c := float64(n>>(16-8*i)&0xff) / 0xff
@@ -277,9 +274,7 @@ func TestAnswersAreBounded(t *testing.T) {
 		t.Errorf("the answer has %d bytes, want at most %d", n, most)
 	}
 	var got services
-	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, json.Unmarshal(w.Body.Bytes(), &got))
 	if len(got.Services) != mostServices || got.Total != 10000 {
 		t.Errorf("%d of %d Services", len(got.Services), got.Total)
 	}
@@ -302,9 +297,7 @@ func TestAnswersAreBounded(t *testing.T) {
 			unused++
 		}
 	}
-	if diff := cmp.Diff([]int{mostListed, mostListed}, []int{used, unused}); diff != "" {
-		t.Errorf("endpoints that are used, and that aren't (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []int{mostListed, mostListed}, []int{used, unused}, "endpoints that are used, and that aren't")
 	// The caller's view is unchanged.
 	if n := len(a.found.Services[0].Ports[0].Frontends[0].AllowedSources); n != 100 {
 		t.Errorf("the view was cut to %d", n)

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fake is a kernel that holds a plan. In a set of ranges, it finds only the first key of a range. It counts requests.
@@ -99,13 +99,9 @@ func plannedBy(m balance.Method, endpoints int, affinity time.Duration) *plan.Pl
 func mustFollow(t *testing.T, k *fake, from string) *Trace {
 	t.Helper()
 	p, err := From(netip.MustParseAddr(from), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return got
 }
 
@@ -135,21 +131,15 @@ func TestEndpointsAreEquallyLikely(t *testing.T) {
 func TestHashesLeadToOneEndpoint(t *testing.T) {
 	for _, name := range []string{"maglev", "source-hash", "source-hash/24"} {
 		method, err := balance.Parse(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		k := newFake(plannedBy(method, 10, 0))
 		seen := map[netip.AddrPort]bool{}
 		for port := range uint16(100) {
 			p, err := From(netip.AddrFrom4([4]byte{10, 244, byte(port), 9}), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			p.FromPort = 40000 + port
 			got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if len(got.Ways) != 1 || got.Ways[0].Outcome != Translated || got.Ways[0].Probability != 1 {
 				t.Fatalf("%s: the ways of port %d are %+v", name, p.FromPort, got.Ways)
 			}
@@ -211,9 +201,7 @@ func TestFollow(t *testing.T) {
 			for _, w := range mustFollow(t, k, c.from).Ways {
 				got = append(got, fmt.Sprintf("%g%% %s %s from %s: %s", w.Probability*100, w.Outcome, w.To, w.Source, w.Why))
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("ways (-want +got):\n%s", diff)
-			}
+			lab.Same(t, c.want, got, "ways")
 		})
 	}
 }
@@ -236,9 +224,7 @@ func TestALoopIsAnError(t *testing.T) {
 	k := newFake(planned(1, 0))
 	k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Any: &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}}}
 	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p); err == nil {
 		t.Errorf("no error, but %+v", got)
 	}

@@ -9,8 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func get(t *testing.T, h http.Handler, method, path, accept, body string) (code int, kind, text string) {
@@ -50,9 +51,7 @@ func TestFlagz(t *testing.T) {
 		if code != tc.code || kind != tc.kind {
 			t.Errorf("Accept %q: %d %s, want %d %s", tc.accept, code, kind, tc.code, tc.kind)
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("Accept %q (-want +got):\n%s", tc.accept, diff)
-		}
+		lab.Same(t, tc.want, got, "Accept %q", tc.accept)
 	}
 }
 
@@ -67,9 +66,7 @@ func TestStatusz(t *testing.T) {
 	}
 	_, _, text = get(t, h, "GET", "/statusz", "application/json;v=v1beta1;g=config.k8s.io;as=Statusz", "")
 	var s statusz
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, json.Unmarshal([]byte(text), &s))
 	if s.EmulationVersion != "1.37" || s.UptimeSeconds != 90 || s.BinaryVersion != "v1.2.3" || s.StartTime.Unix() != started.Unix() || len(s.Paths) != 2 {
 		t.Errorf("got %+v", s)
 	}

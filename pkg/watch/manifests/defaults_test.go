@@ -3,12 +3,13 @@ package manifests
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestDefaults(t *testing.T) {
@@ -105,9 +106,7 @@ func TestDefaults(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			setDefaults(tc.given)
-			if diff := cmp.Diff(tc.want, tc.given); diff != "" {
-				t.Errorf("defaults (-want +got):\n%s", diff)
-			}
+			lab.Same(t, tc.want, tc.given, "defaults")
 		})
 	}
 }

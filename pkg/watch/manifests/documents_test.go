@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // between puts a text between two valid documents.
@@ -149,9 +151,7 @@ func TestManifestsAreBounded(t *testing.T) {
 
 func TestAFileThatIsTooLarge(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
-	if err := os.WriteFile(path, make([]byte, 11), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, make([]byte, 11), 0o600))
 	if _, err := readAtMost(path, 10); err == nil {
 		t.Error("a file of 11 bytes is read where 10 are the most")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // No content of a manifest causes a panic. Neither a second read of the file nor the same content in a file of another name changes
@@ -33,29 +34,17 @@ func FuzzManifests(f *testing.F) {
 		tracker := track.New(time.Now(), time.Now)
 		m := New(watch.Config{Folder: dir, NodeName: "n", Tracker: tracker})
 		file := filepath.Join(dir, "a.yaml")
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Load(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(file, content, 0o600))
+		lab.Must(t, m.Load())
 		before := contentsOf(m)
 		tracker.Take()
-		if err := m.Load(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, m.Load())
 		if d := tracker.Take(); !d.Empty() {
 			t.Errorf("a second read marked %+v", d)
 		}
-		if err := os.Rename(file, filepath.Join(dir, "b.yaml")); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Load(); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(before, contentsOf(m)); diff != "" {
-			t.Errorf("under another name (-before +after):\n%s", diff)
-		}
+		lab.Must(t, os.Rename(file, filepath.Join(dir, "b.yaml")))
+		lab.Must(t, m.Load())
+		lab.Same(t, before, contentsOf(m), "under another name (-before +after)")
 	})
 }
 

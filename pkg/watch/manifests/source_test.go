@@ -20,6 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var (
@@ -151,17 +152,11 @@ func TestManifestsRead(t *testing.T) {
 	f.write("one.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "json"}, "spec": {"clusterIP": "fd00::1"}}`)
 	f.write(".hidden.yaml", "not: [read")
 	f.write("notes.txt", "not: [read")
-	if err := os.Mkdir(filepath.Join(f.path, "folder.yaml"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(filepath.Join(f.path, "folder.yaml"), 0o700))
 	json := types.NamespacedName{Namespace: "default", Name: "json"}
 	want := track.Dirty{Services: names(web, db, json), Node: true, ServiceCIDRs: true, ServiceChanges: 3, SliceChanges: 1}
-	if diff := cmp.Diff(want, f.load()); diff != "" {
-		t.Errorf("marks (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]types.NamespacedName{json, db, web}, f.source.Services()); diff != "" {
-		t.Errorf("Services (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, f.load(), "marks")
+	lab.Same(t, []types.NamespacedName{json, db, web}, f.source.Services(), "Services")
 	if got := f.source.Service(web); got == nil || got.Spec.IPFamilies[0] != "IPv4" {
 		t.Errorf("Service(shop/web) = %v, want it with families", got)
 	}
@@ -171,9 +166,7 @@ func TestManifestsRead(t *testing.T) {
 	if f.source.Node() == nil || len(f.source.ServiceCIDRs()) != 1 {
 		t.Errorf("Node() = %v, ServiceCIDRs() = %v, want both", f.source.Node(), f.source.ServiceCIDRs())
 	}
-	if diff := cmp.Diff([]string(nil), f.reported()); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string(nil), f.reported(), "problems")
 	await(t, "sync", f.source.Synced())
 }
 
@@ -185,9 +178,7 @@ func TestManifestsWithoutAFolder(t *testing.T) {
 	}
 	f = newFolder(t)
 	f.source.LoadFrom("standard input", []byte(everything))
-	if diff := cmp.Diff([]types.NamespacedName{db, web}, f.source.Services()); diff != "" {
-		t.Errorf("Services (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []types.NamespacedName{db, web}, f.source.Services(), "Services")
 	f.source.LoadFrom("standard input", nil)
 	if got := f.source.Services(); len(got) != 0 {
 		t.Errorf("Services: %v, want none: the last content has no objects", got)
@@ -226,9 +217,7 @@ func TestManifestsMarkOnlyChanges(t *testing.T) {
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			step.change()
-			if diff := cmp.Diff(step.want, f.load()); diff != "" {
-				t.Errorf("marks (-want +got):\n%s", diff)
-			}
+			lab.Same(t, step.want, f.load(), "marks")
 		})
 	}
 	if got := f.source.Services(); len(got) != 0 {
@@ -265,9 +254,7 @@ func TestManifestsBrokenFile(t *testing.T) {
 		t.Errorf("another broken content was reported as %q, want one problem", got)
 	}
 	f.write("a.yaml", serviceYAML("web", "172.30.0.9"))
-	if diff := cmp.Diff(track.Dirty{Services: names(web), ServiceChanges: 1}, f.load()); diff != "" {
-		t.Errorf("marks of the fixed file (-want +got):\n%s", diff)
-	}
+	lab.Same(t, track.Dirty{Services: names(web), ServiceChanges: 1}, f.load(), "marks of the fixed file")
 }
 
 func TestManifestsProblems(t *testing.T) {
@@ -457,14 +444,10 @@ func configMapVersion(f *folder, version, content string) {
 
 func mustLink(t *testing.T, target, link string) {
 	t.Helper()
-	if err := os.Symlink(target, link); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Symlink(target, link))
 }
 
 func mustRename(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Rename(from, to))
 }
