@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -80,8 +78,6 @@ func TestCommandLinesEndAsThoseOfKubeProxy(t *testing.T) {
 		{"--write-config-to", file(""), "--cleanup", "--init-only"}, {"--write-config-to", file(""), ""},
 	} {
 		their, our := runsTo(t, theirs, args), runsTo(t, ours, args)
-		if diff := cmp.Diff(their, our); diff != "" {
-			t.Errorf("%q (-kube-proxy +ours):\n%s", args, diff)
-		}
+		lab.Same(t, their, our, "%q (-kube-proxy +ours)", args)
 	}
 }

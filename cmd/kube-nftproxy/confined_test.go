@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -158,9 +157,7 @@ func TestConfined(t *testing.T) {
 			}
 			const netAdmin = "0000000000001000"
 			want := map[string]string{"Uid": user, "CapPrm": netAdmin, "CapEff": netAdmin, "CapBnd": netAdmin, "NoNewPrivs": "1", "Seccomp": "2"}
-			if diff := cmp.Diff(want, status(t, p.Pid(), want)); diff != "" {
-				t.Errorf("privileges of the program (-want +got):\n%s", diff)
-			}
+			lab.Same(t, want, status(t, p.Pid(), want), "privileges of the program")
 			for line := range strings.Lines(p.LogTail(1000)) {
 				// Only root can read the names of the tables of iptables-legacy.
 				if strings.HasPrefix(line, "E") && (user == "0" || !strings.Contains(line, "Failed to read or remove rules of kube-proxy")) {

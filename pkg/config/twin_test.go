@@ -11,8 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // kubeProxy is the path of kube-proxy, which hack/kubernetes.sh builds.
@@ -27,9 +28,7 @@ func written(t *testing.T, args []string) (text, refusal string) {
 		return "", string(out)
 	}
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return string(data), ""
 }
 
@@ -93,12 +92,8 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 			continue
 		}
 		ours, err := encode(o.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), "")); diff != "" {
-			t.Errorf("%q %q (-kube-proxy +ours):\n%s", tc.args, tc.file, diff)
-		}
+		lab.Must(t, err)
+		lab.Same(t, ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), ""), "%q %q (-kube-proxy +ours)", tc.args, tc.file)
 	}
 }
 
@@ -141,9 +136,7 @@ func compareRefusals(t *testing.T, args []string, theirs string, ours error) {
 // TestFlagsAreThoseOfKubeProxy compares names, types and defaults of all flags.
 func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	help, err := exec.Command(kubeProxy, "--help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	o := NewOptions()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
@@ -195,9 +188,7 @@ func TestOtherFormsOfAFileAreReadAsByKubeProxy(t *testing.T) {
 		"kind: KubeProxyConfiguration\n", "apiVersion: v1\nkind: ConfigMap\n", "\t", head + "mode: \"nft\n",
 	} {
 		path := filepath.Join(t.TempDir(), "file")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		args := []string{"--config", path}
 		theirs, refusal := written(t, args)
 		o, err := complete(t, args...)
@@ -213,11 +204,7 @@ func TestOtherFormsOfAFileAreReadAsByKubeProxy(t *testing.T) {
 			continue
 		}
 		ours, err := encode(o.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), "")); diff != "" {
-			t.Errorf("%q (-kube-proxy +ours):\n%s", text, diff)
-		}
+		lab.Must(t, err)
+		lab.Same(t, ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), ""), "%q (-kube-proxy +ours)", text)
 	}
 }

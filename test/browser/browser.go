@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // patience is the time limit of a call.
@@ -37,17 +39,11 @@ func Open(t *testing.T, start func(func() error) error) *Browser {
 		t.Fatalf("hack/chromium.sh: %v\n%s", err, out)
 	}
 	path, err := filepath.Abs("../../bin/chromium/start")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	commands, to, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	from, answers, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	b.to, b.from, b.in = to, from, bufio.NewReader(from)
 	profile := t.TempDir()
 	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -56,9 +52,7 @@ func Open(t *testing.T, start func(func() error) error) *Browser {
 	cmd.ExtraFiles = []*os.File{commands, answers}
 	cmd.Stderr = io.Discard // a pipe, so that Wait also waits for the browser's child processes, which write into the profile
 	cmd.WaitDelay = patience
-	if err := start(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, start(cmd.Start))
 	t.Cleanup(func() {
 		_ = to.Close() // the browser exits
 		defer time.AfterFunc(patience, func() { _ = cmd.Process.Kill() }).Stop()

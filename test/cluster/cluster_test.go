@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -26,6 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestMain(m *testing.M) {
@@ -64,57 +65,37 @@ func TestCluster(t *testing.T) {
 func testObjects(t *testing.T, c *Cluster, proxy kubernetes.Interface) {
 	ctx := t.Context()
 	node, service, slice := testNode(), testService(), testSlice()
-	if err := c.Apply(ctx, node, service, slice); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(ctx, node, service, slice))
 	node.Status.Addresses[0].Address = "192.0.2.2"
 	service.Spec.Ports[0].Port = 81
 	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}
 	slice.Endpoints[0].Addresses = []string{"10.1.0.6"}
-	if err := c.Apply(ctx, node, service, slice); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(ctx, node, service, slice))
 	want := seen{
 		NodeAddress: "192.0.2.2", ClusterIP: "10.96.7.7", Port: 81, NodePort: 30080, Ingress: "203.0.113.5",
 		Endpoint: "10.1.0.6",
 	}
-	if diff := cmp.Diff(want, mustSee(t, proxy)); diff != "" {
-		t.Errorf("after the second Apply (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, mustSee(t, proxy), "after the second Apply")
 	service.Status = corev1.ServiceStatus{}
-	if err := c.Apply(ctx, service); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(ctx, service))
 	want.Ingress = ""
-	if diff := cmp.Diff(want, mustSee(t, proxy)); diff != "" {
-		t.Errorf("after the status was emptied (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, mustSee(t, proxy), "after the status was emptied")
 	for range 2 { // the second time they are deleted already
-		if err := c.Delete(ctx, node, service, slice); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, c.Delete(ctx, node, service, slice))
 	}
-	if diff := cmp.Diff(seen{}, mustSee(t, proxy)); diff != "" {
-		t.Errorf("after Delete (-want +got):\n%s", diff)
-	}
+	lab.Same(t, seen{}, mustSee(t, proxy), "after Delete")
 }
 
 // testRewind creates, changes and deletes objects. Afterwards they are as before, and a new Service may have the same addresses.
 func testRewind(t *testing.T, c *Cluster) {
 	ctx, services := t.Context(), c.Client().CoreV1().Services("default")
 	kept, created := testNode(), testService()
-	if err := errors.Join(c.Apply(ctx, kept), c.Checkpoint(ctx)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, errors.Join(c.Apply(ctx, kept), c.Checkpoint(ctx)))
 	for range 2 {
 		changed, err := services.Get(ctx, "kubernetes", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		changed.Labels["changed"] = "yes"
-		if err := errors.Join(c.Apply(ctx, created, changed), c.Delete(ctx, kept), c.Rewind(ctx)); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, errors.Join(c.Apply(ctx, created, changed), c.Delete(ctx, kept), c.Rewind(ctx)))
 		if _, err := services.Get(ctx, created.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("a created Service: got error %v, want NotFound", err)
 		}
@@ -132,20 +113,14 @@ func testAllocation(t *testing.T, c *Cluster) {
 	service := testService()
 	service.Name, service.Spec.ClusterIP, service.Spec.Ports[0].NodePort = "dual", "", 0
 	service.Spec.IPFamilyPolicy = &dualStack
-	if err := c.Apply(t.Context(), service); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(t.Context(), service))
 	live, err := c.Client().CoreV1().Services("default").Get(t.Context(), "dual", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var got []bool
 	for i, prefix := range []string{"10.96.0.0/16", "fd00:10:96::/112"} {
 		got = append(got, netip.MustParsePrefix(prefix).Contains(netip.MustParseAddr(live.Spec.ClusterIPs[i])))
 	}
-	if diff := cmp.Diff([]bool{true, true}, got); diff != "" {
-		t.Errorf("cluster IPs %v in their ranges (-want +got):\n%s", live.Spec.ClusterIPs, diff)
-	}
+	lab.Same(t, []bool{true, true}, got, "cluster IPs %v in their ranges", live.Spec.ClusterIPs)
 	outside := testService()
 	outside.Name, outside.Spec.ClusterIP, outside.Spec.Ports[0].NodePort = "outside", "10.97.0.1", 0
 	if err := c.Apply(t.Context(), outside); !apierrors.IsInvalid(err) {
@@ -169,39 +144,25 @@ func testServiceCIDRs(t *testing.T, c *Cluster, proxy kubernetes.Interface) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	w, err := proxy.NetworkingV1().ServiceCIDRs().Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer w.Stop()
 	want := []string{"10.96.0.0/16", "fd00:10:96::/112"}
-	if diff := cmp.Diff(want, nextCIDRs(t, w, "kubernetes")); diff != "" {
-		t.Errorf("default ServiceCIDR (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, nextCIDRs(t, w, "kubernetes"), "default ServiceCIDR")
 	more := &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.98.0.0/24"}},
 	}
-	if err := c.Apply(ctx, more); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(more.Spec.CIDRs, nextCIDRs(t, w, "more")); diff != "" {
-		t.Errorf("further ServiceCIDR (-want +got):\n%s", diff)
-	}
-	if err := c.Delete(ctx, more); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.Apply(ctx, more))
+	lab.Same(t, more.Spec.CIDRs, nextCIDRs(t, w, "more"), "further ServiceCIDR")
+	lab.Must(t, c.Delete(ctx, more))
 }
 
 func testKubeconfig(t *testing.T, c *Cluster) {
 	for _, admin := range []bool{true, false} {
 		path := filepath.Join(t.TempDir(), "kubeconfig")
-		if err := c.Kubeconfig(path, admin); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, c.Kubeconfig(path, admin))
 		config, err := clientcmd.BuildConfigFromFlags("", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		_, err = mustClient(t, config).CoreV1().Secrets("").List(t.Context(), metav1.ListOptions{})
 		if allowed := err == nil; allowed != admin {
 			t.Errorf("admin %t: list Secrets: %v", admin, err)
@@ -263,18 +224,12 @@ type seen struct {
 func mustSee(t *testing.T, client kubernetes.Interface) seen {
 	t.Helper()
 	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	named := metav1.ListOptions{FieldSelector: "metadata.name=web"}
 	services, err := client.CoreV1().Services("").List(t.Context(), named)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	slices, err := client.DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var s seen
 	for _, node := range nodes.Items {
 		s.NodeAddress = node.Status.Addresses[0].Address
@@ -341,9 +296,7 @@ func mustStart(t *testing.T, config Config) *Cluster {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := Start(ctx, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(c.Stop)
 	return c
 }
@@ -351,9 +304,7 @@ func mustStart(t *testing.T, config Config) *Cluster {
 func mustClient(t *testing.T, config *rest.Config) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return client
 }
 

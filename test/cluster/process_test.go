@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // parentEnv makes the test binary act as the parent in TestProcessDiesWithParent; its value is a scratch folder.
@@ -26,12 +28,8 @@ func TestProcessDiesWithParent(t *testing.T) {
 	parent := exec.Command(os.Args[0], "-test.run=^TestProcessDiesWithParent$")
 	parent.Env = append(os.Environ(), parentEnv+"="+t.TempDir())
 	out, err := parent.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := parent.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, parent.Start())
 	line, readErr := bufio.NewReader(out).ReadString('\n')
 	child, pidErr := strconv.Atoi(strings.TrimSpace(line))
 	var fd int
@@ -67,9 +65,7 @@ func actAsParent(dir string) {
 
 func TestProcessReportsWhyItExited(t *testing.T) {
 	p, err := StartProcess("sh", filepath.Join(t.TempDir(), "log"), exec.Command("sh", "-c", "echo bad luck; exit 3"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	err = p.Await(t.Context(), failing)
 	for _, want := range []string{"wait for sh", "exit status 3", "bad luck"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -93,9 +89,7 @@ func TestProcessThatDoesNotExist(t *testing.T) {
 func TestProcessIsWaitedFor(t *testing.T) {
 	wait := func(ctx context.Context, script string) error {
 		p, err := StartProcess("sh", filepath.Join(t.TempDir(), "log"), exec.Command("sh", "-c", script))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		err = p.Wait(ctx)
 		select {
 		case <-p.done:

@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // testTransactions: a watch that ends in the middle of a transaction loses the rest, unless each write has its own transaction.
@@ -29,21 +31,15 @@ func testTransactions(t *testing.T, c *Cluster) {
 				slice.Namespace, slice.Name = "default", fmt.Sprintf("%s-%d", name, i)
 				tc.store.Slice(slice)
 			}
-			if err := tc.store.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, tc.store.Flush())
 			stored := mustList(t, c, name)
 			// The writes after the first one, and a last one that marks the end.
 			w, err := c.Client().DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{ResourceVersion: stored[0].ResourceVersion})
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			defer w.Stop()
 			last := testSlice()
 			last.Name = name + "-last"
-			if err := c.Apply(t.Context(), last); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, c.Apply(t.Context(), last))
 			rest := 0
 			for event := range w.ResultChan() {
 				if event.Object.(*discoveryv1.EndpointSlice).Name == last.Name {
@@ -62,9 +58,7 @@ func testTransactions(t *testing.T, c *Cluster) {
 func mustList(t *testing.T, c *Cluster, prefix string) (found []discoveryv1.EndpointSlice) {
 	t.Helper()
 	list, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, s := range list.Items {
 		if len(s.Name) > len(prefix) && s.Name[:len(prefix)] == prefix {
 			found = append(found, s)
@@ -90,9 +84,7 @@ func compareVersions(a, b string) int {
 // continue an earlier watch.
 func testRestart(t *testing.T, c *Cluster) {
 	before, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	address := c.Server()
 	c.KillServer()
 	if len(c.Pids()) != 1 {
@@ -103,18 +95,12 @@ func testRestart(t *testing.T, c *Cluster) {
 		slice := testSlice()
 		slice.Namespace, slice.Name = "default", fmt.Sprintf("meanwhile-%d", i)
 		store.Slice(slice)
-		if err := store.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, store.Flush())
 	}
-	if err := store.Compact(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, store.Compact())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := c.RestartServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, c.RestartServer(ctx))
 	if c.Server() != address || len(c.Pids()) != 2 {
 		t.Errorf("it serves at %s and was at %s; processes: %v", c.Server(), address, c.Pids())
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // healthy returns a report with each ratio at twice its bound.
@@ -67,18 +67,14 @@ func mustFail(t *testing.T, r *Report, b bound, why string) {
 	if len(lines) != 1 || !strings.HasPrefix(lines[0], "fail "+b.name+": ") || !strings.Contains(lines[0], why) {
 		t.Errorf("lines that fail: %q, want one of %q with %q", lines, b.name, why)
 	}
-	if diff := cmp.Diff([]string{strings.ReplaceAll(b.name, " ", "_")}, failedIn(t, file)); diff != "" {
-		t.Errorf("outcomes that failed (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{strings.ReplaceAll(b.name, " ", "_")}, failedIn(t, file), "outcomes that failed")
 }
 
 // failedIn returns the failed bounds in a file of outcomes.
 func failedIn(t *testing.T, file string) (failed []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) != len(bounds) {
 		t.Errorf("%d outcomes, want %d", len(lines), len(bounds))

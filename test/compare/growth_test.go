@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -39,9 +40,7 @@ func TestGrowthTables(t *testing.T) {
 		}
 	}
 	points, err := pointsOf(parse(strings.NewReader(output.String())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	text := growthTables(points)
 	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0.000 | +300 | +0.000 |", "| exponent | 0.00 | 1.00 |"} {
 		if !strings.Contains(text, want) {
@@ -68,14 +67,10 @@ func TestGrowthPage(t *testing.T) {
 	}
 	const file = "../../docs/scale.md"
 	if *update {
-		if err := page.Write(file, "growth", g.text()); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, page.Write(file, "growth", g.text()))
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	got, err := page.Part(string(text), "growth")
 	if diff := cmp.Diff(g.text(), got); diff != "" || err != nil {
 		t.Errorf("%v (-figures +page):\n%s", err, diff)

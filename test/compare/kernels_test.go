@@ -6,8 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -26,37 +25,25 @@ func measuredOn(kernel string, slower, growth float64) *Report {
 // TestPublishKernels: a kernel that is measured again replaces its own column, and the others stay.
 func TestPublishKernels(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
-	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(filepath.Join(root, "docs"), 0o755))
 	doc := filepath.Join(root, "docs/benchmarks-details.md")
-	if err := os.WriteFile(doc, []byte("<!-- kernels -->\n<!-- /kernels -->\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(doc, []byte("<!-- kernels -->\n<!-- /kernels -->\n"), 0o600))
 	publish := func(reports ...*Report) {
 		var files []string
 		for _, r := range reports {
 			file := filepath.Join(dir, r.Kernel+".json")
-			if err := r.save(file); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, r.save(file))
 			files = append(files, file)
 		}
-		if err := publishKernels(root, files); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, publishKernels(root, files))
 	}
 	publish(measuredOn("6.1.5", 300, 1), measuredOn("6.12.9", 40, 1.5))
 	publish(measuredOn("6.1.6", 500, 1.25))
 
 	text, err := os.ReadFile(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	part, err := page.Part(string(text), "kernels")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	var got []string
 	for line := range strings.Lines(part) {
 		if strings.HasPrefix(line, "| ") {
@@ -65,7 +52,5 @@ func TestPublishKernels(t *testing.T) {
 	}
 	head := "| | Linux 6.1 | Linux 6.12 |"
 	want := []string{head, "| one endpoint replaced | 500× | 40× |", head, "| one endpoint replaced | 1.25× | 1.50× |"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("rows (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "rows")
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -17,20 +18,14 @@ var update = flag.Bool("update", false, "rewrite the figures of pages from docs/
 func TestPagesHaveTheFigures(t *testing.T) {
 	const root = "../.."
 	var r Report
-	if err := readJSON(filepath.Join(root, reportFile), &r); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, readJSON(filepath.Join(root, reportFile), &r))
 	for _, s := range r.parts() {
 		file := filepath.Join(root, s.page)
 		if *update {
-			if err := page.Write(file, s.name, s.text); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, page.Write(file, s.name, s.text))
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		got, err := page.Part(string(text), s.name)
 		if diff := cmp.Diff(s.text, got); diff != "" || err != nil {
 			t.Errorf("%s: %v; run make update (-want +got):\n%s", s.page, err, diff)

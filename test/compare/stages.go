@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // stage is a stage of a sync, measured by a benchmark. Its bounds do not depend on the speed of the machine: times are compared with a unit
@@ -134,9 +136,7 @@ func unitOfWork() float64 {
 		r := testing.Benchmark(func(b *testing.B) {
 			for b.Loop() {
 				var into discoveryv1.EndpointSlice
-				if err := into.Unmarshal(data); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, into.Unmarshal(data))
 			}
 		})
 		if v := float64(r.T.Nanoseconds()) / float64(r.N); least == 0 || v < least {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -28,9 +29,7 @@ func TestRetryKeepsTheFirstFailure(t *testing.T) {
 	r := someRun("v1.37.2", kubeProxy, 2, Test{"a", passed, 1, false, ""}, Test{"b", failed, 2, false, "late"}, Test{"c", failed, 3, false, "broken"})
 	r.retry([]Test{{"a", passed, 9, false, ""}, {"b", passed, 5, false, ""}, {"c", failed, 6, false, "broken again"}})
 	want := []Test{{"a", passed, 1, false, ""}, {"b", passed, 5, true, "late"}, {"c", failed, 3, false, "broken"}}
-	if diff := cmp.Diff(want, r.Tests); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, r.Tests, "")
 	if err := r.failure(); err == nil || !strings.Contains(err.Error(), "1 tests failed") {
 		t.Errorf("failure: %v", err)
 	}
@@ -38,29 +37,19 @@ func TestRetryKeepsTheFirstFailure(t *testing.T) {
 
 func TestPublish(t *testing.T) {
 	root := t.TempDir()
-	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, pageFile), []byte("# x\n<!-- results -->\n<!-- /results -->\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.Mkdir(filepath.Join(root, "docs"), 0o755))
+	lab.Must(t, os.WriteFile(filepath.Join(root, pageFile), []byte("# x\n<!-- results -->\n<!-- /results -->\n"), 0o600))
 	for _, run := range []Run{
 		someRun("v1.36.3", kubeProxy, 2), someRun("v1.37.2", kubeNftproxy, 2, Test{"x", failed, 1, false, ""}),
 		someRun("v1.37.2", kubeProxy, 6), someRun("v1.37.2", kubeProxy, 2, Test{"[b] a|b", passed, 1, true, "late"}, Test{"s", skipped, 0, false, "3 nodes"}),
 		someRun("v1.37.2", kubeNftproxy, 2, Test{"x", passed, 1, false, ""}), // again, in place of the first one
 	} {
-		if err := publish(root, run, false); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, publish(root, run, false))
 	}
 	// A part of a run leaves the other results.
-	if err := publish(root, someRun("v1.37.2", kubeProxy, 2, Test{"s", failed, 1, false, "lost"}), true); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, publish(root, someRun("v1.37.2", kubeProxy, 2, Test{"s", failed, 1, false, "lost"}), true))
 	got, err := os.ReadFile(filepath.Join(root, pageFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want := `# x
 <!-- results -->
 | Kubernetes | proxy | nodes | passed | failed | skipped | minutes | kernel |
@@ -82,9 +71,7 @@ Not run:
 | \[sig-network] I \[Serial] \[Slow] | It needs SCTP sockets, which many kernels lack. |
 <!-- /results -->
 `
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, string(got), "")
 }
 
 // The published tables are those of the published results.
@@ -94,13 +81,9 @@ func TestPageHasTheResults(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &runs)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	document, err := os.ReadFile("../../" + pageFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	part, err := page.Part(string(document), pagePart)
 	if diff := cmp.Diff(tables(runs), part); diff != "" || err != nil {
 		t.Errorf("error %v; make conformance OUTPUT=. writes both (-results +page):\n%s", err, diff)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const listing = `The following spec names can be used with 'ginkgo run --focus/skip':
@@ -95,15 +97,9 @@ func TestReadReport(t *testing.T) {
 
 func TestSortImages(t *testing.T) {
 	got := sortImages([]string{"r/e2e-test-images/agnhost:2.66.1", "r/e2e-test-images/agnhost:2.55", "r/e2e-test-images/busybox:1.37.0-2", "r/e2e-test-images/perl:5.26", "r/pause:3.10.2"})
-	if diff := cmp.Diff([]string{"r/e2e-test-images/agnhost:2.66.1", "r/e2e-test-images/agnhost:2.55"}, got["agnhost.tar"].names); diff != "" {
-		t.Errorf("agnhost (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{shellImage, "r/e2e-test-images/busybox:1.37.0-2"}, got["shells.tar"].names); diff != "" {
-		t.Errorf("shells (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{pauseImage, "r/pause:3.10.2"}, got["pause.tar"].names); diff != "" {
-		t.Errorf("pause (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"r/e2e-test-images/agnhost:2.66.1", "r/e2e-test-images/agnhost:2.55"}, got["agnhost.tar"].names, "agnhost")
+	lab.Same(t, []string{shellImage, "r/e2e-test-images/busybox:1.37.0-2"}, got["shells.tar"].names, "shells")
+	lab.Same(t, []string{pauseImage, "r/pause:3.10.2"}, got["pause.tar"].names, "pause")
 	if names := got["regression.tar"].names; len(names) > 0 {
 		t.Errorf("regression: %v, want none", names)
 	}

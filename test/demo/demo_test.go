@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -56,9 +57,7 @@ func mustStart(t *testing.T, p programs, flags ...string) *performance {
 	if r.out, err = r.cmd.StdoutPipe(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, r.cmd.Start())
 	return r
 }
 
@@ -97,15 +96,11 @@ func (r *performance) leftBehind(t *testing.T) (left []string) {
 		filepath.Join(r.tmp, "*"),
 	} {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		left = append(left, found...)
 	}
 	environments, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, path := range environments {
 		// A process that ends meanwhile cannot be read, and is not left behind.
 		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(r.marker)) {

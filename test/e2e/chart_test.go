@@ -14,12 +14,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // helms are the releases of Helm that install the chart.
@@ -143,9 +143,7 @@ func TestChartEqualsKustomize(t *testing.T) {
 		}
 		for _, helm := range helms {
 			got := p.sh(helm + " template kube-nftproxy " + helm + "/kube-nftproxy-0.1.0.tgz" + required + " --set '" + v.values + "'")
-			if diff := cmp.Diff(p.objectsIn(want), p.objectsIn(got)); diff != "" {
-				t.Errorf("%s with %q (-kustomize %s +chart):\n%s", helm, v.values, v.folders, diff)
-			}
+			lab.Same(t, p.objectsIn(want), p.objectsIn(got), "%s with %q (-kustomize %s +chart)", helm, v.values, v.folders)
 			if n := strings.Count(got, "helm.sh/chart: kube-nftproxy-0.1.0"); n != len(p.objectsIn(got)) {
 				t.Errorf("%s: %d of %d objects have Helm's labels", helm, n, len(p.objectsIn(got)))
 			}
@@ -291,9 +289,7 @@ func TestRemoteBases(t *testing.T) {
 	command = strings.NewReplacer("kubectl apply -k", "kubectl kustomize", repositoryURL, "file://"+p.dir+"/repository").Replace(command)
 	for _, folder := range []string{"monitoring", "canary"} { // canary builds on the base
 		got := p.sh(strings.Replace(command, "monitoring", folder, 1))
-		if diff := cmp.Diff(p.sh("kubectl kustomize deploy/"+folder), got); diff != "" {
-			t.Errorf("deploy/%s (-checkout +URL):\n%s", folder, diff)
-		}
+		lab.Same(t, p.sh("kubectl kustomize deploy/"+folder), got, "deploy/%s (-checkout +URL)", folder)
 	}
 }
 

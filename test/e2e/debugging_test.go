@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
@@ -116,9 +114,7 @@ func (d *desk) checkPartOf(page, name, text string) {
 	b := mustRead(d, page)
 	want, err := docpage.Part(b, name)
 	must(d, err)
-	if diff := cmp.Diff(alike(want), alike(text)); diff != "" {
-		d.Errorf("%s, part %s, isn't what the program prints; run this test with -update (-want +got):\n%s", page, name, diff)
-	}
+	lab.Same(d, alike(want), alike(text), "%s, part %s, isn't what the program prints; run this test with -update", page, name)
 }
 
 var (

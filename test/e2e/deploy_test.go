@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -102,9 +101,7 @@ func testPrivileges(t *testing.T, d *daemon) {
 			got[name] = strings.TrimSpace(value)
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("privileges of the program (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "privileges of the program")
 	mounts := mustRead(t, fmt.Sprintf("/proc/%d/mounts", d.Pid()))
 	for line := range strings.Lines(mounts) {
 		f := strings.Fields(line)
@@ -204,9 +201,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 		}
 		asked[r.Object.Resource][r.Verb] = true
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(needed)), slices.Sorted(maps.Keys(asked))); diff != "" {
-		t.Errorf("resources asked for (-want +got):\n%s", diff)
-	}
+	lab.Same(t, slices.Sorted(maps.Keys(needed)), slices.Sorted(maps.Keys(asked)), "resources asked for")
 	for resource, verbs := range asked {
 		for verb := range verbs {
 			if !slices.Contains(needed[resource], verb) {

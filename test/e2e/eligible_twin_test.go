@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,9 +29,7 @@ func TestHealthIsThatOfKubeProxy(t *testing.T) {
 	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).eligibility() })
 	}
-	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
-		t.Errorf("health (-kube-proxy +ours):\n%s", diff)
-	}
+	lab.Same(t, seen[0], seen[1], "health (-kube-proxy +ours)")
 	if n := len(seen[0]); n != 16 {
 		t.Errorf("%d answers, want 16", n)
 	}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -35,9 +34,7 @@ func TestEventsAreThoseOfKubeProxy(t *testing.T) {
 			fmt.Sprintf(about, address, "Warning "+reason, "listen tcp "+address+": bind: address already in use"))
 	}
 	slices.Sort(seen[0])
-	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
-		t.Errorf("Events (-kube-proxy +ours):\n%s", diff)
-	}
+	lab.Same(t, seen[0], seen[1], "Events (-kube-proxy +ours)")
 }
 
 // events provokes all Events, and returns them.

@@ -371,9 +371,7 @@ func (a asked) testRequests() {
 			if err != nil {
 				a.Errorf("%q: %v", request, err)
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				a.Errorf("%q at %s (-want +got):\n%s", request, at, diff)
-			}
+			lab.Same(a, want, got, "%q at %s", request, at)
 		}
 	}
 }

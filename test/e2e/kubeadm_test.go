@@ -69,15 +69,9 @@ kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/ha
 		testPrivileges(t, d)
 		reach(t, s.Client, s.clusterIPs("web")[0], "pod-0")
 		base := s.daemonSetOfDeploy()
-		if diff := cmp.Diff(base.Containers[0].SecurityContext, p.Spec.Containers[0].SecurityContext); diff != "" {
-			t.Errorf("security context (-deploy +hardened):\n%s", diff)
-		}
-		if diff := cmp.Diff(base.Containers[0].LivenessProbe, p.Spec.Containers[0].LivenessProbe); diff != "" {
-			t.Errorf("liveness probe (-deploy +hardened):\n%s", diff)
-		}
-		if diff := cmp.Diff(base.Containers[0].ReadinessProbe, p.Spec.Containers[0].ReadinessProbe); diff != "" {
-			t.Errorf("readiness probe (-deploy +hardened):\n%s", diff)
-		}
+		lab.Same(t, base.Containers[0].SecurityContext, p.Spec.Containers[0].SecurityContext, "security context (-deploy +hardened)")
+		lab.Same(t, base.Containers[0].LivenessProbe, p.Spec.Containers[0].LivenessProbe, "liveness probe (-deploy +hardened)")
+		lab.Same(t, base.Containers[0].ReadinessProbe, p.Spec.Containers[0].ReadinessProbe, "readiness probe (-deploy +hardened)")
 		for _, v := range p.Spec.Volumes {
 			if v.Name == "lib-modules" {
 				t.Error("volume lib-modules is still there")

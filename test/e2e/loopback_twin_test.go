@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -26,9 +25,7 @@ func TestNodePortsOnLoopbackAreThoseOfKubeProxy(t *testing.T) {
 	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).loopback() })
 	}
-	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
-		t.Errorf("connections (-kube-proxy +kube-nftproxy):\n%s", diff)
-	}
+	lab.Same(t, seen[0], seen[1], "connections (-kube-proxy +kube-nftproxy)")
 	if n := len(seen[0]); n != 9 {
 		t.Errorf("%d results, want 9", n)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,9 +65,7 @@ func TestMalformedObjects(t *testing.T) {
 		"EndpointSlice": m[`kubenftproxy_rejected_objects{kind="EndpointSlice"}`],
 		"conflicts":     m["kubenftproxy_conflicts"],
 	}
-	if diff := cmp.Diff(map[string]float64{"Service": 1, "EndpointSlice": 2, "conflicts": 2}, got); diff != "" {
-		t.Errorf("rejected objects (-want +got):\n%s", diff)
-	}
+	lab.Same(t, map[string]float64{"Service": 1, "EndpointSlice": 2, "conflicts": 2}, got, "rejected objects")
 	for object, n := range map[string]int{"default/fqdn-2": 1, "default/orphan-1": 1, "default/second": 2, "default/algorithm": 1, "default/algorithm-1": 1} {
 		if lines := d.lines("Part of an object cannot be used", fmt.Sprintf("object=%q", object)); len(lines) != n {
 			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)

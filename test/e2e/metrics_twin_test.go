@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -235,9 +234,7 @@ func compareForms(t *testing.T, theirs, ours families) {
 		if their.GetType() != our.GetType() {
 			t.Errorf("%s is a %s, with kube-proxy a %s", name, our.GetType(), their.GetType())
 		}
-		if diff := cmp.Diff(labelsOf(their), labelsOf(our)); diff != "" {
-			t.Errorf("%s: labels (-kube-proxy +ours):\n%s", name, diff)
-		}
+		lab.Same(t, labelsOf(their), labelsOf(our), "%s: labels (-kube-proxy +ours)", name)
 		compareBuckets(t, name, bucketsOf(their), bucketsOf(our))
 	}
 	for name := range ours {
@@ -256,9 +253,7 @@ var extended = regexp.MustCompile(`^kubeproxy_(sync_(full_|partial_)?proxy_rules
 func compareBuckets(t *testing.T, name string, theirs, ours []float64) {
 	t.Helper()
 	if !extended.MatchString(name) {
-		if diff := cmp.Diff(theirs, ours); diff != "" {
-			t.Errorf("%s: buckets (-kube-proxy +ours):\n%s", name, diff)
-		}
+		lab.Same(t, theirs, ours, "%s: buckets (-kube-proxy +ours)", name)
 		return
 	}
 	for _, bound := range theirs {
@@ -432,7 +427,5 @@ func cardinality(t *testing.T, s scrapes) {
 		}
 		return series
 	}
-	if diff := cmp.Diff(count(s.first), count(s.end)); diff != "" {
-		t.Errorf("series by metric (-after the first sync +at the end):\n%s", diff)
-	}
+	lab.Same(t, count(s.first), count(s.end), "series by metric (-after the first sync +at the end)")
 }

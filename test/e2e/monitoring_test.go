@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -115,9 +114,7 @@ func TestAlerts(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^## (Kube\w+)$`).FindAllStringSubmatch(text, -1) {
 		sections = append(sections, m[1])
 	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(sections))); diff != "" {
-		t.Errorf("alerts, and sections of docs/runbooks.md (-want +got):\n%s", diff)
-	}
+	lab.Same(t, slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(sections)), "alerts, and sections of docs/runbooks.md")
 }
 
 // onAllNodes repeats each series with node-* for a hundred nodes.
@@ -215,9 +212,7 @@ func TestScrapeConfigurationsAreOne(t *testing.T) {
 		}
 		translated = append(translated, r)
 	}
-	if diff := cmp.Diff(plain, any(translated)); diff != "" {
-		t.Errorf("scrape.yaml and podmonitor.yaml (-scrape +podmonitor):\n%s", diff)
-	}
+	lab.Same(t, plain, any(translated), "scrape.yaml and podmonitor.yaml (-scrape +podmonitor)")
 }
 
 // watched is a site with a Prometheus on its node, configured as in deploy/monitoring, but with a scrape every second.

@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -57,12 +55,8 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 		})
 	}
 	theirs, ours := seen[0], seen[1]
-	if diff := cmp.Diff(theirs.answers, ours.answers); diff != "" {
-		t.Errorf("answers (-kube-proxy +ours):\n%s", diff)
-	}
-	if diff := cmp.Diff(theirs.configz, ours.configz); diff != "" {
-		t.Errorf("/configz (-kube-proxy +ours):\n%s", diff)
-	}
+	lab.Same(t, theirs.answers, ours.answers, "answers (-kube-proxy +ours)")
+	lab.Same(t, theirs.configz, ours.configz, "/configz (-kube-proxy +ours)")
 	for name, kind := range theirs.metrics {
 		if got := ours.metrics[name]; got != kind && !notOurs.MatchString(name) {
 			t.Errorf("metric %s: kube-proxy has %s, kube-nftproxy has %q", name, kind, got)

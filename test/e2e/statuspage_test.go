@@ -84,9 +84,7 @@ func TestStatusPage(t *testing.T) {
 		":30443 on 192.0.2.1", "203.0.113.8:443", "allowed sources: 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 4 of 4")
 	b.checkFindings()
 	want := []string{"AddressConflict", "default/api", "default/zebra", "default/edge", "default/web"}
-	if diff := cmp.Diff(want, page.order()); diff != "" {
-		t.Errorf("findings, Services with a problem, other Services (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, page.order(), "findings, Services with a problem, other Services")
 	if want := "203.0.113.8:443/TCP: not programmed: already used by default/edge:httpsFix" + view.FixConflict; !strings.Contains(page.text, want) {
 		t.Errorf("%q is not on the page:\n%s", want, page.text)
 	}
@@ -115,12 +113,8 @@ func TestStatusPage(t *testing.T) {
 		}
 		return nil
 	})
-	if diff := cmp.Diff([]string{"AddressConflict", "default/web"}, page.order()); diff != "" {
-		t.Errorf("Services that a search shows (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want[:3], b.show("#wrong=1").order()); diff != "" {
-		t.Errorf("Services that need attention (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"AddressConflict", "default/web"}, page.order(), "Services that a search shows")
+	lab.Same(t, want[:3], b.show("#wrong=1").order(), "Services that need attention")
 
 	// The page refreshes itself. Names that look like elements.
 	b.show("")

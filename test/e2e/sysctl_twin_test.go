@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -61,9 +59,7 @@ func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			theirs := asked{world: w, path: filepath.Join(bin, "kube-proxy")}.in(t).setSysctls(tc.before, tc.flags)
 			ours := asked{world: w, path: program}.in(t).setSysctls(tc.before, tc.flags)
-			if diff := cmp.Diff(theirs, ours); diff != "" {
-				t.Errorf("sysctls (-kube-proxy +ours):\n%s", diff)
-			}
+			lab.Same(t, theirs, ours, "sysctls (-kube-proxy +ours)")
 			if len(theirs) != tc.written {
 				t.Errorf("kube-proxy writes %v, want %d of them", theirs, tc.written)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestThief: an older Service of evil claims bank's cluster IP and load-balancer IP as externalIPs, before bank's Service exists. Bank gets the
@@ -85,9 +86,7 @@ func TestNarrowedRanges(t *testing.T) {
 	}
 	write("192.0.2.0/24")
 	flow, err := n.Client.Dial(t.Context(), inet.UDP, netip.MustParseAddrPort("203.0.113.10:514"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer flow.Close() //nolint:errcheck // write only
 	arrives := func() error {
 		if _, err := flow.Write([]byte("log")); err != nil {
@@ -118,9 +117,7 @@ func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *ne
 		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
 		return err
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	n.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -141,13 +138,9 @@ func TestTwoInstances(t *testing.T) {
 			t.Parallel()
 			n := newBank(t)
 			path, err := built()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			link := filepath.Join(t.TempDir(), second.file)
-			if err := os.Symlink(path, link); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, os.Symlink(path, link))
 			second := n.run(link, filepath.Join(t.TempDir(), "log"), slices.Concat(n.flags, second.flags,
 				[]string{"--metrics-bind-address=127.0.0.1:10259", "--healthz-bind-address=127.0.0.1:10266"})...)
 			n.until(10*time.Second, "the second instance", func() error {
@@ -180,9 +173,7 @@ func (n *node) generation() (g uint32) {
 		g, err = conn.Generation()
 		return err
 	})
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	return g
 }
 
@@ -254,9 +245,7 @@ func (n *node) withoutIPv6() (restore func()) {
 			}
 			return failed
 		}))
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n.T, err)
 	}
 }
 

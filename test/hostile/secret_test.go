@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestTheKeyIsNotShown reads the keys of the digests from the kernel, which only root can do. It searches the program's log, pages and command
@@ -37,9 +39,7 @@ func TestTheKeyIsNotShown(t *testing.T) {
 			}
 			for _, half := range key[1:] {
 				number, err := strconv.ParseUint(half, 16, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, err)
 				keys[half], keys[strconv.FormatUint(number, 10)] = true, true
 			}
 		}
@@ -69,9 +69,7 @@ func TestTheKeyIsNotShown(t *testing.T) {
 func (n *node) get(page string) string {
 	n.Helper()
 	_, body, err := n.Get(n.Context(), "http://127.0.0.1:10249"+page)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	return string(body)
 }
 
@@ -79,17 +77,13 @@ func (n *node) get(page string) string {
 func (n *node) outputs() map[string]string {
 	n.Helper()
 	log, err := os.ReadFile(n.log)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	all := map[string]string{"the log": string(log)}
 	for _, page := range []string{"/status/data", "/status/syncs", "/status/services", "/metrics", "/configz", "/flagz", "/statusz"} {
 		all[page] = n.get(page)
 	}
 	path, err := built()
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	socket := []string{"--control-socket", n.flags[len(n.flags)-3]}
 	for _, command := range [][]string{
 		append([]string{"status"}, socket...), append([]string{"services", "-o", "json"}, socket...),
@@ -115,22 +109,16 @@ func (n *node) outputs() map[string]string {
 func (n *node) unpack(all map[string]string, archive io.Reader) {
 	n.Helper()
 	z, err := gzip.NewReader(archive)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n.T, err)
 	r := tar.NewReader(z)
 	for {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n.T, err)
 		content, err := io.ReadAll(r)
-		if err != nil {
-			n.Fatal(err)
-		}
+		lab.Must(n.T, err)
 		all["bundle's "+h.Name] = string(content)
 	}
 }

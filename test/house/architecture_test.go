@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -23,9 +24,7 @@ var (
 // TestWalkNamesFunctions: each function in the list of steps from an event to its commit exists in the named file, and each step names one.
 func TestWalkNamesFunctions(t *testing.T) {
 	walk, err := page.Part(mustRead(t, architecture), "walk")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defined := map[string]bool{}
 	for _, s := range sources(t) {
 		for _, decl := range s.Decls {

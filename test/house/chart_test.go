@@ -11,12 +11,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const chart = "deploy/chart/"
@@ -27,9 +28,7 @@ type object = map[string]any
 // TestChartKnowsTheConfiguration compares the schema of the value "config" with the fields of KubeProxyConfiguration.
 func TestChartKnowsTheConfiguration(t *testing.T) {
 	var schema object
-	if err := json.Unmarshal([]byte(mustRead(t, chart+"values.schema.json")), &schema); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, json.Unmarshal([]byte(mustRead(t, chart+"values.schema.json")), &schema))
 	config := schemaOf(reflect.TypeFor[kubeproxy.KubeProxyConfiguration]())
 	limits := config["properties"].(object)
 	limits["mode"].(object)["enum"] = []any{"", "iptables", "ipvs", "nftables"}
@@ -37,18 +36,14 @@ func TestChartKnowsTheConfiguration(t *testing.T) {
 	limits["clusterCIDR"].(object)["pattern"] = `^$|^[0-9A-Fa-f.:]+/[0-9]{1,3}(,[0-9A-Fa-f.:]+/[0-9]{1,3})?$`
 	schema["properties"].(object)["config"] = config
 	want, err := json.MarshalIndent(schema, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	want = append(want, '\n')
 	if *update {
 		if err := os.WriteFile(filepath.Join(root, chart, "values.schema.json"), want, 0o644); err != nil { //nolint:gosec // it is public
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(string(want), mustRead(t, chart+"values.schema.json")); diff != "" {
-		t.Errorf("values.schema.json does not have the fields of KubeProxyConfiguration; run make update (-want +got):\n%s", diff)
-	}
+	lab.Same(t, string(want), mustRead(t, chart+"values.schema.json"), "values.schema.json does not have the fields of KubeProxyConfiguration; run make update")
 }
 
 // schemaOf returns the schema of a type of the configuration. Each field may be null, as in kubeadm's ConfigMap.
@@ -96,9 +91,7 @@ func addFields(properties object, t reflect.Type) {
 func TestChartValuesAreInTheSchema(t *testing.T) {
 	var values, schema object
 	for name, into := range map[string]*object{"values.yaml": &values, "values.schema.json": &schema} {
-		if err := yaml.Unmarshal([]byte(mustRead(t, chart+name)), into); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, yaml.Unmarshal([]byte(mustRead(t, chart+name)), into))
 	}
 	var compare func(path string, values, schema object)
 	compare = func(path string, values, schema object) {
@@ -115,9 +108,7 @@ func TestChartValuesAreInTheSchema(t *testing.T) {
 		if path == "" {
 			delete(properties, "global") // Helm adds it to a dependency
 		}
-		if diff := cmp.Diff(slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(values))); diff != "" {
-			t.Errorf("names in %q (-schema +values.yaml):\n%s", path, diff)
-		}
+		lab.Same(t, slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(values)), "names in %q (-schema +values.yaml)", path)
 		for name, value := range values {
 			if inner, ok := value.(object); ok {
 				compare(path+"."+name, inner, properties[name].(object))
@@ -137,9 +128,7 @@ func TestArchitecturesAreThoseOfTheImage(t *testing.T) {
 	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != "kubernetes.io/arch" {
 		t.Fatalf("node affinity %+v", terms)
 	}
-	if diff := cmp.Diff(strings.Fields(built[1]), terms[0].MatchExpressions[0].Values); diff != "" {
-		t.Errorf("architectures (-image +DaemonSet):\n%s", diff)
-	}
+	lab.Same(t, strings.Fields(built[1]), terms[0].MatchExpressions[0].Values, "architectures (-image +DaemonSet)")
 }
 
 // TestChartHasNoCopies: the chart reads the files of deploy/, by symbolic links.

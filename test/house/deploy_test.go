@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // base is the folder of the objects that other folders build on.
@@ -116,9 +118,7 @@ func TestEveryManifestIsDeployed(t *testing.T) {
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files of %skustomization.yaml and of the folder (-want +got):\n%s", base, diff)
-	}
+	lab.Same(t, want, got, "files of %skustomization.yaml and of the folder", base)
 }
 
 // nodeProxier are the resources that the ClusterRole system:node-proxier permits to list and watch; it also permits to write
@@ -145,9 +145,7 @@ func TestRoleIsWhatIsWatched(t *testing.T) {
 			return true
 		})
 	}
-	if diff := cmp.Diff(nodeProxier, slices.Sorted(maps.Keys(watched))); diff != "" {
-		t.Errorf("permitted and watched (-want +got):\n%s", diff)
-	}
+	lab.Same(t, nodeProxier, slices.Sorted(maps.Keys(watched)), "permitted and watched")
 
 	objects := manifests(t)
 	account := the[*corev1.ServiceAccount](t, objects)
@@ -158,9 +156,7 @@ func TestRoleIsWhatIsWatched(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
 		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}},
 	}
-	if diff := cmp.Diff(&want, binding); diff != "" {
-		t.Errorf("binding (-want +got):\n%s", diff)
-	}
+	lab.Same(t, &want, binding, "binding")
 	if got := the[*appsv1.DaemonSet](t, objects).Spec.Template.Spec.ServiceAccountName; got != account.Name {
 		t.Errorf("service account of the pods is %q, want %q", got, account.Name)
 	}
@@ -185,9 +181,7 @@ func TestDaemonSet(t *testing.T) {
 	if !pod.Spec.HostNetwork || pod.Spec.PriorityClassName != "system-node-critical" {
 		t.Errorf("hostNetwork %v, priorityClassName %q", pod.Spec.HostNetwork, pod.Spec.PriorityClassName)
 	}
-	if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, pod.Spec.Tolerations); diff != "" {
-		t.Errorf("tolerations (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, pod.Spec.Tolerations, "tolerations")
 	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) != 1 {
 		t.Fatalf("%d containers after %d, want one each", len(pod.Spec.Containers), len(pod.Spec.InitContainers))
 	}
@@ -208,9 +202,7 @@ func checkSecurity(t *testing.T, c corev1.Container) {
 		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-	if diff := cmp.Diff(want, c.SecurityContext); diff != "" {
-		t.Errorf("security of container %s (-want +got):\n%s", c.Name, diff)
-	}
+	lab.Same(t, want, c.SecurityContext, "security of container %s", c.Name)
 }
 
 // checkConfiguration looks for the ConfigMap's files at the paths in arguments and configuration. The whole folder must be
@@ -222,9 +214,7 @@ func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	if m.Options.DisableNameSuffixHash {
 		t.Errorf("ConfigMap %s keeps its name after a change: no rolling update applies the change", m.Name)
 	}
-	if diff := cmp.Diff([]string{"config.conf", "kubeconfig.conf"}, m.Files); diff != "" {
-		t.Errorf("files of the ConfigMap (-want +got):\n%s", diff)
-	}
+	lab.Same(t, []string{"config.conf", "kubeconfig.conf"}, m.Files, "files of the ConfigMap")
 	if !slices.Contains(c.Command, "--config="+folder+"/config.conf") ||
 		!strings.Contains(mustRead(t, base+"config.conf"), "\n  kubeconfig: "+folder+"/kubeconfig.conf\n") {
 		t.Errorf("container %s: no use of the ConfigMap's files", c.Name)

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -30,17 +29,13 @@ func TestPageHasTheAnnotations(t *testing.T) {
 func checkPart(t *testing.T, name, part, want string) {
 	t.Helper()
 	if *update {
-		if err := page.Write(filepath.Join(root, name), part, want); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, page.Write(filepath.Join(root, name), part, want))
 	}
 	got, err := page.Part(mustRead(t, name), part)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s: the table is not what the program says; run make update (-want +got):\n%s", name, diff)
-	}
+	lab.Same(t, want, got, "%s: the table is not what the program says; run make update", name)
 }
 
 // annotationTable returns a Markdown table of annotations.
@@ -106,7 +101,5 @@ func TestFlagTable(t *testing.T) {
 		"| `--cluster-cidr` |  | Prefixes of pods: a\\|b. |\n" +
 		"| `--name` | `primary` | Names. |\n" +
 		"| `--v` |  | verbosity |\n"
-	if diff := cmp.Diff(want, flagTable(help)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, flagTable(help), "")
 }

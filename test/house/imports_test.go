@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // pipeline lists, for each package, the packages that it may import: earlier ones, or those with the values that it receives. The
@@ -164,9 +166,7 @@ func imports(t *testing.T, s source) []string {
 	var out []string
 	for _, i := range s.Imports {
 		name, err := strconv.Unquote(i.Path.Value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		out = append(out, name)
 	}
 	return out

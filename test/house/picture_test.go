@@ -6,8 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -19,18 +18,12 @@ func TestPictureShowsTheCommands(t *testing.T) {
 	var text strings.Builder
 	for _, name := range []string{"status", "services", "trace"} {
 		part, err := page.Part(debugging, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		text.WriteString(strings.TrimSuffix(strings.TrimPrefix(part, "```console\n"), "```\n") + "\n")
 	}
 	want := page.Terminal(text.String())
 	if *update {
-		if err := os.WriteFile(filepath.Join(root, picture), []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(filepath.Join(root, picture), []byte(want), 0o600))
 	}
-	if diff := cmp.Diff(want, mustRead(t, picture)); diff != "" {
-		t.Errorf("%s is not the output in docs/debugging.md; run make update (-want +got):\n%s", picture, diff)
-	}
+	lab.Same(t, want, mustRead(t, picture), "%s is not the output in docs/debugging.md; run make update", picture)
 }

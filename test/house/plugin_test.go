@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestKrewManifest builds the plugin for this platform, and compares the manifest for krew with the archive.
@@ -32,9 +34,7 @@ func TestKrewManifest(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal([]byte(mustRead(t, "bin/plugin/nftproxy.yaml")), &manifest); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, yaml.Unmarshal([]byte(mustRead(t, "bin/plugin/nftproxy.yaml")), &manifest))
 	s := manifest.Spec
 	if manifest.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || manifest.Kind != "Plugin" || manifest.Metadata.Name != "nftproxy" {
 		t.Errorf("krew rejects the manifest: %+v", manifest)

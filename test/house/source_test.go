@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const (
@@ -55,9 +57,7 @@ func files(t *testing.T) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return out
 }
 
@@ -71,9 +71,7 @@ func sources(t *testing.T) []source {
 		}
 		set := token.NewFileSet()
 		f, err := parser.ParseFile(set, filepath.Join(root, name), nil, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		out = append(out, source{File: f, name: name, dir: path.Dir(name), set: set})
 	}
 	if len(out) < 20 {
@@ -85,8 +83,6 @@ func sources(t *testing.T) []source {
 func mustRead(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return string(b)
 }

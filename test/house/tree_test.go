@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // private are strings about the machine on which files were written. They are joined here so that this file does not contain
@@ -18,9 +20,7 @@ var private = []string{
 func TestTreeTellsNothingOfAMachine(t *testing.T) {
 	for _, name := range files(t) {
 		content, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		picture := strings.HasPrefix(name, "docs/plots/") && bytes.HasPrefix(content, []byte("\x89PNG"))
 		if bytes.IndexByte(content, 0) >= 0 && !picture {
 			t.Errorf("%s: binary file that is no picture", name)

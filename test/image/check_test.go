@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const (
@@ -73,9 +75,7 @@ func checkImage(t *testing.T, m *made, architectures ...string) {
 				t.Error("the program contains the folder in which it was built")
 			}
 			info, err := buildinfo.Read(bytes.NewReader(program))
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			checkBOM(t, i, info)
 			checkNotices(t, i, info)
 		})
@@ -96,12 +96,8 @@ func checkConfig(t *testing.T, i *oneImage, arch string) {
 	want.RootFS = i.config.RootFS
 	want.Config.User, want.Config.WorkingDir, want.Config.Labels = "0:0", "/", labels
 	want.Config.Env, want.Config.Entrypoint = []string{"PATH=/usr/local/bin"}, []string{"/usr/local/bin/kube-nftproxy"}
-	if diff := cmp.Diff(want, i.config); diff != "" {
-		t.Errorf("configuration (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(labels, i.manifest.Annotations); diff != "" {
-		t.Errorf("annotations (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, i.config, "configuration")
+	lab.Same(t, labels, i.manifest.Annotations, "annotations")
 	if i.config.RootFS.Type != "layers" {
 		t.Errorf("root file system of type %q, want layers", i.config.RootFS.Type)
 	}
@@ -116,9 +112,7 @@ func checkConfig(t *testing.T, i *oneImage, arch string) {
 func goVersion(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "env", "GOVERSION").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return strings.TrimSpace(string(out))
 }
 
@@ -145,18 +139,14 @@ func checkEntries(t *testing.T, i *oneImage) {
 		"-rw-r--r-- 0:0 1700000000 usr/share/doc/kube-nftproxy/THIRD-PARTY-NOTICES",
 		"-rw-r--r-- 0:0 1700000000 usr/share/doc/kube-nftproxy/sbom.spdx.json",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "files")
 }
 
 // checkStatic wants a program that needs no other file to run, and has no symbols.
 func checkStatic(t *testing.T, program []byte, arch string) {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(program))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	if f.Machine != machines[arch] || f.Type != elf.ET_EXEC {
 		t.Errorf("the program is %s for %s, want %s for %s", f.Type, f.Machine, elf.ET_EXEC, machines[arch])
 	}
@@ -189,9 +179,7 @@ type spdx struct {
 func checkBOM(t *testing.T, i *oneImage, info *debug.BuildInfo) {
 	t.Helper()
 	var doc spdx
-	if err := json.Unmarshal(i.file(t, documents+"sbom.spdx.json"), &doc); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, json.Unmarshal(i.file(t, documents+"sbom.spdx.json"), &doc))
 	if doc.SPDXVersion != "SPDX-2.3" || doc.CreationInfo.Created != "2023-11-14T22:13:20Z" {
 		t.Errorf("SBOM of version %s and time %s", doc.SPDXVersion, doc.CreationInfo.Created)
 	}
@@ -217,16 +205,12 @@ func checkBOM(t *testing.T, i *oneImage, info *debug.BuildInfo) {
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("SBOM and what the program says of itself (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "SBOM and what the program says of itself")
 	kinds := map[string]int{}
 	for _, r := range doc.Relationships {
 		kinds[r.RelationshipType]++
 	}
-	if diff := cmp.Diff(map[string]int{"DESCRIBES": 1, "DEPENDS_ON": len(info.Deps) + 1}, kinds); diff != "" {
-		t.Errorf("relationships (-want +got):\n%s", diff)
-	}
+	lab.Same(t, map[string]int{"DESCRIBES": 1, "DEPENDS_ON": len(info.Deps) + 1}, kinds, "relationships")
 }
 
 // checkNotices looks for the license of every module, as it is in Go's module cache.
@@ -240,9 +224,7 @@ func checkNotices(t *testing.T, i *oneImage, info *debug.BuildInfo) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = repository
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	modules := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if len(modules) != len(info.Deps) {
 		t.Fatalf("go list -m knows %d modules of %d", len(modules), len(info.Deps))
@@ -255,9 +237,7 @@ func checkNotices(t *testing.T, i *oneImage, info *debug.BuildInfo) {
 		}
 		for _, file := range files {
 			content, err := os.ReadFile(filepath.Join(dir, file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, err)
 			if !strings.Contains(notices, "\n"+name+": "+file+"\n") || !strings.Contains(notices, strings.TrimRight(string(content), "\n")) {
 				t.Errorf("%s: %s isn't among the notices", name, file)
 			}

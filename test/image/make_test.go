@@ -19,6 +19,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const (
@@ -91,12 +93,8 @@ type config struct {
 func makeTwice(t *testing.T, architectures ...string) (first, second *made) {
 	t.Helper()
 	one, other := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "another", "folder")
-	if err := copySource(one, repository, 0, time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	if err := copySource(other, one, 0o077, time.Unix(1e9, 0)); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, copySource(one, repository, 0, time.Now()))
+	lab.Must(t, copySource(other, one, 0o077, time.Unix(1e9, 0)))
 	var wg sync.WaitGroup
 	var errs [2]error
 	wg.Go(func() { first, errs[0] = makeImage(one, "umask 022", architectures) })
@@ -105,9 +103,7 @@ func makeTwice(t *testing.T, architectures ...string) (first, second *made) {
 		second, errs[1] = makeImage(other, settings, architectures)
 	})
 	wg.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, errors.Join(errs[:]...))
 	return first, second
 }
 
@@ -286,9 +282,7 @@ func (m *made) unpack(t *testing.T, arch string) string {
 		default:
 			err = os.WriteFile(path, e.content, e.FileInfo().Mode().Perm())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 	}
 	return root
 }

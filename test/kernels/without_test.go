@@ -26,6 +26,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestMain runs nothing on a machine that somebody may need.
@@ -159,12 +160,8 @@ func run(t *testing.T) (o outcome, log []string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "./kube-nftproxy", "--manifests", folder, "--hostname-override", "node-1")
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
+	lab.Must(t, cmd.Start())
 	lines := bufio.NewScanner(stderr)
 	killed := false
 	for lines.Scan() {
@@ -172,9 +169,7 @@ func run(t *testing.T) (o outcome, log []string) {
 		if strings.Contains(lines.Text(), `"Synced"`) && !killed {
 			killed = true
 			o.Tables = tables(t)
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, cmd.Process.Kill())
 		}
 	}
 	_ = cmd.Wait() // its code is what counts
@@ -189,16 +184,12 @@ func run(t *testing.T) (o outcome, log []string) {
 func tables(t *testing.T) string {
 	t.Helper()
 	conn, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	defer conn.Close() //nolint:errcheck // it was only read from
 	var found []string
 	for _, f := range inet.Families {
 		there, err := conn.HasTable(f, plan.TableName)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		if there {
 			found = append(found, f.Keyword())
 		}
@@ -257,9 +248,7 @@ func hide(t *testing.T, name string) {
 func all(t *testing.T) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/modules")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		names = append(names, strings.Fields(line)[0])
 	}
@@ -273,7 +262,5 @@ func loaded(t *testing.T, name string) bool {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }

@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // destination is a kind of address of a Service.
@@ -363,7 +362,5 @@ func TestMatrixIsComplete(t *testing.T) {
 		"affinity false": total * 4 / 9, "affinity true": total * 5 / 9, "IPv4": total / 2, "IPv6": total / 2,
 		"tcp": 20 * perFamily, "udp": 20 * perFamily, "sctp": 2 * perFamily,
 	}
-	if diff := cmp.Diff(want, times); diff != "" {
-		t.Errorf("cells with each value (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, times, "cells with each value")
 }

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 var update = flag.Bool("update", false, "write docs/semantics.md")
@@ -376,14 +376,10 @@ session affinity and without, with a random choice and with source-hash. There a
 func behaviours(t *testing.T, name string) (rows [][]string) {
 	t.Helper()
 	paths, err := filepath.Glob("../scenario/testdata/" + name + ".txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, path := range paths {
 		file, err := txtar.ParseFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		name := filepath.Base(path)
 		rows = append(rows, []string{fmt.Sprintf("[%s](../test/scenario/testdata/%s)", strings.TrimSuffix(name, ".txtar"), name),
 			strings.Join(strings.Fields(string(file.Comment)), " ")})
@@ -423,14 +419,10 @@ func combinations(t *testing.T) (rows [][]string) {
 	t.Helper()
 	const folder = "../scenario/testdata/"
 	paths, err := filepath.Glob(folder + "algorithms*.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	for _, path := range paths {
 		file, err := txtar.ParseFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		lines := strings.Split(strings.TrimSpace(string(file.Comment)), "\n")
 		algorithm, first := strings.CutPrefix(lines[min(1, len(lines)-1)], "With an algorithm: ")
 		weights, second := strings.CutPrefix(lines[len(lines)-1], "With weights: ")
@@ -489,15 +481,9 @@ func TestSemantics(t *testing.T) {
 		return
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, os.WriteFile(page, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s isn't what -update would write (-want +got):\n%s", page, diff)
-	}
+	lab.Must(t, err)
+	lab.Same(t, want, string(got), "%s isn't what -update would write", page)
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestParts(t *testing.T) {
@@ -18,12 +18,8 @@ func TestParts(t *testing.T) {
 		t.Errorf("Part(z) = %v, want an error that says what is missing", err)
 	}
 	file := filepath.Join(t.TempDir(), "page.md")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Write(file, "y", "new\n"); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	lab.Must(t, Write(file, "y", "new\n"))
 	const want = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\nnew\n<!-- /y -->\n"
 	if got, err := os.ReadFile(file); string(got) != want || err != nil {
 		t.Errorf("written: %q, %v; want %q", got, err, want)
@@ -42,7 +38,5 @@ func TestCommands(t *testing.T) {
 		{3, "make demo"}, {4, "kube-nftproxy status | jq '.a # b'"}, {6, "kubectl get pods -A"}, {7, "A=1 make test"}, {7, "make"},
 		{9, "nft list ruleset"}, {12, "make x"}, {14, "make y"}, {19, "services default/web"}, {19, "bin/kube-nftproxy -v 2"},
 	}
-	if diff := cmp.Diff(want, Commands(text)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, Commands(text), "")
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestTerminal(t *testing.T) {
@@ -28,14 +28,10 @@ func TestTerminal(t *testing.T) {
 				Y     string `xml:"y,attr"`
 				Text  string `xml:",chardata"`
 			}
-			if err := d.DecodeElement(&text, &e); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, d.DecodeElement(&text, &e))
 			got = append(got, text.Y+" "+text.Class+": "+text.Text)
 		}
 	}
 	want := []string{"30 command: $ a < b", `49 problem:   PROBLEM "c"`, "87 : " + long, "106 : rest"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, got, "")
 }

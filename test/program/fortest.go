@@ -17,9 +17,7 @@ func ForTest(t testing.TB, c Config) *Program {
 		c.Log = filepath.Join(t.TempDir(), filepath.Base(c.Path)+".log")
 	}
 	p, err := Start(context.WithoutCancel(t.Context()), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	t.Cleanup(func() {
 		running := !p.Exited()
 		p.Kill()
@@ -46,9 +44,7 @@ func (p *Program) Synced(t testing.TB) time.Time {
 	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience)
 	defer cancel()
 	at, err := p.AwaitSync(ctx, p.started)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return at
 }
 
@@ -56,8 +52,6 @@ func (p *Program) Synced(t testing.TB) time.Time {
 func BuildForTest(t testing.TB) string {
 	t.Helper()
 	path, err := Build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return path
 }

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -116,9 +114,7 @@ func TestLogTail(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := &Program{config: Config{Log: filepath.Join(t.TempDir(), "log")}}
 			lab.Must(t, os.WriteFile(p.Log(), []byte(tc.log), 0o600))
-			if diff := cmp.Diff(tc.want, p.LogTail(tc.n)); diff != "" {
-				t.Errorf("LogTail(%d) (-want +got):\n%s", tc.n, diff)
-			}
+			lab.Same(t, tc.want, p.LogTail(tc.n), "LogTail(%d)", tc.n)
 		})
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // manifests have Services of both families, with affinity, source ranges and a node port.
@@ -75,9 +75,7 @@ func built(t *testing.T, name string) string {
 	t.Helper()
 	mustShell(t, repository, "hack/kubernetes.sh "+name)
 	path, err := filepath.Abs(filepath.Join(repository, "bin/kubernetes", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return path
 }
 
@@ -119,9 +117,7 @@ func serveRegistry(t *testing.T) string {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	lines := bufio.NewReader(log)
 	line, err := lines.ReadString('\n')
 	_, port, found := strings.Cut(strings.TrimSpace(line), "serving on port ")
@@ -167,9 +163,7 @@ echo "left: $(find "$ROOT" -path "$ROOT/var" -prune -o -name '*kube-nftproxy*' -
 // checkProgram runs the program of an architecture. The tables that it renders are equal to those of the program for amd64.
 func checkProgram(t *testing.T, dir, arch, version string) {
 	scenario := filepath.Join(t.TempDir(), "web.yaml")
-	if err := os.WriteFile(scenario, []byte(manifests), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, os.WriteFile(scenario, []byte(manifests), 0o644))
 	run := func(arch, args string) string {
 		program := "./kube-nftproxy-linux-" + arch
 		if qemu := architectures[arch]; qemu != "" {
@@ -182,8 +176,6 @@ func checkProgram(t *testing.T, dir, arch, version string) {
 	}
 	for _, args := range []string{"--help", "help trace", "render --hostname-override=node-1 -f " + scenario} {
 		got := run(arch, args)
-		if diff := cmp.Diff(run("amd64", args), got); diff != "" {
-			t.Errorf("%s (-amd64 +%s):\n%s", args, arch, diff)
-		}
+		lab.Same(t, run("amd64", args), got, "%s (-amd64 +%s)", args, arch)
 	}
 }

@@ -2,20 +2,18 @@ package seccomp
 
 import (
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestShippedProfile: all names in deploy/seccomp are system calls of one of the two architectures, and the filter fits the kernel's limit.
 func TestShippedProfile(t *testing.T) {
 	p, err := Read("../../deploy/seccomp/kube-nftproxy.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	known := map[string]bool{}
 	for _, architecture := range []string{"amd64", "arm64"} {
 		numbers, err := Numbers(t.Context(), architecture)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, err)
 		for name := range numbers {
 			known[name] = true
 		}

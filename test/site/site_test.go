@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/browser"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 const (
@@ -185,9 +186,7 @@ func (v *visit) checkNavigation(pages map[string]shown) {
 	var sections, headings []string
 	v.Evaluate(&sections, `[...document.querySelectorAll("nav summary")].map(e => e.textContent)`)
 	index, err := os.ReadFile(root + "/docs/README.md")
-	if err != nil {
-		v.Fatal(err)
-	}
+	lab.Must(v, err)
 	for _, part := range strings.Split(string(index), "\n## ")[1:] {
 		heading, _, _ := strings.Cut(part, "\n")
 		headings = append(headings, heading)

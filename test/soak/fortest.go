@@ -24,9 +24,7 @@ func ForTest(t testing.TB, h *lab.Host) (a *API, kubeconfig string) {
 		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(h.IPv4, 0).String())
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	a, kubeconfig = Serve(l), filepath.Join(t.TempDir(), "kubeconfig")
 	t.Cleanup(a.Close)
 	text := "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"http://" + l.Addr().String() + "\"}}]\n" +
@@ -38,8 +36,6 @@ func ForTest(t testing.TB, h *lab.Host) (a *API, kubeconfig string) {
 			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
 		}),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return a, kubeconfig
 }

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
@@ -270,9 +268,7 @@ func (n *node) checkForeign(t *testing.T) {
 		}
 		return slices.DeleteFunc(out, func(l string) bool { return builtin(l) })
 	}
-	if diff := cmp.Diff(without(n.foreign), without(n.others(t))); diff != "" {
-		t.Errorf("rules of other programs (-want +got):\n%s", diff)
-	}
+	lab.Same(t, without(n.foreign), without(n.others(t)), "rules of other programs")
 }
 
 // builtin reports whether a line is a built-in chain. Built-in chains appear with the first rule of their table.

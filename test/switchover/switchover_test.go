@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -64,9 +65,7 @@ func (n *node) watch(t *testing.T, r *row, f func()) {
 	t.Helper()
 	pins := n.pins(t)
 	figures, err := n.traffic.during(t.Context(), f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	r.figures = figures
 	// Neither program knows the clients that the other program remembers.
 	for client, server := range n.pins(t) {
@@ -209,9 +208,7 @@ func both(t *testing.T, n *node, r *row) {
 		if n.leftKubeProxy(t) == "" {
 			t.Error("the rules of kube-proxy are deleted while it runs")
 		}
-		if err := theirs.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, theirs.Signal(syscall.SIGTERM))
 		_ = theirs.Wait() // the signal kills it, so the error is expected
 		n.checkGone(t, r, n.leftKubeProxy)
 		n.checkChange(t, r)

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -188,9 +186,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 				if tc.kinds[proto] == "refused" && got["timeout"] <= got["refused"]/20 {
 					delete(got, "timeout") // the kernel's rate limit suppressed some ICMP errors
 				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("%s: failures (-want +got):\n%s", proto, diff)
-				}
+				lab.Same(t, want, got, "%s: failures", proto)
 				if got := tally.servers[server.Name] + len(tally.failures); got != tally.made || tally.made < 100 {
 					t.Errorf("%s: %d attempts, of which %d have a result", proto, tally.made, got)
 				}

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -56,9 +54,7 @@ func TestUpgrade(t *testing.T) {
 				figures.flows, figures.sent, failed, figures.losses, figures.broken)
 		}
 		t.Logf("%d connections, %d UDP requests, %d flows with %d messages", figures.tcp.made, figures.udp.made, figures.flows, figures.sent)
-		if diff := cmp.Diff(pins, w.pins(t)); diff != "" {
-			t.Errorf("session affinity (-before +after):\n%s", diff)
-		}
+		lab.Same(t, pins, w.pins(t), "session affinity (-before +after)")
 	}
 	if got := nft(t, w.Node, "list table ip kube-nftproxy"); strings.Contains(got, "destinations") || strings.Contains(got, "early") {
 		t.Error("a map or chain of the other form is left")

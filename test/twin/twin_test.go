@@ -47,9 +47,7 @@ metadata: {name: node-1}
 		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, Ports: spec.Ports, Type: spec.Type,
 		SessionAffinity: spec.SessionAffinity, InternalTrafficPolicy: spec.InternalTrafficPolicy,
 	}
-	if diff := cmp.Diff(want, spec); diff != "" {
-		t.Errorf("spec (-want +got):\n%s", diff)
-	}
+	lab.Same(t, want, spec, "spec")
 	if _, err := Decode([]byte("apiVersion: v1\nkind: Service\nspec: {ports: 80}\n")); err == nil {
 		t.Error("Decode() of ports that are a number = nil, want an error")
 	}

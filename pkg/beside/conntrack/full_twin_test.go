@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // If the table is full of other connections, the kernel drops packets of new connections. A pass still finds and deletes stale flows to a
@@ -41,12 +42,8 @@ func TestFullTableTwin(t *testing.T) {
 func (n *node) number(sysctl string) int {
 	n.Helper()
 	text, err := os.ReadFile("/proc/sys/net/netfilter/" + sysctl)
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	number, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		n.Fatal(err)
-	}
+	lab.Must(n, err)
 	return number
 }
