@@ -26,7 +26,11 @@ all() {
 }
 
 # namespaces lists the packages with tests in network namespaces.
-namespaces() { go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $(all) | sed -n '/\/test\/lab\b/s/ .*//p'; }
+namespaces() {
+  local folders
+  folders=$(grep -rlE --include='*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS' cmd pkg test | xargs -n 1 dirname | sort -u)
+  all | grep -E "/(${folders//$'\n'/|})\$"
+}
 
 # tagged lists the packages that have tests with a build tag.
 tagged() { # tag

@@ -109,8 +109,8 @@ func unheard(t *testing.T, k *Kernel, p *plan.Planner, elements int, f func()) {
 	k.Doubt()
 }
 
-// TestARuleThatWasReplacedUnheardOf: while the listener is not in the kernel's group, another rule with the same comment replaces a rule. A check finds it.
-func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
+// TestAMissedReplacementOfARuleIsRepaired: while the listener is not in the kernel's group, another rule with the same comment replaces a rule. A check finds it.
+func TestAMissedReplacementOfARuleIsRepaired(t *testing.T) {
 	for name, rule := range map[string]string{"another rule": "accept", "another number": "meta priority set 0:1 accept"} {
 		t.Run(name, func(t *testing.T) {
 			k, p := listening(t)
@@ -172,8 +172,8 @@ func TestATouchAmongMany(t *testing.T) {
 	}
 }
 
-// TestWhatWasAlteredUnheardOf: after a start, a check of all elements finds changes from before the start.
-func TestWhatWasAlteredUnheardOf(t *testing.T) {
+// TestChangesDuringADowntimeAreRepaired: after a start, a check of all elements finds changes from before the start.
+func TestChangesDuringADowntimeAreRepaired(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
 			first, _ := synced(t)
@@ -206,8 +206,8 @@ func TestManyElementsAreRewrittenWithoutACheck(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// TestWhatWasAlteredWhileDeaf: a check of all elements finds a change that the listener missed during a commit of this process.
-func TestWhatWasAlteredWhileDeaf(t *testing.T) {
+// TestAChangeDuringACommitIsRepaired: a check of all elements finds a change that the listener missed during a commit of this process.
+func TestAChangeDuringACommitIsRepaired(t *testing.T) {
 	k, p := listening(t)
 	unheard(t, k, p, 0, func() { run(t, "nft", altered["a value"].command) })
 	sync(t, k, p, Full)

@@ -227,7 +227,7 @@ func formed(name, comment string, size uint32, form uint16, timeout time.Duratio
 }
 
 // The last message of a list may hold an error. Without this error, a partial list would count as complete.
-func TestAListThatEndsWithAnErrorIsNotUsed(t *testing.T) {
+func TestAPartialListIsNotUsed(t *testing.T) {
 	for _, typ := range []uint16{unix.NLMSG_DONE, unix.NLMSG_ERROR} {
 		err := readAll(t, append(everything(), frame(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))
 		if !errors.Is(err, unix.ENOENT) {

@@ -119,9 +119,9 @@ func remedy(err error) (fix, affects string) {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
 		return "load the kernel's module of the expression that the error names, for example modprobe nft_masq on this node", "the kernel of this node, until the next boot"
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return "raise the number of files that this program or this node may open (ulimit -n, fs.file-max)", "only this program, or all programs of this node"
+		return "raise the limit of open files of this program (ulimit -n) or of this node (fs.file-max)", "only this program, or all programs of this node"
 	}
-	return "read the log of this program, and save kube-nftproxy bundle for a bug report", "nothing"
+	return "read the log of this program, and run \"kube-nftproxy bundle\" for a bug report", "nothing"
 }
 
 // noteRepair records a full sync and its reason.

@@ -28,7 +28,7 @@ func (v *Verification) Conclude(node string) {
 		v.Findings = append(v.Findings, Finding{
 			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node, What: fmt.Sprintf("%s from the plan", plural(v.Total, "rule or element differs", "rules or elements differ")),
 			Impact: "connections to the affected Services may fail or reach a wrong endpoint",
-			Fix:    "save kube-nftproxy bundle for a bug report, then delete the pod of this program on node " + node, Affects: "only the program on this node, which then rewrites its tables",
+			Fix:    "run \"kube-nftproxy bundle\" for a bug report, then delete the pod of this program on node " + node, Affects: "only the program on this node, which then rewrites its tables",
 		})
 	}
 	if v.Flows != nil {

@@ -245,8 +245,8 @@ func TestUnluckyServices(t *testing.T) {
 	d.noErrors()
 }
 
-// TestTheReaderOfTheLogEnds: the log is a pipe whose reader exits. The program serves.
-func TestTheReaderOfTheLogEnds(t *testing.T) {
+// TestTheReaderOfTheLogStops: the log is a pipe whose reader exits. The program serves.
+func TestTheReaderOfTheLogStops(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	pipe := filepath.Join(s.dir, "pipe")
 	must(t, unix.Mkfifo(pipe, 0o600))

@@ -23,8 +23,8 @@ var (
 	withoutOne = regexp.MustCompile(`^(not the proxy|open): .+`)
 )
 
-// TestConformanceListNamesWhatExists checks the list of Kubernetes' own tests.
-func TestConformanceListNamesWhatExists(t *testing.T) {
+// TestConformanceListNamesExistingTests checks the list of Kubernetes' own tests.
+func TestConformanceListNamesExistingTests(t *testing.T) {
 	text := mustRead(t, "test/scenario/conformance.md")
 	rows := slices.DeleteFunc(row.FindAllStringSubmatch(text, -1), func(r []string) bool { return r[1] == "test" })
 	if len(rows) != listed {
@@ -76,7 +76,7 @@ func exists(name string) (bool, error) {
 	return true, fmt.Errorf("%s is no test of %s", strings.TrimPrefix(name, m[1]+" "), m[1])
 }
 
-func TestConformanceListRefusesWhatDoesNotExist(t *testing.T) {
+func TestConformanceListRefusesUnknownTests(t *testing.T) {
 	for name, want := range map[string]bool{
 		"scaling.txtar:1": true, "scaling.txtar:99": false, "no-such-file.txtar:1": false,
 		"test/e2e TestConformance/urls": true, "test/e2e TestConformance/nothing": false, "pkg/apply TestNothing": false,

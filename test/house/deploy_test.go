@@ -126,8 +126,8 @@ func TestEveryManifestIsDeployed(t *testing.T) {
 // test checks it.
 var nodeProxier = []string{"endpointslices", "nodes", "servicecidrs", "services"}
 
-// TestRoleIsWhatIsWatched compares the role with the clients that pkg/watch uses.
-func TestRoleIsWhatIsWatched(t *testing.T) {
+// TestRoleHasTheWatchedResources compares the role with the clients that pkg/watch uses.
+func TestRoleHasTheWatchedResources(t *testing.T) {
 	watched := map[string]bool{}
 	for _, s := range sources(t) {
 		if !s.program() {

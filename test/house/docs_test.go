@@ -81,8 +81,8 @@ func follow(from, link string) error {
 	return err
 }
 
-// TestLinksLeadSomewhere follows the links of pages, and links to the project's pages in other files.
-func TestLinksLeadSomewhere(t *testing.T) {
+// TestLinksResolve follows the links of pages, and links to the project's pages in other files.
+func TestLinksResolve(t *testing.T) {
 	n := 0
 	check := func(name, from, link string) {
 		n++

@@ -22,8 +22,8 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	}
 }
 
-// TestEveryPackageSaysWhatItDoes looks for the lines In:, Out: and Never: in a package's comment.
-func TestEveryPackageSaysWhatItDoes(t *testing.T) {
+// TestEveryPackageCommentNamesInAndOut looks for the lines In:, Out: and Never: in a package's comment.
+func TestEveryPackageCommentNamesInAndOut(t *testing.T) {
 	comments := map[string]string{}
 	for _, s := range sources(t) {
 		if s.program() && strings.HasPrefix(s.dir, "pkg/") {

@@ -17,7 +17,7 @@ var private = []string{
 	"proxy." + "golang.org", "goproxy" + ".", "deb." + "debian.org",
 }
 
-func TestTreeTellsNothingOfAMachine(t *testing.T) {
+func TestTreeNamesNoMachine(t *testing.T) {
 	for _, name := range files(t) {
 		content, err := os.ReadFile(filepath.Join(root, name))
 		lab.Must(t, err)

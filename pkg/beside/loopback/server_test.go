@@ -231,8 +231,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestEndsOfStreams: the relay passes on the end of a stream, and a reset. If it cannot connect to the endpoint, it resets the connection.
-func TestEndsOfStreams(t *testing.T) {
+// TestClosedStreams: the relay passes on the end of a stream, and a reset. If it cannot connect to the endpoint, it resets the connection.
+func TestClosedStreams(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
 	c := b.connect(30080)

@@ -111,8 +111,8 @@ func TestAPageIsShownWhileAnotherIsSearchedFor(t *testing.T) {
 	})
 }
 
-// TestAClientThatDisconnectsSpoilsNothing: the answer of a client that disconnects serves all others.
-func TestAClientThatDisconnectsSpoilsNothing(t *testing.T) {
+// TestAClientMayDisconnect: the answer of a client that disconnects serves all others.
+func TestAClientMayDisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slow{takes: time.Second}
 		p := newPaced(newGate(), s.search)
