@@ -42,8 +42,8 @@ root() {
 
 root "$bin/root"
 mkdir -p "$bin/programs"
-hack/kubernetes.sh etcd
-cp -u bin/kubernetes/etcd "$bin/programs/"
+hack/kubernetes.sh etcd coredns
+cp -u bin/kubernetes/{etcd,coredns} "$bin/programs/"
 
 # flanneld, without two backends: tencent-vpc, whose library the Go module proxy may lack, and udp, which needs cgo.
 flannel=v0.28.10

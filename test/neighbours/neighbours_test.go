@@ -31,6 +31,8 @@ type neighbour struct {
 	// allowed and denied are packets that the neighbour lets through and drops, with or without kube-nftproxy. services are more checks that
 	// need both programs.
 	allowed, denied, services func(n *node) []check
+	// without are checks of kube-nftproxy before the installation and after the removal of the neighbour.
+	without func(n *node) []check
 	// through are checks of services whose connections count during a reload and a restart.
 	through func(n *node) []check
 	// lossless lists the steps without failed connections.
@@ -46,7 +48,7 @@ func TestNeighbours(t *testing.T) {
 	path := program.BuildForTest(t)
 	var rows []Row
 	for i, nb := range slices.Concat(firewalls, networks()) {
-		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services, &nb.through} {
+		for _, f := range []*func(*node) []check{&nb.allowed, &nb.denied, &nb.services, &nb.through, &nb.without} {
 			if *f == nil {
 				*f = none
 			}
@@ -129,7 +131,7 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	alone := n.rules()
 	if first {
 		n.start()
-		n.must("kube-nftproxy alone", n.services())
+		n.must("kube-nftproxy alone", append(n.services(), nb.without(n)...))
 		step(stepInstall, func() { nb.install(n, true) })
 	} else {
 		nb.install(n, true)
@@ -149,7 +151,7 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	checks("after the restart")
 	if first {
 		step(stepRemove, func() { nb.remove(n) })
-		n.must("after the removal of the neighbour", n.services())
+		n.must("after the removal of the neighbour", append(n.services(), nb.without(n)...))
 		n.own("verify", "--control-socket="+n.dir+"/control")
 		if !nb.leaves {
 			n.unchanged("removal of the neighbour", alone)

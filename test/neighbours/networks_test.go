@@ -55,35 +55,7 @@ func networks() []neighbour {
 			lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
 		},
 		wireguard(),
-		neighbour{
-			name: "NodeLocal DNSCache", version: "xtables-nft-multi iptables --version | sed 's/ (.*//'",
-			policy: "packets to the cluster IP of its Service reach the node's own server. Only its rules (NOTRACK) and its address were tested, not the program",
-			prepare: func(n *node) {
-				if _, err := n.Node.ServeEcho(80); err != nil {
-					n.t.Fatal(err)
-				}
-				if _, err := n.Node.Serve(inet.UDP, 80); err != nil {
-					n.t.Fatal(err)
-				}
-			},
-			install: func(n *node, _ bool) {
-				n.sh("ip link add nodelocaldns type bridge; ip link set nodelocaldns up; ip addr add 10.96.0.21/32 dev nodelocaldns")
-				cacheRules(n, "-A")
-			},
-			reload: func(n *node) { cacheRules(n, "-D"); cacheRules(n, "-A") },
-			remove: func(n *node) { cacheRules(n, "-D"); n.sh("ip link del nodelocaldns") },
-			allowed: func(n *node) (list []check) {
-				for _, from := range n.Hosts() {
-					if from == n.Node || from == n.caller() {
-						for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
-							list = append(list, check{name: "cluster IP of the cache", from: from, proto: proto, to: netip.MustParseAddrPort("10.96.0.21:80"), server: "node"})
-						}
-					}
-				}
-				return list
-			},
-			leaves: true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
-		},
+		nodeLocalDNS(),
 		networkPolicies(),
 		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
 	}
@@ -97,19 +69,6 @@ func startDocker(n *node) {
 func stopDocker(n *node) {
 	n.end("dockerd")
 	n.sh("rm -f /run/docker.sock /run/docker.pid")
-}
-
-// cacheRules adds or deletes the rules of node-local DNS caches, for port 80.
-func cacheRules(n *node, verb string) {
-	for _, proto := range []string{"tcp", "udp"} {
-		for _, rule := range []string{
-			"raw %s PREROUTING -p %s -d 10.96.0.21 --dport 80 -j NOTRACK", "filter %s INPUT -p %s -d 10.96.0.21 --dport 80 -j ACCEPT",
-			"raw %s OUTPUT -p %s -s 10.96.0.21 --sport 80 -j NOTRACK", "filter %s OUTPUT -p %s -s 10.96.0.21 --sport 80 -j ACCEPT",
-			"raw %s OUTPUT -p %s -d 10.96.0.21 --dport 80 -j NOTRACK",
-		} {
-			n.sh("iptables -w -t %s", fmt.Sprintf(rule, verb, proto))
-		}
-	}
 }
 
 // published is the host port that leads to the container.

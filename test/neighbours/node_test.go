@@ -171,9 +171,14 @@ type check struct {
 	server string
 	// source is the source address that the server must see; the zero value for any.
 	source netip.Addr
+	// act replaces the exchange, for other protocols. Its connections are not kept.
+	act func(context.Context) error
 }
 
 func (c check) run(ctx context.Context) error {
+	if c.act != nil {
+		return c.act(ctx)
+	}
 	if c.to.Port() == healthPort || c.to.Port() == 10256 {
 		return c.connect(ctx)
 	}
@@ -359,7 +364,7 @@ func (n *node) during(further []check, f func()) (s Step) {
 func (n *node) connect(checks []check) {
 	n.t.Helper()
 	for _, c := range checks {
-		if c.proto != inet.TCP || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
+		if c.proto != inet.TCP || c.act != nil || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)
