@@ -42,7 +42,7 @@ root() {
 
 root "$bin/root"
 mkdir -p "$bin/programs"
-hack/kubernetes.sh etcd coredns
+hack/kubernetes.sh etcd coredns kube-apiserver
 cp -u bin/kubernetes/{etcd,coredns} "$bin/programs/"
 
 # flanneld, without two backends: tencent-vpc, whose library the Go module proxy may lack, and udp, which needs cgo.
@@ -54,6 +54,14 @@ if [ "$("$bin/programs/flanneld" --version 2>&1)" != "$flannel" ]; then
   sed -i '/backend\/tencentvpc"\|backend\/udp"/d' "$bin/flannel/main.go"
   (cd "$bin/flannel" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=$flannel" -o "$bin/programs/flanneld" .)
 fi
+
+# MetalLB's speaker, and the definitions of its objects.
+mkdir -p "$bin/metallb"
+(
+  cd test/neighbours/programs/metallb
+  CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/" tool
+  cp --no-preserve=mode "$(go list -m -f '{{.Dir}}' go.universe.tf/metallb)"/config/crd/bases/*.yaml "$bin/metallb/"
+)
 
 version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
 (cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)

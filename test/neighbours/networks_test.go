@@ -58,6 +58,7 @@ func networks() []neighbour {
 		nodeLocalDNS(),
 		networkPolicies(),
 		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
+		metalLB(),
 	}
 }
 

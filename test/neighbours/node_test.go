@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -53,6 +54,8 @@ type node struct {
 	running *program.Program
 	// other is the second node, of networks over two.
 	other *machine
+	// objects are those of the Services.
+	objects []runtime.Object
 	// old are established connections.
 	old []net.Conn
 }
@@ -101,10 +104,10 @@ func newNode(t *testing.T, path string) *node {
 		}
 		return out
 	}
-	objects := append(world.Slices("web", backendPort, pairs(n.Pods[0], n.Pods[1], n.Remotes[0])...),
+	n.objects = append(world.Slices("web", backendPort, pairs(n.Pods[0], n.Pods[1], n.Remotes[0])...),
 		world.Slices("local", backendPort, pairs(n.Pods[0], n.Remotes[0])...)...)
-	objects = append(objects, web, local, world.Node(), world.ServiceCIDR())
-	if err := world.Write(n.manifests(), "objects", objects...); err != nil {
+	n.objects = append(n.objects, web, local, world.Node(), world.ServiceCIDR())
+	if err := world.Write(n.manifests(), "objects", n.objects...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
