@@ -20,7 +20,7 @@ packages=(
 # root FOLDER: unpacks a root file system with the neighbours.
 root() {
   local folder=$1 name
-  [ ! -d "$folder" ] || return 0
+  [ "$(cat "$folder/packages" 2>/dev/null)" != "${packages[*]}" ] || return 0
   system trixie "$folder.part" "${packages[@]}"
   (
     cd "$folder.part"
@@ -36,7 +36,9 @@ root() {
     ln -s /run var/run
     cp /etc/protocols /etc/services etc/
     chmod 1777 tmp
+    echo "${packages[*]}" >packages
   )
+  rm -rf "$folder"
   mv "$folder.part" "$folder"
 }
 
@@ -55,6 +57,15 @@ if [ "$("$bin/programs/flanneld" --version 2>&1)" != "$flannel" ]; then
   (cd "$bin/flannel" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=$flannel" -o "$bin/programs/flanneld" .)
 fi
 
+# The network plugins; flannel's is of an older release.
+for folder in . flannel; do
+  (
+    cd "test/neighbours/programs/$folder"
+    version=$(go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
+    CGO_ENABLED=0 go build -trimpath -o "$bin/programs/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool
+  )
+done
+
 # MetalLB's speaker, and the definitions of its objects.
 mkdir -p "$bin/metallb"
 (
@@ -63,7 +74,5 @@ mkdir -p "$bin/metallb"
   cp --no-preserve=mode "$(go list -m -f '{{.Dir}}' go.universe.tf/metallb)"/config/crd/bases/*.yaml "$bin/metallb/"
 )
 
-version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
 (cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)
-(cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/programs/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)
 OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "TestNeighbours/${RUN:-}" -v ./test/neighbours

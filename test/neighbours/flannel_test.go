@@ -46,8 +46,8 @@ func flannel(backend, rules string) neighbour {
 	}
 	return neighbour{
 		name: fmt.Sprintf("flannel (%s, %s)", backend, rules), version: "flanneld --version 2>&1 | sed 's/^v//'",
-		policy: "pods reach the pods of another node with their own addresses, and machines outside the cluster with the address of the node; a container of the plugin bridge reaches Services " +
-			"with endpoints on both nodes. flannel's own CNI plugin was not run: the test writes the configuration that it passes to bridge",
+		policy: "pods reach the pods of another node with their own addresses, and machines outside the cluster with the address of the node; a container, which flannel's CNI plugin 0.9.1 connects with the plugin bridge 1.9.1, " +
+			"reaches Services with endpoints on both nodes",
 		prepare: func(n *node) {
 			other := n.second()
 			// The lab's node adds no link-local addresses. Without one, cni0 cannot look for a neighbour of forwarded packets.
@@ -73,9 +73,8 @@ E`, etcdURL, config)
 				m.sh("mkdir -p /run/flannel; printf 'FLANNEL_SUBNET=%s\\nFLANNEL_IPV6_SUBNET=%s\\n' >/run/flannel/subnet.env", podCIDRs[i][0], podCIDRs[i][1])
 			}
 			other.sh("ip link add cni0 type bridge; ip link set cni0 up; ip addr add %s dev cni0; ip -6 addr add %s dev cni0 nodad", podCIDRs[1][0], podCIDRs[1][1])
-			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-flannel.conflist <<'E'\n%s\nE", `{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [
-{"type": "bridge", "bridge": "cni0", "mtu": 1430, "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false, "ipam": {"type": "host-local",
-"ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.100"}], [{"subnet": "fd00:10:244::/64", "rangeStart": "fd00:10:244::100"}]], "routes": [{"dst": "10.244.0.0/16"}, {"dst": "fd00:10:244::/48"}]}}]}`)
+			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-flannel.conflist <<'E'\n%s\nE", `{"cniVersion": "0.3.1", "name": "cbr0", "plugins": [
+{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`)
 			n.other = other
 		},
 		install: func(n *node, _ bool) {
