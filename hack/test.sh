@@ -71,7 +71,8 @@ e2e() {
   local packages
   packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
-  built && REQUIRE_NETNS=1 tests e2e -tags e2e $packages
+  # Each package and each parallel test runs an API server.
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 2 $packages
 }
 ratios() {
   root || return 1

@@ -21,6 +21,11 @@ type Verification struct {
 	Findings []Finding `json:"findings"`
 }
 
+// ReportAndRestart returns the fix for a defect of the program on a node.
+func ReportAndRestart(node string) string {
+	return "run \"kube-nftproxy bundle\" for a bug report, then delete the pod of this program on node " + node
+}
+
 // Conclude sets the findings about a node.
 func (v *Verification) Conclude(node string) {
 	v.Findings = []Finding{}
@@ -28,7 +33,7 @@ func (v *Verification) Conclude(node string) {
 		v.Findings = append(v.Findings, Finding{
 			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node, What: fmt.Sprintf("%s from the plan", plural(v.Total, "rule or element differs", "rules or elements differ")),
 			Impact: "connections to the affected Services may fail or reach a wrong endpoint",
-			Fix:    "run \"kube-nftproxy bundle\" for a bug report, then delete the pod of this program on node " + node, Affects: "only the program on this node, which then rewrites its tables",
+			Fix:    ReportAndRestart(node), Affects: "only the program on this node, which then rewrites its tables",
 		})
 	}
 	if v.Flows != nil {

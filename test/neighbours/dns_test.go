@@ -109,7 +109,7 @@ func nodeLocalDNS() neighbour {
 	generation := 0
 	start := func(n *node) {
 		corefile(n, generation)
-		n.daemon("coredns -conf /etc/Corefile", `python3 -c "import urllib.request as u; u.urlopen('http://169.254.20.10:8080/health')"`)
+		n.daemon("coredns -conf /etc/Corefile", answersAt("http://169.254.20.10:8080/health"))
 	}
 	id := func(n *node, want string) []check { return queries(n, "name of the server", "id.server", want) }
 	forwarded := func(n *node) []check {
@@ -140,7 +140,7 @@ func nodeLocalDNS() neighbour {
 			n.sh("ip -6 addr add fe80::1/64 dev %s nodad", n.Clients[2].Device)
 			other.sh("(echo %s id.server; for i in $(seq 0 %d); do echo %s n$i.cluster.local n$i.example; done) >/etc/names", fromCluster, names-1, answers)
 			other.sh("printf '.:53 {\\nerrors\\nhealth 127.0.0.1:8080\\nhosts /etc/names\\n}\\n' >/etc/Corefile")
-			other.daemon("coredns -conf /etc/Corefile", `python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/health')"`)
+			other.daemon("coredns -conf /etc/Corefile", answersAt("http://127.0.0.1:8080/health"))
 			endpoints := world.Endpoints([2]netip.Addr{netip.MustParseAddr(underlays[1][0]), netip.MustParseAddr(underlays[1][1])}, world.OtherNode)
 			for name, ips := range map[string][]netip.Addr{"kube-dns": dnsIPs, "kube-dns-upstream": upstreamIPs} {
 				s := world.ServiceAt(name, ips[0].String(), ips[1].String())
@@ -148,9 +148,7 @@ func nodeLocalDNS() neighbour {
 					s.Spec.Ports[i].Port = 53
 				}
 				s.Spec.Type = corev1.ServiceTypeClusterIP
-				if err := world.Write(n.manifests(), name, append(world.Slices(name, 53, endpoints), s)...); err != nil {
-					n.t.Fatal(err)
-				}
+				lab.Must(n.t, world.Write(n.manifests(), name, append(world.Slices(name, 53, endpoints), s)...))
 			}
 		},
 		install: func(n *node, _ bool) {

@@ -24,7 +24,7 @@ func flannel(backend, rules string) neighbour {
 	// start starts flanneld on a node. await returns when the node has the routes to the pods of the other one.
 	start := func(m *machine, i int) {
 		m.daemon(fmt.Sprintf("flanneld --etcd-endpoints=%s --iface=%s --public-ipv6=%s --ip-masq --healthz-ip=127.0.0.1 --healthz-port=8285",
-			etcdURL, underlays[i][0], underlays[i][1]), `python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8285/readyz')"`)
+			etcdURL, underlays[i][0], underlays[i][1]), answersAt("http://127.0.0.1:8285/readyz"))
 	}
 	await := func(m *machine, i int) {
 		for k, verb := range []string{"ip", "ip -6"} {

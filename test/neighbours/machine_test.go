@@ -117,6 +117,11 @@ func (m *machine) sh(format string, args ...any) string {
 	return out
 }
 
+// answersAt returns a command that succeeds if a URL answers.
+func answersAt(url string) string {
+	return fmt.Sprintf(`python3 -c "import urllib.request as u; u.urlopen('%s')"`, url)
+}
+
 // daemon starts a program of the neighbour, and waits until a command succeeds.
 func (m *machine) daemon(text, ready string) {
 	m.t.Helper()

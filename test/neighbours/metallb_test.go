@@ -22,24 +22,14 @@ import (
 func (n *node) serveAPI() *cluster.Cluster {
 	n.t.Helper()
 	c, err := cluster.Start(n.t.Context(), cluster.Config{Dir: filepath.Join(n.dir, "cluster"), Netns: n.Node.Netns})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, err)
 	n.t.Cleanup(c.Stop)
 	file := filepath.Join(n.dir, "kubeconfig")
-	if err := c.Kubeconfig(file, true); err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, c.Kubeconfig(file, true))
 	text, err := os.ReadFile(file)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, err)
 	n.sh("cat >/etc/kubeconfig <<'E'\n%s\nE", text)
-	for _, o := range n.objects {
-		if err := c.Apply(n.t.Context(), o); err != nil {
-			n.t.Fatal(err)
-		}
-	}
+	lab.Must(n.t, c.Apply(n.t.Context(), n.objects...))
 	return c
 }
 
@@ -83,7 +73,7 @@ func metalLB() neighbour {
 	}
 	start := func(n *node) {
 		n.daemon("speaker --kubeconfig=/etc/kubeconfig --namespace="+namespace+" --node-name=node-1 --pod-name=speaker --host=127.0.0.1",
-			`python3 -c "import urllib.request as u; u.urlopen('http://127.0.0.1:7472/metrics')"`)
+			answersAt("http://127.0.0.1:7472/metrics"))
 		for _, c := range found(n) {
 			n.eventually(c.name, func() error { return c.act(n.t.Context()) })
 		}
@@ -94,9 +84,7 @@ func metalLB() neighbour {
 			"a client at an interface that the L2Advertisement does not name finds none. One speaker was run, on a real API server, without memberlist and without MetalLB's controller",
 		prepare: func(n *node) {
 			for _, h := range n.Clients[1:] {
-				if out, err := h.Command(n.t.Context(), "sh", "-c", "ip route add 203.0.113.0/24 dev eth0; ip -6 route add 2001:db8:1::/64 dev eth0").CombinedOutput(); err != nil {
-					n.t.Fatalf("%v: %s", err, out)
-				}
+				h.Run(n.t, "sh", "-c", "ip route add 203.0.113.0/24 dev eth0; ip -6 route add 2001:db8:1::/64 dev eth0")
 				// The speaker answers neighbour solicitations only at interfaces with a link-local address.
 				n.sh("ip -6 addr add fe80::1/64 dev %s nodad", h.Device)
 			}
@@ -116,17 +104,13 @@ func metalLB() neighbour {
 				}
 			}
 			meta := metav1.ObjectMeta{Namespace: namespace, Name: "speaker"}
-			if _, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-				n.t.Fatal(err)
-			}
-			if _, err := c.Client().CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}); err != nil {
-				n.t.Fatal(err)
-			}
-			if _, err := c.Client().CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
+			lab.Must(n.t, c.Apply(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+			_, err = c.Client().CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{})
+			lab.Must(n.t, err)
+			_, err = c.Client().CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
 				NodeName: "node-1", ServiceAccountName: "speaker", AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{{Name: "speaker", Image: "speaker"}},
-			}}, metav1.CreateOptions{}); err != nil {
-				n.t.Fatal(err)
-			}
+			}}, metav1.CreateOptions{})
+			lab.Must(n.t, err)
 			for kind, text := range map[string]string{
 				"ipaddresspools":   "kind: IPAddressPool\nmetadata: {name: pool, namespace: metallb-system}\nspec: {addresses: [203.0.113.0/24, '2001:db8:1::/64']}\n",
 				"l2advertisements": "kind: L2Advertisement\nmetadata: {name: near, namespace: metallb-system}\nspec: {ipAddressPools: [pool], interfaces: [" + near(n).Device + "]}\n",

@@ -96,7 +96,7 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
 		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
 	}
-	restart := fmt.Sprintf("run \"kube-nftproxy bundle\" for a bug report, then delete the pod of this program on node %s", c.NodeName)
+	restart := view.ReportAndRestart(c.NodeName)
 	if s.Loop == nil {
 		add(view.Wrong, view.LoopBusy, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
 			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
