@@ -15,6 +15,7 @@ bin=$PWD/bin/neighbours cache=$PWD/bin/neighbours
 packages=(
   bash coreutils dash grep sed findutils procps util-linux mount kmod iproute2 iptables nftables ipset
   dbus-daemon firewalld ufw docker.io keepalived fail2ban podman netavark aardvark-dns conntrack wireguard-tools
+  libvirt-daemon-driver-network libvirt-clients dnsmasq-base sshguard
 )
 
 # root FOLDER: unpacks a root file system with the neighbours.

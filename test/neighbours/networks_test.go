@@ -59,6 +59,7 @@ func networks() []neighbour {
 		networkPolicies(),
 		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
 		metalLB(),
+		libvirt(), sshguard(),
 	}
 }
 
