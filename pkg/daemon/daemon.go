@@ -15,8 +15,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/events"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
@@ -36,6 +34,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/console"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -175,7 +174,7 @@ type daemon struct {
 	console *console.Console
 	// api and client are nil if the objects come from a folder.
 	api      *console.API
-	client   kubernetes.Interface
+	client   *kubeapi.Client
 	problems console.Problems
 	commits  console.Commits
 	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API server.
@@ -302,11 +301,11 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	client, err := kubernetes.NewForConfig(connection)
+	client, err := kubeapi.New(connection)
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
+	d.sink = report.NewSink(report.API(client.Events))
 	d.recorder = report.NewRecorder(d.sink, "kube-nftproxy", d.metrics.ProblemSuppressed)
 	d.reporter = report.New(logger, d.recorder, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api, d.client = console.NewAPI(server, client, func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client

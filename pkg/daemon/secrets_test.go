@@ -17,11 +17,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/console"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -142,12 +142,12 @@ func (d *daemon) use(out *outputs) error {
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(connection)
+	client, err := kubeapi.New(connection)
 	if err != nil {
 		return err
 	}
 	d.api = console.NewAPI(server, client, nil)
-	_, err = client.CoreV1().Services("").List(out, metav1.ListOptions{})
+	_, err = client.Services("").List(out, metav1.ListOptions{})
 	if err != nil {
 		d.api.Failed("services", err)
 	}

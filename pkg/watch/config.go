@@ -1,9 +1,9 @@
 package watch
 
 import (
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
@@ -11,7 +11,7 @@ import (
 // Config configures a source of API objects.
 type Config struct {
 	// Client is the client of the API server. Only [NewInformers] uses it.
-	Client kubernetes.Interface
+	Client *kubeapi.Client
 	// Connection, if not nil, is the connection for watches of Services and EndpointSlices. The source then strips their protobuf
 	// without decoding it. If Connection is nil, the source watches them with Client.
 	Connection *rest.Config

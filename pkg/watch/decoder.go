@@ -2,57 +2,29 @@ package watch
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
-// watcher watches one resource. It converts protobuf objects of its kind to their stored form without decoding them.
-type watcher struct {
-	client   rest.Interface
-	resource string
-}
-
-// watchers returns a watcher for Services and one for EndpointSlices.
-func (t transformer) watchers(cfg *rest.Config) (services, slices watcher, err error) {
-	client := func(path string, version schema.GroupVersion, kind string, store storing) (*rest.RESTClient, error) {
-		c := rest.CopyConfig(cfg)
-		c.APIPath, c.GroupVersion = path, &version
-		c.NegotiatedSerializer = codecs{
-			rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs).WithoutConversion(), version.WithKind(kind), store,
-		}
-		client, err := rest.RESTClientFor(c)
-		if err != nil {
-			err = fmt.Errorf("watch %s: %w", kind, err)
-		}
-		return client, err
+// watchers returns Services and EndpointSlices for watches. A watch converts protobuf objects of its kind to their stored form without decoding
+// them.
+func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
+	client := func(version schema.GroupVersion, kind string, store storing) (*rest.RESTClient, error) {
+		return kubeapi.Connect(cfg, version, codecs{kubeapi.Serializer, version.WithKind(kind), store})
 	}
-	core, err := client("/api", corev1.SchemeGroupVersion, "Service", t.service)
+	core, err := client(corev1.SchemeGroupVersion, "Service", t.service)
 	if err != nil {
 		return services, slices, err
 	}
-	discovery, err := client("/apis", discoveryv1.SchemeGroupVersion, "EndpointSlice", t.slice)
-	return watcher{core, "services"}, watcher{discovery, "endpointslices"}, err
-}
-
-// Watch does the same as a typed client's Watch.
-func (w watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	var timeout time.Duration
-	if o.TimeoutSeconds != nil {
-		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
-	}
-	o.Watch = true
-	return w.client.Get().Resource(w.resource).VersionedParams(&o, scheme.ParameterCodec).Timeout(timeout).Watch(ctx)
+	discovery, err := client(discoveryv1.SchemeGroupVersion, "EndpointSlice", t.slice)
+	return kubeapi.Resource{Client: core, Name: "services"}, kubeapi.Resource{Client: discovery, Name: "endpointslices"}, err
 }
 
 // storing returns the stored form of an encoded object.

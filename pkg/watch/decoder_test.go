@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -152,7 +152,7 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	connection := &rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}}
-	client, err := kubernetes.NewForConfig(connection)
+	client, err := kubeapi.New(connection)
 	lab.Must(t, err)
 	tracker := newTracker()
 	informers, err := NewInformers(Config{Client: client, Connection: connection, NodeName: "node-1", Tracker: tracker})

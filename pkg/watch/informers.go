@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
 // Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
@@ -37,9 +39,8 @@ type Informers struct {
 // NewInformers returns a source without objects. Run reads them.
 func NewInformers(cfg Config) (*Informers, error) {
 	i := &Informers{Store: NewStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
-	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
-	services := access(core.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
-	slices := access(discovery.EndpointSlices(metav1.NamespaceAll), selectSlices)
+	services := access(cfg.Client.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
+	slices := access(cfg.Client.EndpointSlices(metav1.NamespaceAll), selectSlices)
 	if cfg.Connection != nil {
 		s, e, err := cfg.transformer().watchers(cfg.Connection)
 		if err != nil {
@@ -49,12 +50,12 @@ func NewInformers(cfg Config) (*Informers, error) {
 	}
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
-	i.follow(cfg, access(core.Nodes(), selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)
+	i.follow(cfg, access(cfg.Client.Nodes, selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)
 	if cfg.ServiceProxyName != "" {
 		close(i.noServiceCIDRs)
 		return i, nil
 	}
-	i.follow(cfg, access(networking.ServiceCIDRs(), func(*metav1.ListOptions) {}), &networkingv1.ServiceCIDR{},
+	i.follow(cfg, access(cfg.Client.ServiceCIDRs, func(*metav1.ListOptions) {}), &networkingv1.ServiceCIDR{},
 		i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs))
 	return i, nil
 }
@@ -77,7 +78,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			}
 			return w, err
 		},
-	}, cfg.Client)
+	}, cfg.Client.Fake)
 	between := pauses()
 	// No expected type: objects in stored form have the same Go type for all kinds.
 	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
@@ -93,10 +94,7 @@ type resource struct {
 	selected func(*metav1.ListOptions)
 }
 
-func access[List runtime.Object](client interface {
-	List(context.Context, metav1.ListOptions) (List, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}, selected func(*metav1.ListOptions)) resource {
+func access[List runtime.Object](client kubeapi.Reader[List], selected func(*metav1.ListOptions)) resource {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
 	return resource{list, client.Watch, selected}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -76,6 +78,17 @@ func marked(name types.NamespacedName) func(track.Dirty) bool {
 	}
 }
 
+// fakeClient returns a client with client-go's fake one behind it.
+func fakeClient(fake *fake.Clientset) *kubeapi.Client {
+	return &kubeapi.Client{
+		Services: func(namespace string) kubeapi.Reader[*corev1.ServiceList] { return fake.CoreV1().Services(namespace) },
+		EndpointSlices: func(namespace string) kubeapi.Reader[*discoveryv1.EndpointSliceList] {
+			return fake.DiscoveryV1().EndpointSlices(namespace)
+		},
+		Nodes: fake.CoreV1().Nodes(), ServiceCIDRs: fake.NetworkingV1().ServiceCIDRs(), Fake: fake,
+	}
+}
+
 // watchAll returns a channel that is closed when all resources are watched: the fake client does not send changes between list and
 // watch.
 func watchAll(client *fake.Clientset, resources ...string) (watching <-chan struct{}) {
@@ -103,7 +116,7 @@ func startInformers(t *testing.T, client *fake.Clientset) (*Informers, *track.Tr
 func startInformersFor(t *testing.T, client *fake.Clientset, serviceProxyName string) (*Informers, *track.Tracker) {
 	t.Helper()
 	tracker := newTracker()
-	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", ServiceProxyName: serviceProxyName, Tracker: tracker})
+	informers, err := NewInformers(Config{Client: fakeClient(client), NodeName: "node-1", ServiceProxyName: serviceProxyName, Tracker: tracker})
 	lab.Must(t, err)
 	run(t, informers)
 	return informers, tracker
@@ -282,7 +295,7 @@ func TestFailuresOfTheAPIServerAreReported(t *testing.T) {
 			return true, nil, apierrors.NewInternalError(errors.New("no"))
 		})
 		failed := make(chan string, 1)
-		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, err error) {
+		informers, err := NewInformers(Config{Client: fakeClient(client), NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, err error) {
 			if err == nil {
 				t.Errorf("the report of a failure of %s has no error", r)
 			}

@@ -15,11 +15,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -54,7 +54,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 	address := l.Addr().String()
 	lab.Must(t, l.Close())
 	cfg := &rest.Config{Host: "http://" + address}
-	client, err := kubernetes.NewForConfig(cfg)
+	client, err := kubeapi.New(cfg)
 	lab.Must(t, err)
 	failed, again := make(chan struct{}), atomic.Int64{}
 	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, _ error) {

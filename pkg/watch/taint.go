@@ -12,14 +12,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
 // StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only when the node's
 // rules are complete.
 type StartupTaint struct {
-	Client kubernetes.Interface
+	Client *kubeapi.Client
 	// Key is the key of the taint. Its value and effect do not matter.
 	Key string
 	// Node returns the Node, or nil.
@@ -84,7 +85,7 @@ func (s *StartupTaint) remove(ctx context.Context) (removed bool, err error) {
 	const patience = 10 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err = s.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kube-nftproxy"})
+	_, err = s.Client.Nodes.Patch(ctx, node.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kube-nftproxy"})
 	if apierrors.IsForbidden(err) {
 		err = fmt.Errorf("%w: apply deploy/startup-taint, which permits it", err)
 	}

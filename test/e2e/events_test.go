@@ -14,39 +14,38 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/report"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // countingSink counts the finished requests.
 type countingSink struct {
-	events.EventSink
+	report.EventSink
 	mu      *sync.Mutex
 	creates *int
 	failed  *[]error
 }
 
-func (s countingSink) Create(ctx context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
-	created, err := s.EventSink.Create(ctx, e)
+func (s countingSink) Create(ctx context.Context, e *eventsv1.Event) error {
+	err := s.EventSink.Create(ctx, e)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	*s.creates++
-	return created, err
+	return err
 }
 
-func (s countingSink) Patch(ctx context.Context, e *eventsv1.Event, data []byte) (*eventsv1.Event, error) {
-	patched, err := s.EventSink.Patch(ctx, e, data)
+func (s countingSink) Patch(ctx context.Context, e *eventsv1.Event, data []byte) error {
+	err := s.EventSink.Patch(ctx, e, data)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		*s.failed = append(*s.failed, err)
 	}
-	return patched, err
+	return err
 }
 
 // testOneEventForAllNodes: the program on this node has reported that a Service's address is taken. 99 more nodes report the same, with
@@ -73,9 +72,9 @@ func testOneEventForAllNodes(t *testing.T, w *world) {
 	creates := 0
 	for range nodes - 1 {
 		config := rest.CopyConfig(w.api.Proxy())
-		client, err := kubernetes.NewForConfig(config)
+		client, err := kubeapi.New(config)
 		must(t, err)
-		sink := countingSink{&events.EventSinkImpl{Interface: client.EventsV1()}, &mu, &creates, &failed}
+		sink := countingSink{report.API(client.Events), &mu, &creates, &failed}
 		recorder := report.NewRecorder(sink, "kube-nftproxy", func(kind string) { t.Error("dropped an Event about a", kind) })
 		go recorder.Run(t.Context())
 		reporter := report.New(klog.NewKlogr().V(9), recorder, report.Count{Problem: func(string) {}, Suppressed: func(string) {}})

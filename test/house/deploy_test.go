@@ -139,8 +139,11 @@ func TestRoleHasTheWatchedResources(t *testing.T) {
 				return true
 			}
 			if f, ok := call.Fun.(*ast.Ident); ok && f.Name == "access" {
-				client := call.Args[0].(*ast.CallExpr)
-				watched[strings.ToLower(client.Fun.(*ast.SelectorExpr).Sel.Name)] = true
+				client := call.Args[0]
+				if namespaced, ok := client.(*ast.CallExpr); ok {
+					client = namespaced.Fun
+				}
+				watched[strings.ToLower(client.(*ast.SelectorExpr).Sel.Name)] = true
 			}
 			return true
 		})

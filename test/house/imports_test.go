@@ -2,6 +2,7 @@ package house
 
 import (
 	"go/ast"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,10 +20,11 @@ var pipeline = map[string][]string{
 	"pkg/netlink":          {},
 	"pkg/nft":              {"pkg/inet", "pkg/netlink"},
 	"pkg/track":            {},
+	"pkg/kubeapi":          {},
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
-	"pkg/watch":            {"pkg/model", "pkg/track"},
-	"pkg/watch/manifests":  {"pkg/model", "pkg/track", "pkg/watch"},
+	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track"},
+	"pkg/watch/manifests":  {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch"},
 	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
@@ -31,7 +33,7 @@ var pipeline = map[string][]string{
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
 	"pkg/beside/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
-	"pkg/beside/report":    {"pkg/model"},
+	"pkg/beside/report":    {"pkg/kubeapi", "pkg/model"},
 	"pkg/host":             {"pkg/inet"},
 	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
 	"pkg/inspect/command": {
@@ -56,11 +58,11 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
-		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
 		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/watch/manifests", "pkg/inspect/zpages",
 	},
@@ -79,7 +81,7 @@ var systemFiles = []string{"pkg/nft/listen.go"}
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
 
 // apiTypes lists the packages that use the types of the Kubernetes API.
-var apiTypes = []string{"pkg/watch", "pkg/watch/manifests", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
+var apiTypes = []string{"pkg/kubeapi", "pkg/watch", "pkg/watch/manifests", "pkg/model", "pkg/proxy", "pkg/beside/health", "pkg/beside/report", "pkg/inspect/console"}
 
 func TestImportsFollowThePipeline(t *testing.T) {
 	for _, s := range sources(t) {
@@ -97,6 +99,22 @@ func TestImportsFollowThePipeline(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTheProgramHasFewAPIGroups: a library that imports client-go's Clientset adds the types of all groups to the memory of each node.
+func TestTheProgramHasFewAPIGroups(t *testing.T) {
+	command := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/kube-nftproxy")
+	command.Dir = "../.."
+	out, err := command.Output()
+	lab.Must(t, err)
+	var groups []string
+	for p := range strings.FieldsSeq(string(out)) {
+		if group, ok := strings.CutPrefix(p, "k8s.io/api/"); ok {
+			groups = append(groups, group)
+		}
+	}
+	slices.Sort(groups)
+	lab.Same(t, []string{"authentication/v1", "core/v1", "discovery/v1", "events/v1", "networking/v1"}, groups, "API groups of the program")
 }
 
 func TestPurePackagesStayPure(t *testing.T) {

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 )
@@ -41,10 +40,10 @@ const (
 )
 
 // Recorder writes Events. The Event of a problem of a Service, EndpointSlice or ServiceCIDR has the same name on all nodes, so however
-// many nodes see the problem, the API server keeps one Event. Events on a Node have a new name each. It implements
-// [events.EventRecorder]; [Recorder.Run] sends the Events.
+// many nodes see the problem, the API server keeps one Event. Events on a Node have a new name each. [Recorder.Run]
+// sends the Events.
 type Recorder struct {
-	sink                 events.EventSink
+	sink                 EventSink
 	controller, instance string
 	dropped              func(kind string)
 
@@ -66,7 +65,7 @@ func (e *pendingEvent) urgent() bool { return e.Regarding.Kind == "Node" || e.Re
 
 // NewRecorder returns a recorder of a controller, the program's name. It calls dropped with the kind of the object for each Event that
 // it cannot send.
-func NewRecorder(sink events.EventSink, controller string, dropped func(kind string)) *Recorder {
+func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *Recorder {
 	host, _ := os.Hostname()
 	return &Recorder{
 		sink: sink, controller: controller, instance: controller + "-" + host, dropped: dropped,
@@ -74,7 +73,7 @@ func NewRecorder(sink events.EventSink, controller string, dropped func(kind str
 	}
 }
 
-// Eventf implements [events.EventRecorder]. regarding is a [corev1.ObjectReference], related is ignored.
+// Eventf queues an Event, like the method of a client-go recorder. regarding is a [corev1.ObjectReference]. The second object is ignored.
 func (r *Recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, note string, args ...any) {
 	about := regarding.(*corev1.ObjectReference)
 	now := time.Now()
@@ -176,9 +175,9 @@ func (r *Recorder) take(i int) *pendingEvent {
 
 // send creates an Event, or says of an existing one that it was seen again.
 func (r *Recorder) send(ctx context.Context, e pendingEvent) {
-	_, err := r.sink.Create(ctx, e.Event)
+	err := r.sink.Create(ctx, e.Event)
 	if apierrors.IsAlreadyExists(err) {
-		_, err = r.sink.Patch(ctx, e.Event, seenAgain(time.Now()))
+		err = r.sink.Patch(ctx, e.Event, seenAgain(time.Now()))
 	}
 	if err == nil || ctx.Err() != nil {
 		return

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -25,7 +24,7 @@ import (
 
 // server stores Events by name, as the API server does.
 type server struct {
-	events.EventSink
+	EventSink
 	mu      sync.Mutex
 	stored  map[string]*eventsv1.Event
 	series  map[string]string // the last patch
@@ -38,30 +37,30 @@ func newServer() *server {
 	return &server{stored: map[string]*eventsv1.Event{}, series: map[string]string{}, creates: map[time.Time]int{}}
 }
 
-func (s *server) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
+func (s *server) Create(_ context.Context, e *eventsv1.Event) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.creates[time.Now().Truncate(time.Second)]++
 	if s.err != nil {
-		return nil, s.err
+		return s.err
 	}
 	if s.stored[e.Name] != nil {
-		return nil, apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, e.Name)
+		return apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, e.Name)
 	}
 	s.stored[e.Name] = e
 	s.writes++
-	return e, nil
+	return nil
 }
 
 // Patch writes nothing if the patch changes nothing.
-func (s *server) Patch(_ context.Context, e *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
+func (s *server) Patch(_ context.Context, e *eventsv1.Event, patch []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.series[e.Name] != string(patch) {
 		s.series[e.Name] = string(patch)
 		s.writes++
 	}
-	return e, nil
+	return nil
 }
 
 // pass lets time pass, and the recorders do their work.

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -22,17 +22,22 @@ import (
 type Reporter struct {
 	logger klog.Logger
 	// recorder is nil without an API server.
-	recorder events.EventRecorder
+	recorder EventRecorder
 	count    Count
 	budget   budget
 	wanted   demandBudget
+}
+
+// EventRecorder queues Events. client-go's recorders implement it, too.
+type EventRecorder interface {
+	Eventf(regarding, related runtime.Object, kind, reason, action, note string, args ...any)
 }
 
 // Count has functions that count problems by the kind of their object: Problem for all, Suppressed for unreported ones.
 type Count struct{ Problem, Suppressed func(kind string) }
 
 // New returns a reporter. It writes Events unless recorder is nil.
-func New(logger klog.Logger, recorder events.EventRecorder, count Count) *Reporter {
+func New(logger klog.Logger, recorder EventRecorder, count Count) *Reporter {
 	return &Reporter{logger: logger, recorder: recorder, count: count}
 }
 

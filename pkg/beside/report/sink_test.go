@@ -8,21 +8,20 @@ import (
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
-	"k8s.io/client-go/tools/events"
 )
 
 // slowSink is slow, and rejects some Events.
 type slowSink struct {
-	events.EventSink
+	EventSink
 	refuses string
 }
 
-func (s slowSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
+func (s slowSink) Create(_ context.Context, e *eventsv1.Event) error {
 	time.Sleep(time.Second)
 	if e.Reason == s.refuses {
-		return nil, errors.New("no")
+		return errors.New("no")
 	}
-	return e, nil
+	return nil
 }
 
 func TestAwaitAnEvent(t *testing.T) {
@@ -35,7 +34,7 @@ func TestAwaitAnEvent(t *testing.T) {
 			s := NewSink(slowSink{refuses: tc.refuses})
 			go func() {
 				for _, reason := range []string{"First", "Second"} {
-					if _, err := s.Create(t.Context(), &eventsv1.Event{Reason: reason}); (err != nil) != (reason == tc.refuses) {
+					if err := s.Create(t.Context(), &eventsv1.Event{Reason: reason}); (err != nil) != (reason == tc.refuses) {
 						t.Errorf("Create(%s): %v", reason, err)
 					}
 				}

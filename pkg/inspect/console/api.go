@@ -15,16 +15,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // API queries the API server's health, and records failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
 	server func() string
-	client kubernetes.Interface
+	client *kubeapi.Client
 	// user returns the name by which the API server knows this program.
 	user     func(context.Context) (string, error)
 	mu       sync.Mutex
@@ -33,7 +33,7 @@ type API struct {
 
 // NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets. user returns the name by which
 // the API server knows this program.
-func NewAPI(server func() string, client kubernetes.Interface, user func(context.Context) (string, error)) *API {
+func NewAPI(server func() string, client *kubeapi.Client, user func(context.Context) (string, error)) *API {
 	return &API{server: server, client: client, user: user, failures: map[string]view.WatchFailure{}}
 }
 
@@ -53,7 +53,7 @@ func (a *API) State(ctx context.Context) view.API {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	start := time.Now()
-	err := a.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	err := a.client.REST.Get().AbsPath("/readyz").Do(ctx).Error()
 	// An API server that rejects the query is reachable.
 	if s.Answers = err == nil || answered(err); s.Answers {
 		s.AnswerMicros = max(1, time.Since(start).Microseconds())
@@ -150,7 +150,7 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 	}
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
-	found, err := a.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{
+	found, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // a proxy has no permission for get
 	})
 	if err != nil {
@@ -169,7 +169,7 @@ func (a *API) labelled(ctx context.Context, namespace, selector string) (map[typ
 	}
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
-	list, err := a.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	list, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, errors.New(config.Redact(err.Error()))
 	}
@@ -214,7 +214,7 @@ func (a *API) targets(ctx context.Context, namespace, selector string, f func(sl
 	defer cancel()
 	options := metav1.ListOptions{LabelSelector: selector, Limit: page}
 	for range mostPages {
-		list, err := a.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, options)
+		list, err := a.client.EndpointSlices(namespace).List(ctx, options)
 		if err != nil {
 			return false
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -174,11 +175,17 @@ func TestPodsAndLabels(t *testing.T) {
 		}
 	}
 	c := newConsole(t, consoleObjects)
-	c.API = NewAPI(func() string { return "" }, fake.NewClientset(
+	client := fake.NewClientset(
 		slice("web-1", "web", "web-abc", "10.244.0.9"), slice("api-1", "api", "api-abc", "10.244.0.10"), slice("api-2", "api", "api-abc", "fd00::10"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}},
-	), nil)
+	)
+	c.API = NewAPI(func() string { return "" }, &kubeapi.Client{
+		Services: func(namespace string) kubeapi.Reader[*corev1.ServiceList] { return client.CoreV1().Services(namespace) },
+		EndpointSlices: func(namespace string) kubeapi.Reader[*discoveryv1.EndpointSliceList] {
+			return client.DiscoveryV1().EndpointSlices(namespace)
+		},
+	}, nil)
 	v, err := c.services(t.Context(), query{selector: "app=web"})
 	if err != nil || len(v.Services) != 1 || v.Services[0].Name != "web" {
 		t.Errorf("Services with the label: %+v, %v; want shop/web", v, err)

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -35,19 +35,14 @@ const largestFile = 256 << 20
 
 var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
 
-// parser reads manifests. The decoder knows all kinds of the API groups of the used kinds. It is strict: it reports a misspelt field,
-// like kubectl.
+// parser reads manifests. The decoder is strict: it reports a misspelt field, like kubectl.
 type parser struct {
 	decoder runtime.Decoder
 	fileBudget
 }
 
 func newParser() parser {
-	scheme := runtime.NewScheme()
-	utilruntime.Must(corev1.AddToScheme(scheme))
-	utilruntime.Must(discoveryv1.AddToScheme(scheme))
-	utilruntime.Must(networkingv1.AddToScheme(scheme))
-	return parser{serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer(), usualBudget}
+	return parser{serializer.NewCodecFactory(kubeapi.Scheme, serializer.EnableStrict).UniversalDeserializer(), usualBudget}
 }
 
 // parsed is the content of a file: its objects in order, with defaults, and its problems.
