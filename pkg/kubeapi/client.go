@@ -58,17 +58,13 @@ type Client struct {
 	Fake any
 }
 
-var (
-	// Scheme has the kinds of [Client].
-	Scheme = newScheme()
-	// Parameters encodes options of requests, such as ListOptions.
-	Parameters = runtime.NewParameterCodec(Scheme)
-	// Serializer encodes and decodes the kinds of [Client].
-	Serializer = rest.CodecFactoryForGeneratedClient(Scheme, serializer.NewCodecFactory(Scheme)).WithoutConversion()
-)
+// Serializer returns an encoding of the kinds of [Client].
+func Serializer() runtime.NegotiatedSerializer {
+	return rest.CodecFactoryForGeneratedClient(Scheme(), serializer.NewCodecFactory(Scheme())).WithoutConversion()
+}
 
-// newScheme registers single kinds. With all kinds of the groups, the program would be larger.
-func newScheme() *runtime.Scheme {
+// Scheme returns a new scheme of the kinds of [Client]. With all kinds of their groups, the program would be larger.
+func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for version, kinds := range map[schema.GroupVersion][]runtime.Object{
 		corev1.SchemeGroupVersion:           {&corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{}},
@@ -96,7 +92,7 @@ func New(connection *rest.Config) (*Client, error) {
 	for _, version := range []schema.GroupVersion{
 		corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
 	} {
-		client, err := Connect(c, version, Serializer)
+		client, err := Connect(c, version, Serializer())
 		if err != nil {
 			return nil, err
 		}
@@ -136,7 +132,7 @@ func (r Resource) read(o metav1.ListOptions) *rest.Request {
 	if o.TimeoutSeconds != nil {
 		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
 	}
-	return r.to(r.Client.Get()).VersionedParams(&o, Parameters).Timeout(timeout)
+	return r.to(r.Client.Get()).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
 }
 
 // Watch starts a watch.
@@ -165,14 +161,14 @@ func (c typed[T, L, Object, List]) List(ctx context.Context, o metav1.ListOption
 
 func (c typed[T, L, Object, List]) Create(ctx context.Context, o Object, options metav1.CreateOptions) (Object, error) {
 	created := Object(new(T))
-	return created, c.to(c.Client.Post()).VersionedParams(&options, Parameters).Body(o).Do(ctx).Into(created)
+	return created, c.to(c.Client.Post()).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Body(o).Do(ctx).Into(created)
 }
 
 func (c typed[T, L, Object, List]) Patch(
 	ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string,
 ) (Object, error) {
 	patched := Object(new(T))
-	return patched, c.to(c.Client.Patch(kind)).Name(name).SubResource(subresources...).VersionedParams(&options, Parameters).Body(patch).Do(ctx).Into(patched)
+	return patched, c.to(c.Client.Patch(kind)).Name(name).SubResource(subresources...).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Body(patch).Do(ctx).Into(patched)
 }
 
 // Connect returns a client of one group and version of the API, with its own encoding of objects.

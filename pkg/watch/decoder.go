@@ -17,7 +17,7 @@ import (
 // them.
 func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
 	client := func(version schema.GroupVersion, kind string, store storing) (*rest.RESTClient, error) {
-		return kubeapi.Connect(cfg, version, codecs{kubeapi.Serializer, version.WithKind(kind), store})
+		return kubeapi.Connect(cfg, version, codecs{kubeapi.Serializer(), version.WithKind(kind), store})
 	}
 	core, err := client(corev1.SchemeGroupVersion, "Service", t.service)
 	if err != nil {

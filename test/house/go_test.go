@@ -107,11 +107,10 @@ var constantCalls = map[string]bool{
 	"netip.MustParseAddr": true, "netip.MustParsePrefix": true, "netip.AddrFrom4": true, "netip.IPv6Unspecified": true,
 }
 
-// buildVariables are set at build time, by the linker or as the text of a file, or are tables that their own function fills.
+// buildVariables are set at build time, by the linker or as the text of a file.
 var buildVariables = map[string]bool{
 	"cmd/kube-nftproxy version": true, "cmd/kubectl-nftproxy version": true, "pkg/config gatesText": true,
-	"pkg/plan hashMask":  true,                                                                 // tests shorten hashes
-	"pkg/kubeapi Scheme": true, "pkg/kubeapi Parameters": true, "pkg/kubeapi Serializer": true, // tables of kinds
+	"pkg/plan hashMask":           true, // tests shorten hashes
 	"pkg/inspect/statuspage html": true, "pkg/inspect/statuspage css": true, "pkg/inspect/statuspage js": true,
 }
 

@@ -42,7 +42,7 @@ type parser struct {
 }
 
 func newParser() parser {
-	return parser{serializer.NewCodecFactory(kubeapi.Scheme, serializer.EnableStrict).UniversalDeserializer(), usualBudget}
+	return parser{serializer.NewCodecFactory(kubeapi.Scheme(), serializer.EnableStrict).UniversalDeserializer(), usualBudget}
 }
 
 // parsed is the content of a file: its objects in order, with defaults, and its problems.
