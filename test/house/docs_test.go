@@ -279,6 +279,8 @@ var othersFlags = map[string]string{
 	"--register-with-taints":    "the kubelet",
 	"--metric-labels-allowlist": "kube-state-metrics",
 	"--run-service-proxy":       "kube-router",
+	"--to-revision":             "kubectl",
+	"--wait":                    "Helm",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
 	"--all": "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
