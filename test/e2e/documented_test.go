@@ -59,7 +59,7 @@ var notRun = map[string][]string{
 		"helm push kube-nftproxy-0.2.0.tgz oci://registry.example.com/charts",
 		"skopeo copy oci-archive:kube-nftproxy-chart-oci.tar docker://registry.example.com/charts/kube-nftproxy:0.2.0",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "kubectl rollout undo"},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "kubectl rollout undo", "helm upgrade", "helm uninstall"},
 	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"TestDeploy runs it": {
 		"kubectl -n kube-system rollout undo daemonset/kube-nftproxy",
@@ -70,6 +70,7 @@ var notRun = map[string][]string{
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
 		"kubeadm upgrade node --patches /etc/kubernetes/patches",
+		"kubectl -n kube-system debug node/node-1 -it --profile=sysadmin --image=registry.example.com/kube-nftproxy:v0.1.0 -- kube-nftproxy preflight --root=/host",
 		"sed -i 's|ADDRESS:PORT|127.0.0.1:6444|' deploy/base/kubeconfig.conf",
 		"systemctl restart k3s",
 	},
@@ -128,9 +129,15 @@ var documented = []struct {
 	{"kubectl -n kube-system get configmap -l app.kubernetes.io/name=kube-nftproxy", says(`(?s)kube-nftproxy-\w+ +2 .*kube-nftproxy-\w+ +2 `)},
 	{"kubectl get services,endpointslices,servicecidrs,nodes -A -o yaml", (*reader).saveObjects},
 	{"kube-nftproxy diff -f objects.yaml --hostname-override node-1 --config new.conf", (*reader).diffConfig},
+	{"kubectl -n kube-system exec -i kube-nftproxy-x7f2p -- kube-nftproxy diff --config - < new.conf", ends(1, `(?m)^\+ ip chain .* 10\.99\.0\.0 `, "kube-nftproxy-x7f2p", "$POD")},
 	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
 	{"kubectl annotate service web kube-nftproxy.io/terminate-connections=gone", says(`service/web annotated`)},
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
+
+	// An upgrade on one node.
+	{"kubectl -n kube-system patch daemonset kube-nftproxy -p '{\"spec\":{\"updateStrategy\":{\"type\":\"OnDelete\",\"rollingUpdate\":null}}}'", says(`patched`)},
+	{"kubectl -n kube-system set image daemonset/kube-nftproxy '*=registry.example.com/kube-nftproxy:v0.1.0'", says(`image updated`)},
+	{"kubectl -n kube-system delete pod -l k8s-app=kube-nftproxy --field-selector spec.nodeName=node-1", (*reader).upgrade},
 
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
@@ -431,6 +438,21 @@ func (r *reader) diffConfig(command string) {
 	out, err := r.try("PATH=bin:$PATH; " + command)
 	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
 		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
+	}
+}
+
+// upgrade replaces the pod of one node, and then all pods by the manifests, which restore the rolling update.
+func (r *reader) upgrade(command string) {
+	r.ends(0, `pod "kube-nftproxy-\w+" deleted`, command)
+	p, _ := r.pod("kube-nftproxy")
+	for _, c := range append(p.Spec.InitContainers, p.Spec.Containers...) {
+		if c.Image != ourImage+":v0.1.0" {
+			r.Errorf("container %s has image %s", c.Name, c.Image)
+		}
+	}
+	r.sh("kubectl apply -k deploy/base; kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	if out := r.sh("kubectl -n kube-system get daemonset kube-nftproxy -o jsonpath='{.spec.updateStrategy}'"); !strings.Contains(out, `"maxUnavailable":"1%"`) {
+		r.Errorf("the update strategy is %s", out)
 	}
 }
 
