@@ -187,8 +187,8 @@ func (tg target) changes(a, b mode, who client) []string {
 // preface defines the words of the page.
 const preface = `# The destination of a packet to a Service
 
-This page is for operators and developers. For each kind of address, traffic policy, client, and placement of endpoints, it has the endpoints
-that a packet to a Service reaches, and the source address that they see.
+This page is for operators and developers. For each kind of address, traffic policy, client, and placement of endpoints, it lists the
+endpoints that a packet to a Service reaches, and the source address that they see.
 
 ` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove the tables, for IPv4 and IPv6, TCP and UDP (and SCTP in the
 first table): %s combinations in %d modes. In eight of the modes, all Services have an algorithm, weights, or a maximum of
@@ -300,7 +300,7 @@ Each endpoint of a Service can have a [maximum of connections](algorithms.md#max
 const addressesHead = `
 ## Unused ports and ping
 
-The flags of [vips.md](vips.md) change the results for packets that are not to a port of a Service. The matrix sends echo requests and packets to unused
+The flags of [vips.md](vips.md) change the results for packets that are not sent to a port of a Service. The matrix sends echo requests and packets to unused
 ports, from each client to the cluster IP, external IP and load-balancer IP of each Service without session affinity: %s combinations in %d modes. Packets of
 these scenarios prove each row:
 
@@ -391,7 +391,7 @@ func behaviours(t *testing.T, name string) (rows [][]string) {
 const establishedPart = `
 ## Established TCP connections
 
-The kernel keeps the endpoint of an established connection, regardless of later changes. Only with [termination](stale-connections.md), the program ends connections:
+The kernel keeps the endpoint of an established connection, regardless of later changes. The program terminates connections only with [termination](stale-connections.md):
 
 | endpoint of the connection | without termination | with termination | proof |
 |---|---|---|---|

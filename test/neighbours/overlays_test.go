@@ -99,7 +99,7 @@ func wireguard() neighbour {
 	}
 	return neighbour{
 		name: "WireGuard (wg-quick, wireguard-go)", version: "wg --version | sed 's/^wireguard-tools v//; s/ .*//'",
-		set: "`FwMark` without the bit 0x4000, such as `FwMark = 4242`: the default 51820 has the bit, by which kube-nftproxy masquerades a packet. So the packets of the tunnel " +
+		set: "`FwMark` without the bit 0x4000, such as `FwMark = 4242`. kube-nftproxy masquerades packets with this bit, and the default 51820 has it. So the packets of the tunnel " +
 			"get another source port, and the tunnel stalls when the rules are removed. Also `PostUp = ip addrlabel add prefix POD_CIDR label 1` with the IPv6 CIDR of pods, if pods and the tunnel have unique local addresses (`fd00::/8`) and the node " +
 			"has a global one. Otherwise the kernel masquerades connections to pods with the address of the tunnel, and wg-quick's rules drop the answers",
 		broken: []string{"cluster IP, from the node", "load-balancer IP", "load-balancer IP, from the tunnel", "node port"},
