@@ -187,8 +187,8 @@ func (tg target) changes(a, b mode, who client) []string {
 // preface defines the words of the page.
 const preface = `# The destination of a packet to a Service
 
-This page is for operators and developers. For each kind of address, traffic policy, client, and placement of endpoints, it lists the
-endpoints that a packet to a Service reaches, and the source address that they see.
+This page is for operators and developers. It lists the endpoints that a packet to a Service reaches, and the source address that
+they see. The result depends on the kind of address, the traffic policy, the client, and the placement of the endpoints.
 
 ` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove the tables, for IPv4 and IPv6, TCP and UDP (and SCTP in the
 first table): %s combinations in %d modes. In eight of the modes, all Services have an algorithm, weights, or a maximum of
@@ -215,7 +215,7 @@ The column *endpoints* has the placement of the Service's endpoints: on this nod
 - *This node* is a process that sends from the node's second address. A process that sends from the first address reaches the same endpoints.
   The endpoints always see the first address, with and without masquerading.
 - *An endpoint on another node* sends a packet to a Service through this node. If this node selects the same endpoint and does not masquerade, the
-  packet returns to the endpoint with the endpoint's own address as its source, and the endpoint drops it. In a cluster, the proxy on the
+  packet returns to the endpoint with the endpoint's own address as its source. The endpoint drops it. In a cluster, the proxy on the
   endpoint's own node handles the packet first, and masquerades it.
 
 With session affinity, all connections of one client reach the same endpoint, at all addresses of the service port. If a traffic policy excludes this
@@ -300,8 +300,8 @@ Each endpoint of a Service can have a [maximum of connections](algorithms.md#max
 const addressesHead = `
 ## Unused ports and ping
 
-The flags of [vips.md](vips.md) change the results for packets that are not sent to a port of a Service. The matrix sends echo requests and packets to unused
-ports, from each client to the cluster IP, external IP and load-balancer IP of each Service without session affinity: %s combinations in %d modes. Packets of
+The flags of [vips.md](vips.md) change the results for packets that are not sent to a port of a Service. For each Service without session affinity, the matrix
+sends echo requests and packets to unused ports, from each client to the cluster IP, external IP and load-balancer IP: %s combinations in %d modes. Packets of
 these scenarios prove each row:
 
 | scenario | behaviour |
