@@ -60,7 +60,8 @@ type Client struct {
 
 // Serializer returns an encoding of the kinds of [Client].
 func Serializer() runtime.NegotiatedSerializer {
-	return rest.CodecFactoryForGeneratedClient(Scheme(), serializer.NewCodecFactory(Scheme())).WithoutConversion()
+	scheme := Scheme()
+	return rest.CodecFactoryForGeneratedClient(scheme, serializer.NewCodecFactory(scheme)).WithoutConversion()
 }
 
 // Scheme returns a new scheme of the kinds of [Client]. With all kinds of their groups, the program would be larger.
