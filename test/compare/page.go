@@ -209,7 +209,7 @@ func (r *Report) short(quantities ...quantity) string {
 			continue
 		}
 		b.Reset()
-		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians, one run. In brackets: the 99th percentile, or the least and the greatest value.\n\n",
+		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians. In brackets: the 99th percentile, or the least and the greatest value.\n\n",
 			r.Kernel, r.CPUs, titleOf(z))
 		b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
 		for _, q := range quantities {
