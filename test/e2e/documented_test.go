@@ -445,7 +445,7 @@ func (r *reader) diffConfig(command string) {
 func (r *reader) upgrade(command string) {
 	r.ends(0, `pod "kube-nftproxy-\w+" deleted`, command)
 	p, _ := r.pod("kube-nftproxy")
-	for _, c := range append(p.Spec.InitContainers, p.Spec.Containers...) {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		if c.Image != ourImage+":v0.1.0" {
 			r.Errorf("container %s has image %s", c.Name, c.Image)
 		}
