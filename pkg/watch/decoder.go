@@ -16,7 +16,7 @@ import (
 // watchers returns Services and EndpointSlices for watches. A watch converts protobuf objects of its kind to their stored form without decoding
 // them.
 func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
-	client := func(version schema.GroupVersion, kind string, store storing) (*rest.RESTClient, error) {
+	client := func(version schema.GroupVersion, kind string, store storeFunc) (*rest.RESTClient, error) {
 		return kubeapi.Connect(cfg, version, codecs{kubeapi.Serializer(), version.WithKind(kind), store})
 	}
 	core, err := client(corev1.SchemeGroupVersion, "Service", t.service)
@@ -27,14 +27,14 @@ func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resour
 	return kubeapi.Resource{Client: core, Name: "services"}, kubeapi.Resource{Client: discovery, Name: "endpointslices"}, err
 }
 
-// storing returns the stored form of an encoded object.
-type storing func([]byte) (*object, error)
+// storeFunc returns the stored form of an encoded object.
+type storeFunc func([]byte) (*object, error)
 
 // codecs are client-go's codecs. Only protobuf objects of one kind have another decoder.
 type codecs struct {
 	runtime.NegotiatedSerializer
 	kind  schema.GroupVersionKind
-	store storing
+	store storeFunc
 }
 
 // SupportedMediaTypes implements runtime.NegotiatedSerializer.
@@ -52,10 +52,10 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 type decoder struct {
 	runtime.Serializer
 	kind  schema.GroupVersionKind
-	store storing
+	store storeFunc
 }
 
-// magic is the prefix of the API's protobuf. After it comes a runtime.Unknown with the object.
+// magic is the prefix of the API's protobuf. A runtime.Unknown with the object follows.
 const magic = "k8s\x00"
 
 // Decode implements runtime.Decoder. It leaves other kinds, such as a Status, and objects without a name, such as a bookmark, to

@@ -133,7 +133,7 @@ func (s *servers) failed(host string, resp *http.Response, err error) int {
 // WrappedRoundTripper gives client-go access to the inner transport.
 func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
-// mostAPIServers is the number of addresses that the program learns: a request may try all of them.
+// mostAPIServers limits the learned addresses, because a request may try all of them.
 const mostAPIServers = 16
 
 // APIServers returns the addresses and ports of at most mostAPIServers ready API servers. It reads only the EndpointSlice default/kubernetes, which

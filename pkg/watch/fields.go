@@ -15,7 +15,7 @@ type fieldReader[T []byte | string] struct {
 	// err is the first error. next returns false after it.
 	err error
 
-	// number and kind are those of the field that next has read, encoded is the whole field, and tag the length of its tag.
+	// These values describe the current field, which next has read. encoded is the whole field, and tag the length of its tag.
 	number  int
 	kind    protowire.Type
 	encoded T
@@ -63,19 +63,19 @@ func (f *fieldReader[T]) next() bool {
 	return true
 }
 
-// text returns the string or message of the present field. If the field is a number, the whole message is invalid.
+// text returns the string or message of the current field. If the field is a number, the whole message is invalid.
 func (f *fieldReader[T]) text() T {
 	f.expect(protowire.BytesType)
 	return f.content
 }
 
-// integer returns the number of the present field. If the field is no number, the whole message is invalid.
+// integer returns the number of the current field. If the field is not a number, the whole message is invalid.
 func (f *fieldReader[T]) integer() uint64 {
 	f.expect(protowire.VarintType)
 	return f.value
 }
 
-// within returns the content of the last field with the given number of the present field, a message.
+// within returns the content of the last field with a given number in the current field, which is a message.
 func (f *fieldReader[T]) within(number int) (content T) {
 	inner := fieldReader[T]{rest: f.text()}
 	for inner.next() {

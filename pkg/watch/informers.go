@@ -31,7 +31,7 @@ type Informers struct {
 	followers []follower
 	link      link
 	clock     endingClock
-	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs.
+	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it is closed from the start.
 	noServiceCIDRs chan struct{}
 	synced         chan struct{}
 }
@@ -64,13 +64,13 @@ func NewInformers(cfg Config) (*Informers, error) {
 func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
 	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			from.selected(&o)
-			list, _, err := from.listed(ctx, o)
+			from.restrict(&o)
+			list, _, err := from.listVersion(ctx, o)
 			i.link.record(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			from.selected(&o)
+			from.restrict(&o)
 			w, err := from.watchFrom(ctx, o)
 			i.link.record(ctx, err)
 			if isSilent(err) {
@@ -84,24 +84,25 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
 		Name: name, TypeDescription: fmt.Sprintf("%T", kind), Backoff: &between, Clock: i.clock,
 	})
-	i.followers = append(i.followers, follower{reflector, cfg.counting(name, failed)})
+	i.followers = append(i.followers, follower{reflector, cfg.reporting(name, failed)})
 }
 
 // resource gives access to objects of one kind in the API server.
 type resource struct {
-	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
-	selected func(*metav1.ListOptions)
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	// restrict sets the selectors of a request.
+	restrict func(*metav1.ListOptions)
 }
 
-func access[List runtime.Object](client kubeapi.Reader[List], selected func(*metav1.ListOptions)) resource {
+func access[List runtime.Object](client kubeapi.Reader[List], restrict func(*metav1.ListOptions)) resource {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
-	return resource{list, client.Watch, selected}
+	return resource{list, client.Watch, restrict}
 }
 
-// listed returns a list and its resource version. A list without a resource version is an error, because it is not from an API
+// listVersion returns a list and its resource version. A list without a resource version is an error, because it is not from an API
 // server: client-go decodes any JSON object as an empty list.
-func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
+func (r resource) listVersion(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
 	if all, err = r.list(ctx, o); err != nil {
 		return nil, "", err
 	}
@@ -117,7 +118,7 @@ func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime
 
 // watchFrom watches changes since a version, if the API server still has that version.
 func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if err := r.current(ctx, o); err != nil {
+	if err := r.checkRestored(ctx, o); err != nil {
 		return nil, err
 	}
 	return r.watch(ctx, o)
@@ -240,8 +241,8 @@ func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
 
-// counting returns a handler that calls Failed and then another handler.
-func (c *Config) counting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
+// reporting returns a handler that calls Failed for an error, except the regular end of a watch, and then another handler.
+func (c *Config) reporting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {
 			c.failed(resource, err)

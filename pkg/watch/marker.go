@@ -13,9 +13,8 @@ type marker struct {
 	nodeName string
 	tracker  *track.Tracker
 	report   func(model.Problem)
-	// ownServices is true if the source has only Services with a service-proxy name. The other proxy then reports EndpointSlices without a
-	// Service.
-	ownServices bool
+	// besideProxy is true if the source has only Services with a service-proxy name. The other proxy reports EndpointSlices without a Service.
+	besideProxy bool
 }
 
 func (m marker) service(before, after *object) {
@@ -50,7 +49,7 @@ func newTrigger(before, after *object) track.Trigger {
 }
 
 func (m marker) reportOrphan(slice *object) {
-	if m.ownServices || slice == nil || slice.excluded || slice.service != "" {
+	if m.besideProxy || slice == nil || slice.excluded || slice.service != "" {
 		return
 	}
 	m.report(model.Problem{

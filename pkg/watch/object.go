@@ -69,8 +69,7 @@ const (
 	fieldAnnotations     = 12
 )
 
-// exclude returns the stored form of an excluded object, which has no data. Excluded objects are stored because client-go compares
-// its lists with the store.
+// exclude returns the stored form of an excluded object. It has no data, only the name and the version, which client-go's reflector reads.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
 	f := fieldReader[[]byte]{rest: metadata}
@@ -111,8 +110,8 @@ func (o *object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject implements runtime.Object.
 func (o *object) DeepCopyObject() runtime.Object { return o }
 
-// decode decodes a stored object. It fails if the API server sent an invalid field. strip does not notice all of them, because it
-// copies most fields without reading them.
+// decode decodes a stored object. It fails if the API server sent an invalid field. strip does not detect every invalid field, because
+// it copies most fields without reading them.
 func (o *object) decode(into message) (err error) {
 	switch into := into.(type) {
 	case *corev1.Service:

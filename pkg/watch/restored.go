@@ -9,15 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// current returns an error if the API server's data are older than the version from which a watch continues, because they were restored from a
+// checkRestored returns an error if the API server's data are older than the version from which a watch continues, because they were restored from a
 // backup. After this error, the reflector lists all objects again. Without the error, the watch would report nothing until the server reaches that
-// version again. It would never report the changes that the restoration reverted. current lists one object, so that the server answers from its
+// version again. It would never report the changes that the restoration reverted. checkRestored lists one object, so that the server answers from its
 // data and not from a cache.
-func (r resource) current(ctx context.Context, o metav1.ListOptions) error {
+func (r resource) checkRestored(ctx context.Context, o metav1.ListOptions) error {
 	if o.SendInitialEvents != nil || o.ResourceVersion == "" || o.ResourceVersion == "0" {
 		return nil // the answer contains all objects
 	}
-	_, now, err := r.listed(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
+	_, now, err := r.listVersion(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
 	if err != nil {
 		return err
 	}

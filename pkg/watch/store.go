@@ -26,7 +26,7 @@ func (s *Store) Report(p model.Problem) { s.report(p) }
 
 // NewStore returns an empty store, which marks changes of its objects, and reports unreadable objects.
 func NewStore(cfg Config) *Store {
-	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), ownServices: cfg.ServiceProxyName != ""}
+	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), besideProxy: cfg.ServiceProxyName != ""}
 	transform := cfg.transformer().transform
 	return &Store{
 		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
@@ -51,7 +51,7 @@ func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) boo
 	if stored == nil || stored.excluded {
 		return false
 	}
-	return s.decoded("Service", stored, into)
+	return s.decode("Service", stored, into)
 }
 
 // Services returns the names of all Services that [Store.Service] returns, in order.
@@ -96,7 +96,7 @@ type storedSlice struct {
 
 // Read implements [model.Slice]. The stored form has no labels; the caller knows the Service.
 func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	return s.store.decoded("EndpointSlice", s.object, into)
+	return s.store.decode("EndpointSlice", s.object, into)
 }
 
 // Weight implements [model.Slice].
@@ -109,7 +109,7 @@ func (s *Store) Node() *corev1.Node {
 		return nil
 	}
 	node := &corev1.Node{}
-	if !s.decoded("Node", stored, node) {
+	if !s.decode("Node", stored, node) {
 		return nil
 	}
 	return node
@@ -124,7 +124,7 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	var list []*networkingv1.ServiceCIDR
 	for _, stored := range s.serviceCIDRs.list() {
 		cidr := &networkingv1.ServiceCIDR{}
-		if s.decoded("ServiceCIDR", stored, cidr) {
+		if s.decode("ServiceCIDR", stored, cidr) {
 			list = append(list, cidr)
 		}
 	}
@@ -132,8 +132,8 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	return list
 }
 
-// decoded decodes a stored object. If this fails, it reports a problem and returns false.
-func (s *Store) decoded(kind string, stored *object, into message) bool {
+// decode decodes a stored object. If this fails, it reports a problem and returns false.
+func (s *Store) decode(kind string, stored *object, into message) bool {
 	err := stored.decode(into)
 	if err != nil {
 		s.report(unreadable(kind, stored.NamespacedName, err))

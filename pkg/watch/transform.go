@@ -24,7 +24,7 @@ const (
 // Service for them in this cluster.
 const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 
-// transformer turns API objects into their stored form, with only the fields that are read later.
+// transformer turns API objects into their stored form, which has only the fields that the program reads.
 type transformer struct {
 	report func(model.Problem)
 	// serviceProxyName is the service-proxy name of the Services to keep; empty to keep Services without this label.
@@ -39,9 +39,9 @@ func (t transformer) transform(item any) (any, error) {
 	case *object:
 		return item, nil
 	case *corev1.Service:
-		return marshalled(item, t.service)
+		return storeDecoded(item, t.service)
 	case *discoveryv1.EndpointSlice:
-		return marshalled(item, t.slice)
+		return storeDecoded(item, t.slice)
 	case *corev1.Node:
 		return encode(item, stripNode(item))
 	case *networkingv1.ServiceCIDR:
@@ -50,8 +50,8 @@ func (t transformer) transform(item any) (any, error) {
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
 
-// marshalled encodes and stores a decoded object.
-func marshalled(item message, store func([]byte) (*object, error)) (*object, error) {
+// storeDecoded returns the stored form of a decoded object.
+func storeDecoded(item message, store func([]byte) (*object, error)) (*object, error) {
 	data, err := item.Marshal()
 	if err != nil {
 		return nil, fmt.Errorf("encode %T %s/%s: %w", item, item.GetNamespace(), item.GetName(), err)
@@ -63,7 +63,9 @@ func marshalled(item message, store func([]byte) (*object, error)) (*object, err
 func (t transformer) service(data []byte) (*object, error) {
 	const spec, clusterIP = 2, 3
 	metadata := find(data, fieldMetadata)
-	if name, labelled := entry(metadata, fieldLabels, labelServiceProxyName); labelled != (t.serviceProxyName != "") || name != t.serviceProxyName || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
+	name, labelled := entry(metadata, fieldLabels, labelServiceProxyName)
+	ofThisProxy := labelled == (t.serviceProxyName != "") && name == t.serviceProxyName
+	if !ofThisProxy || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
 		return exclude(metadata), nil
 	}
 	return t.stored("Service", metadata, keptOfService.fields, data), nil

@@ -14,7 +14,7 @@ type kept struct {
 	how
 	fields []kept
 	keys   []string
-	// unknown also stores mostUnknown entries with another key that has the prefix of the program's annotations: a wrong name becomes a problem.
+	// unknown also stores up to mostUnknown entries with other keys, if these have the prefix of the program's annotations. They become problems.
 	unknown bool
 }
 
