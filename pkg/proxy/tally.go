@@ -111,15 +111,12 @@ func (h nodeHealth) Synced(s *Sync) {
 // mostUnprogrammed is the largest number of recorded changes that wait for a successful sync. If there are more, only the oldest are recorded.
 const mostUnprogrammed = 10_000
 
-// mostTriggers is the largest number of triggers of one Service that waits to be planned (see [track.Dirty]).
-const mostTriggers = 100
-
 // changeTimes measures the time from a change in the API to its commit.
 type changeTimes struct {
 	quiet
 	programmed func(inet.Family, time.Duration)
-	// triggers holds the times of changes that are not planned yet, and unprogrammed the times of changes that are planned but not
-	// committed.
+	// triggers holds the times of changes that are not planned yet, at most [track.MostTriggers] for each Service. unprogrammed holds the times of
+	// changes that are planned but not committed.
 	triggers     map[types.NamespacedName][]track.Trigger
 	unprogrammed []track.Trigger
 }
@@ -131,7 +128,7 @@ func newChangeTimes(programmed func(inet.Family, time.Duration)) *changeTimes {
 func (c *changeTimes) Taken(dirty *track.Dirty) {
 	for name, times := range dirty.Triggers {
 		known := c.triggers[name]
-		c.triggers[name] = append(known, times[:min(len(times), mostTriggers-len(known))]...)
+		c.triggers[name] = append(known, times[:min(len(times), track.MostTriggers-len(known))]...)
 	}
 }
 

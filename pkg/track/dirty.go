@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of [Tracker.Take] exceeds
+// MostTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of [Tracker.Take] exceeds
 // it. The oldest triggers are kept, because they have the greatest latency.
-const maxTriggers = 100
+const MostTriggers = 100
 
 // Trigger is the time of a change of endpoints in the cluster, from the annotation of an EndpointSlice.
 type Trigger struct {
@@ -26,7 +26,7 @@ type Dirty struct {
 	Node bool
 	// ServiceCIDRs is true if the cluster's service address ranges changed.
 	ServiceCIDRs bool
-	// Triggers are the times of changes of a Service's endpoints in the cluster, at most 100 for each Service, in the order of the
+	// Triggers are the times of changes of a Service's endpoints in the cluster, at most MostTriggers for each Service, in the order of the
 	// events (kube-proxy: network_programming_duration_seconds).
 	Triggers map[types.NamespacedName][]Trigger
 	// ServiceChanges is the number of Service events, SliceChanges the number of EndpointSlice events.
@@ -47,11 +47,11 @@ func (d *Dirty) addService(name types.NamespacedName) {
 	d.Services[name] = struct{}{}
 }
 
-func (d *Dirty) addTriggers(name types.NamespacedName, triggers ...Trigger) {
+func (d *Dirty) addTrigger(name types.NamespacedName, t Trigger) {
 	if d.Triggers == nil {
 		d.Triggers = map[types.NamespacedName][]Trigger{}
 	}
-	known := d.Triggers[name]
-	room := min(maxTriggers-len(known), len(triggers))
-	d.Triggers[name] = append(known, triggers[:room]...)
+	if len(d.Triggers[name]) < MostTriggers {
+		d.Triggers[name] = append(d.Triggers[name], t)
+	}
 }

@@ -44,7 +44,7 @@ func (t *Tracker) Slice(service types.NamespacedName, trigger Trigger) {
 		d.addService(service)
 		d.SliceChanges++
 		if !trigger.At.IsZero() && !trigger.At.Before(t.since) {
-			d.addTriggers(service, trigger)
+			d.addTrigger(service, trigger)
 		}
 	})
 }

@@ -132,12 +132,12 @@ func TestReady(t *testing.T) {
 
 func TestTriggersAreBounded(t *testing.T) {
 	tr := newTracker()
-	for i := range 3 * maxTriggers {
+	for i := range 3 * MostTriggers {
 		tr.Slice(web, Trigger{At: start.Add(time.Duration(i) * time.Second)})
 	}
 	old := tr.Take()
-	if got := len(old.Triggers[web]); got != maxTriggers {
-		t.Errorf("kept %d triggers, want %d", got, maxTriggers)
+	if got := len(old.Triggers[web]); got != MostTriggers {
+		t.Errorf("kept %d triggers, want %d", got, MostTriggers)
 	}
 	if got := old.Triggers[web][0].At; !got.Equal(start) {
 		t.Errorf("first trigger is %v, want the oldest, %v", got, start)

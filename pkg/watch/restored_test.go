@@ -39,7 +39,7 @@ func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 			}
 			return &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: c.now}}, c.failed
 		}}
-		err := r.current(t.Context(), c.from)
+		err := r.checkRestored(t.Context(), c.from)
 		if asked != c.asked || apierrors.IsResourceExpired(err) != c.expired || errors.Is(err, failure) != (c.failed != nil) {
 			t.Errorf("%s: asked %v, got %v", name, asked, err)
 		}
