@@ -54,7 +54,7 @@ const (
 	wholeIP            = "networking.cozystack.io/wholeIP"
 )
 
-// Annotations are all annotations that Build reads. pkg/watch stores only these, a Service with another name after prefix has a problem, and
+// Annotations are all annotations that Build reads. pkg/watch stores these, and a few unknown names with prefix, which become problems.
 // docs/annotations.md has the table.
 var Annotations = []Annotation{
 	{Name: algorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md"},
@@ -95,20 +95,20 @@ func AnnotationsOf(slice bool) (names []string) {
 // IsOwnAnnotation reports whether a name has the prefix of the program's annotations.
 func IsOwnAnnotation(name []byte) bool { return bytes.HasPrefix(name, []byte(prefix)) }
 
-// annotated returns the value of the first of some annotations that the Service has, and the path of this annotation.
-func (b *builder) annotated(names ...string) (text, field string, given bool) {
+// firstAnnotation returns the value and the path of the first of the named annotations that the Service has.
+func (b *builder) firstAnnotation(names ...string) (text, field string, given bool) {
 	for _, name := range names {
 		if text, given = b.svc.Annotations[name]; given {
-			return text, annotation(name), true
+			return text, annotationField(name), true
 		}
 	}
 	return "", "", false
 }
 
-// boolean returns the value of the first of some annotations that the Service has: true or false. An invalid value becomes a problem, which ends
-// with its consequence, and is false.
+// boolean returns the value of the first of the named annotations that the Service has. For an invalid value, it returns false, and adds a problem
+// with the consequence.
 func (b *builder) boolean(consequence string, names ...string) (value, given bool) {
-	text, field, given := b.annotated(names...)
+	text, field, given := b.firstAnnotation(names...)
 	if given && text != "true" && text != "false" {
 		b.problem(field, quoted(text, `must be "true" or "false"; `+consequence))
 	}
@@ -130,7 +130,7 @@ func (b *builder) unknownAnnotations() {
 	}
 }
 
-// algorithms are the annotations that name a method, in order of precedence, with the names that each of them may have.
+// algorithms are the annotations that name a method, in order of precedence, with the valid names in each of them.
 var algorithms = []struct {
 	annotation string
 	names      []string // nil for all
@@ -140,7 +140,7 @@ var algorithms = []struct {
 	{calicoStrategy, []string{balance.Maglev}},
 }
 
-// MostConnections is the greatest maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
+// MostConnections is the largest valid maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
 const MostConnections = 1000
 
 // AtMaximum is the treatment of new connections while all endpoints of a Service have their maximum of connections.
@@ -176,7 +176,7 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 		return uint16(n), at
 	case "":
 	default:
-		b.problem(annotation(atMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
+		b.problem(annotationField(atMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
 	}
 	return uint16(n), Refuse
 }
@@ -194,8 +194,8 @@ const (
 	DeniedSourcesField     = inAnnotations + deniedSources + "]"
 )
 
-// annotation returns the path of an annotation.
-func annotation(name string) string { return inAnnotations + name + "]" }
+// annotationField returns the path of an annotation.
+func annotationField(name string) string { return inAnnotations + name + "]" }
 
 // method returns the algorithm of the Service: from the first annotation of algorithms, or the node's default. If the annotation is invalid, it adds
 // a problem and returns the random algorithm.
@@ -211,7 +211,7 @@ func (b *builder) method() balance.Method {
 			m, err = balance.Method{}, fmt.Errorf("must be %s", strings.Join(a.names, " or "))
 		}
 		if err != nil {
-			b.problem(annotation(a.annotation), quoted(name, err.Error()+"; endpoints are chosen at random"))
+			b.problem(annotationField(a.annotation), quoted(name, err.Error()+"; endpoints are chosen at random"))
 		}
 		break
 	}
@@ -221,7 +221,7 @@ func (b *builder) method() balance.Method {
 	}
 	n, err := strconv.ParseUint(size, 10, 32)
 	if err != nil || !slices.Contains(balance.Sizes[:], uint32(n)) {
-		b.problem(annotation(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
+		b.problem(annotationField(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
 		return m
 	}
 	m.Size = uint32(n)
@@ -249,7 +249,7 @@ func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string))
 		if n, ok := weightOf(text); ok {
 			w.others = n
 		} else {
-			invalid(annotation(ciliumWeight), quoted(text, notWeight))
+			invalid(annotationField(ciliumWeight), quoted(text, notWeight))
 		}
 	}
 	list, given := s.Annotations[weights]
@@ -263,9 +263,9 @@ func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string))
 		n, ok := weightOf(right)
 		switch {
 		case err != nil:
-			invalid(annotation(weights), quoted(item, err.Error()))
+			invalid(annotationField(weights), quoted(item, err.Error()))
 		case !ok:
-			invalid(annotation(weights), quoted(item, notWeight))
+			invalid(annotationField(weights), quoted(item, notWeight))
 		default:
 			w.own[addr.Unmap()] = n
 		}

@@ -45,7 +45,7 @@ func TestEachAnnotationHasARow(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	beside := map[string]map[string]string{atMaximum: {maximum: "5"}, tableSize: {algorithm: balance.Maglev}}
 	for _, name := range append(AnnotationsOf(false), prefix+"scale-to-one", weights) {
-		svc, field := service(), annotation(name)
+		svc, field := service(), annotationField(name)
 		svc.Annotations = map[string]string{name: "?"}
 		maps.Copy(svc.Annotations, beside[name])
 		if name == weights || strings.HasSuffix(name, "-one") {
@@ -82,7 +82,7 @@ func TestAlgorithms(t *testing.T) {
 		{"lb.projectcalico.org/external-traffic-strategy=random", "random", "lb.projectcalico.org/external-traffic-strategy"},
 		{"other/lb-algorithm=maglev", "source-hash", ""},
 	} {
-		svc := annotated(tc.annotations)
+		svc := firstAnnotation(tc.annotations)
 		def, _ := balance.Parse(balance.SourceHash)
 		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
 		if method := got.Ports[0].Method.String(); method != tc.want {
@@ -112,12 +112,12 @@ func TestScaleToZero(t *testing.T) {
 		{own + "60" + cilium + "true", "", false, "kube-nftproxy.io/scale-to-zero"},
 		{cilium + "on", "", false, "service.cilium.io/scale-to-zero"},
 	} {
-		svc := annotated(tc.annotations)
+		svc := firstAnnotation(tc.annotations)
 		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
 		if got.Asleep() != tc.want {
 			t.Errorf("%s with endpoints %q: asleep is %v, want %v", tc.annotations, tc.endpoints, got.Asleep(), tc.want)
 		}
-		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && got.Problems[0].Field != annotation(tc.problem) {
+		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && got.Problems[0].Field != annotationField(tc.problem) {
 			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
 		}
 	}
@@ -145,7 +145,7 @@ func TestMaximums(t *testing.T) {
 		{most + "99999999999999999999", false, 0, "", "max-connections"},
 		{most + "100", true, 0, "", "session affinity"},
 	} {
-		svc := annotated(tc.annotations)
+		svc := firstAnnotation(tc.annotations)
 		if tc.affinity {
 			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}

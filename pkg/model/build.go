@@ -27,7 +27,7 @@ type Options struct {
 	IgnoreExternalIPs bool
 	// Method is the algorithm of Services without an annotation for it.
 	Method balance.Method
-	// UnusedPorts and Ping select behaviours of addresses.
+	// UnusedPorts and Ping select the addresses that refuse unused ports, and the addresses that answer echo requests.
 	UnusedPorts UnusedPorts
 	Ping        Ping
 	// Terminate is the default of Services without an annotation for it. Empty stands for TerminateOff.
@@ -77,8 +77,7 @@ func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
 	if _, limited := svc.Annotations[maximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
-	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
-		svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
+	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal || internalLocal(svc) {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	return b
@@ -151,7 +150,7 @@ func (b *builder) service() {
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.addresses(len(ports), nodePorts)
-	b.takeStances()
+	b.setStances()
 	b.ports(ports, nodePorts, b.affinity(), b.method())
 	b.slow = b.slowStart()
 	b.out.ScaleToZero, _ = b.boolean("the Service refuses connections while it has no endpoint", scaleToZero, ciliumScaleToZero)
@@ -586,9 +585,9 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// limitSlots disables slow start if the tables of the Service exceed the limit only because of slow start. If they also exceed the limit without it,
-// limitSlots sets the random algorithm with equal weights, and returns true.
-func (b *builder) limitSlots() (random bool) {
+// applySlotLimit disables slow start if the tables of the Service exceed the limit only because of slow start. If they also exceed the limit without
+// it, applySlotLimit returns true: the endpoints are then chosen at random, with equal shares.
+func (b *builder) applySlotLimit() (random bool) {
 	most := b.limits.Slots
 	n := b.slots()
 	if n <= most {
@@ -629,11 +628,11 @@ func (b *builder) slots() (n int) {
 // finish selects the endpoints of each service port, counts those of this node, and lists the problems.
 func (b *builder) finish() {
 	most, excess, ports := b.limits.PortEndpoints, 0, 0
-	random := b.limitSlots()
+	random := b.applySlotLimit()
 	switch {
 	case b.slow == 0:
 		b.starts = nil
-	case b.observed.from:
+	case b.observed.valid:
 		b.observe(&b.observed)
 	}
 	for i, sp := range b.out.Ports {
@@ -657,7 +656,7 @@ func (b *builder) finish() {
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()
-	b.listed()
+	b.setListed()
 	list := append(b.problems.all(b.problemOf("spec", "")), b.over...)
 	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
 		sortByObject(b.ofSlices)

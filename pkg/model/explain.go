@@ -165,9 +165,8 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 
 func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) candidate {
 	t := x.traitsOf(ep)
-	has := func(want traits) bool { return t&want == want }
 	c := candidate{endpoint: endpoint{traits: t}, hints: ep.Hints, Candidate: Candidate{
-		Slice: s.Name, Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: has(local), Weight: 1,
+		Slice: s.Name, Ready: t.has(ready), Serving: t.has(serving), Terminating: t.has(terminating), OnThisNode: t.has(local), Weight: 1,
 	}}
 	if ep.NodeName != nil {
 		c.Node = *ep.NodeName
@@ -245,11 +244,11 @@ func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
 // states names an endpoint's conditions.
 func states(t traits) string {
 	switch {
-	case t&terminating != 0 && t&serving != 0:
+	case t.has(terminating | serving):
 		return "terminating and still serving"
-	case t&terminating != 0:
+	case t.has(terminating):
 		return "terminating"
-	case t&ready != 0:
+	case t.has(ready):
 		return "ready"
 	}
 	return "not ready"
@@ -276,9 +275,9 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 		return "terminating, and not serving any more"
 	case lacks&(serving|terminating) != 0:
 		return "not ready (the pod's readiness probe or a readiness gate says so)"
-	case lacks&nodeHint != 0:
+	case lacks&thisNodeHint != 0:
 		return "hinted to other nodes (" + strings.Join(hintedNodes(c.hints), ", ") + ")"
-	case lacks&zoneHint != 0:
+	case lacks&thisZoneHint != 0:
 		return "hinted to other zones (" + strings.Join(hintedZones(c.hints), ", ") + "; this node is in " + x.node.Zone + ")"
 	}
 	return "it does not match the policy"

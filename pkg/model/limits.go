@@ -23,8 +23,8 @@ type Limits struct {
 	// PortRanges is the number of ranges of ports times addresses, of both families. TCP ranges are kept before UDP ranges, and these before SCTP
 	// ranges.
 	PortRanges int
-	// SourceRanges is the number of source ranges of one family: the fewest prefixes that hold the same addresses. Lower addresses are kept. Packets
-	// from sources in the other ranges are dropped.
+	// SourceRanges is the number of source ranges of one family, merged into the fewest prefixes. Lower addresses are kept. Packets from sources in the
+	// other ranges are dropped.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int

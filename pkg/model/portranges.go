@@ -46,13 +46,12 @@ func (k *Key) Address() string {
 // Has reports whether a port is among the ports of a key.
 func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
 
-// portRanges returns the ranges of ports of a Service with a usable port. They are sorted, and neither overlap nor touch. If the annotation is
-// invalid, or limited is true because of a maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it
-// skips the last ranges.
+// portRanges returns the ranges of ports. They are sorted, and neither overlap nor touch. If the annotation is invalid, or limited is true because of a
+// maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it skips the last ranges.
 func (b *builder) portRanges(limited bool) []portRange {
-	text, field, given := b.annotated(portRanges)
+	text, field, given := b.firstAnnotation(portRanges)
 	if !given && b.svc.Annotations[wholeIP] == "true" {
-		text, field, given = allPorts, annotation(wholeIP), true
+		text, field, given = allPorts, annotationField(wholeIP), true
 	}
 	if !given {
 		return nil

@@ -77,15 +77,15 @@ type Reading struct {
 type part struct {
 	// name is the name of the slice, or empty if the slice cannot be read.
 	name     string
-	found    []found
+	groups   []groupEndpoints
 	problems []Problem
 	// targets and endpoints are the numbers of targets and endpoints of the slice. kept is the number of its endpoints within the
 	// limits, or -1 if the whole slice is left out.
 	targets, endpoints, kept int
 }
 
-// found holds the endpoints of one slice for one group.
-type found struct {
+// groupEndpoints are the endpoints of one slice for one group.
+type groupEndpoints struct {
 	group     int
 	endpoints []endpoint
 }
@@ -104,7 +104,7 @@ func (r *Reading) Starts() *Starts {
 // Rebuild returns the same Service as [Build] for room.Service, but reads only changed slices. previous is the Reading that the last call for this
 // Service returned, or nil. The returned Reading is nil for a Service with few slices and without slow start. A slice that cannot be read is ignored.
 //
-// now is the present time. An endpoint that is ready now, but was not ready in the previous Reading, is starting. Before the first sync, now is the
+// now is the current time. An endpoint that is ready now, but was not ready in the previous Reading, is starting. Before the first sync, now is the
 // zero time, and all endpoints have their full weight.
 func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options, now time.Time) (*Service, *Reading) {
 	svc := &room.Service
@@ -114,7 +114,7 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 	defer room.tidy()
 	b := &room.builder
 	*b = newBuilder(svc, node, opts)
-	b.observed = observed{from: true, before: previous.Starts(), now: now}
+	b.observed = observed{valid: true, before: previous.Starts(), now: now}
 	b.groups.list = room.groups
 	if len(stored) < manySlices {
 		var few [manySlices]*discoveryv1.EndpointSlice
@@ -149,8 +149,7 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	if previous == nil || previous.node != current.node || previous.served != current.served || previous.listed != current.listed || !slices.Equal(previous.ports, current.ports) {
 		previous = &Reading{}
 	}
-	var c cutter
-	c.limits = &b.limits
+	c := cutter{limits: &b.limits}
 	whole := true
 	for _, s := range stored {
 		p := previous.parts[s]
@@ -182,7 +181,7 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	if !current.groups.change(&previous.groups, removed, added) {
 		current.groups = b.groups.empty()
 		for _, p := range current.parts {
-			for _, of := range p.found {
+			for _, of := range p.groups {
 				g := &current.groups.list[of.group]
 				g.found = append(g.found, of.endpoints...)
 			}
@@ -238,11 +237,11 @@ func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targe
 	for i := range b.groups.list {
 		if g := &b.groups.list[i]; len(g.found) > 0 {
 			slices.SortFunc(g.found, compareEndpoints)
-			p.found = append(p.found, found{i, slices.Clone(g.found)})
+			p.groups = append(p.groups, groupEndpoints{i, slices.Clone(g.found)})
 			g.found = g.found[:0]
 		}
 	}
-	p.found = slices.Clip(p.found)
+	p.groups = slices.Clip(p.groups)
 	return p
 }
 
@@ -273,7 +272,7 @@ func (g *groups) change(before *groups, removed, added []*part) bool {
 	differences := make([][2][]endpoint, len(g.list))
 	for which, parts := range [2][]*part{removed, added} {
 		for _, p := range parts {
-			for _, of := range p.found {
+			for _, of := range p.groups {
 				// The list belongs to the part. Without capacity, append copies it instead of writing into it.
 				if d := &differences[of.group][which]; *d == nil {
 					*d = slices.Clip(of.endpoints)

@@ -24,11 +24,11 @@ type traits uint8
 // The traits, the least important first. compareEndpoints uses this order for two endpoints with the same address and port. It prefers an endpoint
 // without terminating, and otherwise the endpoint with the more important trait.
 const (
-	hintsZone traits = 1 << iota // has a hint for some zone
-	zoneHint                     // has a hint for this node's zone
-	hintsNode                    // has a hint for some node
-	nodeHint                     // has a hint for this node
-	local                        // is on this node
+	anyZoneHint  traits = 1 << iota // has a hint for some zone
+	thisZoneHint                    // has a hint for this node's zone
+	anyNodeHint                     // has a hint for some node
+	thisNodeHint                    // has a hint for this node
+	local                           // is on this node
 	serving
 	ready
 	terminating
@@ -230,13 +230,13 @@ type target struct {
 
 // collectAll adds the endpoints of slices to the groups, within the limits of slices and pairs. Nil slices are ignored.
 func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
-	n, most := 0, 0
+	n, pairs := 0, 0
 	for _, s := range list {
 		if s != nil {
-			n, most = n+1, most+pairs(len(s.Ports), len(s.Endpoints))
+			n, pairs = n+1, pairs+len(s.Ports)*len(s.Endpoints)
 		}
 	}
-	if n <= b.limits.Slices && most <= b.limits.Pairs { // the usual case: no sorting
+	if n <= b.limits.Slices && pairs <= b.limits.Pairs { // the usual case: no sorting
 		for _, s := range list {
 			if s != nil {
 				b.collect(s, len(s.Endpoints))
@@ -253,9 +253,6 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 	c.report(b)
 }
 
-// pairs returns the number of pairs of a slice's ports and endpoints.
-func pairs(ports, endpoints int) int { return ports * endpoints }
-
 // cutter counts slices and pairs against their limits. Its numbers of endpoints to keep are final only if the caller passes the slices
 // in order of their names. Its totals do not depend on the order.
 type cutter struct {
@@ -270,7 +267,7 @@ func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
 		return 0, false
 	}
 	left := max(0, c.limits.Pairs-c.pairs)
-	c.pairs += pairs(targets, endpoints)
+	c.pairs += targets * endpoints
 	if targets > 0 {
 		endpoints = min(endpoints, left/targets)
 	}
@@ -391,7 +388,7 @@ func (r *sliceReader) add(targets []target, e endpoint) {
 	}
 }
 
-// eachEndpoint calls each for every endpoint with a usable address, without a port, and adds problems for the others.
+// eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others. The port of these endpoints is not set yet.
 func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
 	bad, weights := 0, weightsOf(r.s, r.problem)
 	for i := range r.s.Endpoints {
@@ -510,7 +507,7 @@ func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason
 	return addr, ""
 }
 
-// endpoint returns an endpoint of a slice with the given weights, without a port.
+// endpoint returns an endpoint of a slice with the given weights. Its port is not set yet.
 func (b *builder) endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, weights *sliceWeights) endpoint {
 	e := endpoint{AddrPort: netip.AddrPortFrom(addr, 0), traits: b.traitsOf(ep)}
 	if w := weights.of(addr); w > 0 {
@@ -543,15 +540,15 @@ func (b *builder) traitsOf(ep *discoveryv1.Endpoint) (t traits) {
 
 func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 	for i := range h.ForNodes {
-		t |= hintsNode
+		t |= anyNodeHint
 		if n.Name != "" && h.ForNodes[i].Name == n.Name {
-			t |= nodeHint
+			t |= thisNodeHint
 		}
 	}
 	for i := range h.ForZones {
-		t |= hintsZone
+		t |= anyZoneHint
 		if n.Zone != "" && h.ForZones[i].Name == n.Zone {
-			t |= zoneHint
+			t |= thisZoneHint
 		}
 	}
 	return t
@@ -593,8 +590,8 @@ func (sp *ServicePort) choose(m *merged, shares []uint8) {
 	sp.ClusterWeights, sp.LocalWeights = sp.weightsOf(m, shares, sp.Cluster), sp.weightsOf(m, shares, sp.Local)
 	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
 	if sp.Protocol == inet.UDP {
-		goesOn := func(t traits) bool { return t.has(ready) || t.has(serving) }
-		sp.Serving = m.pick(goesOn, sp.Cluster, sp.Local)
+		serves := func(t traits) bool { return t.has(ready) || t.has(serving) }
+		sp.Serving = m.pick(serves, sp.Cluster, sp.Local)
 	}
 }
 
@@ -626,7 +623,7 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 // only if every ready endpoint has a hint of this kind and at least one of these hints matches this node. Hints for nodes precede
 // those for zones (KEP-3015). topology does not read fields that controllers turn into hints, such as trafficDistribution.
 func topology(present *traitSet) traits {
-	common, seen := hintsNode|hintsZone, traits(0)
+	common, seen := anyNodeHint|anyZoneHint, traits(0)
 	present.each(func(t traits) {
 		if t.has(ready) {
 			common &= t
@@ -634,15 +631,16 @@ func topology(present *traitSet) traits {
 		}
 	})
 	switch {
-	case common&hintsNode != 0 && seen&nodeHint != 0:
-		return nodeHint
-	case common&hintsZone != 0 && seen&zoneHint != 0:
-		return zoneHint
+	case common&anyNodeHint != 0 && seen&thisNodeHint != 0:
+		return thisNodeHint
+	case common&anyZoneHint != 0 && seen&thisZoneHint != 0:
+		return thisZoneHint
 	}
 	return 0
 }
 
-// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, but see slowed.
+// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, except with slow start and the random
+// algorithm, see slowed.
 func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPort) []uint16 {
 	if m.weights == nil && shares == nil || list == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Kind names the field of a Service with an address or port.
+// Kind is the kind of a frontend: the field of the Service that has its address or node port.
 type Kind uint8
 
 // The kinds of frontends.

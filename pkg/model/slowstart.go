@@ -32,8 +32,8 @@ type Starts struct {
 type portStarts struct {
 	// list is sorted by endpoint.
 	list []start
-	// known are the ready endpoints, sorted. since is the time of the first one; zero if the service port had ready endpoints at the start of the
-	// program.
+	// known are the ready endpoints, sorted. since is the time at which the service port got its first one; zero if it had ready endpoints at the start
+	// of the program.
 	known []netip.AddrPort
 	since time.Time
 }
@@ -46,7 +46,7 @@ type start struct {
 	share uint8
 }
 
-// Share is the present share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[fullShare].
+// Share is the current share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[fullShare].
 type Share struct {
 	Port     string         `json:"port,omitempty"`
 	Protocol inet.Protocol  `json:"protocol"`
@@ -92,17 +92,17 @@ func (b *builder) slowStart() time.Duration {
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n < leastSlowStart || n > mostSlowStart {
-		b.problem(annotation(slowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
+		b.problem(annotationField(slowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
 			leastSlowStart, mostSlowStart)))
 		return 0
 	}
 	return time.Duration(n) * time.Second
 }
 
-// observed is the previous observation of a Service's endpoints, and the time of the present one. The zero time is before the first sync. from is
-// false if there is no present observation.
+// observed is the previous observation of a Service's endpoints, and the time of the current one. The zero time is before the first sync. valid is
+// false if there is no current observation.
 type observed struct {
-	from   bool
+	valid  bool
 	before *Starts
 	now    time.Time
 }
@@ -118,8 +118,8 @@ func (b *builder) observe(o *observed) {
 		if o.before != nil {
 			before = o.before.ports[g.groupKey]
 		}
-		switch annotated := o.before == nil && b.out.Created.Add(b.slow).Before(o.now); {
-		case o.now.IsZero(), len(before.known) == 0 && annotated: // the endpoints are older than this observation
+		switch isOld := o.before == nil && b.out.Created.Add(b.slow).Before(o.now); {
+		case o.now.IsZero(), len(before.known) == 0 && isOld: // the endpoints are older than this observation
 		case len(before.known) == 0:
 			p.since = o.now
 		default:
@@ -127,7 +127,7 @@ func (b *builder) observe(o *observed) {
 			p.list = b.starting(&before, p.known, o.now)
 		}
 		for _, e := range p.list {
-			if at := e.since.Add(b.rises(e.share)); s.next.IsZero() || at.Before(s.next) {
+			if at := e.since.Add(b.riseTime(e.share)); s.next.IsZero() || at.Before(s.next) {
 				s.next = at
 			}
 		}
@@ -158,17 +158,17 @@ func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.
 	return list
 }
 
-// shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time ([builder.rises]) has passed.
+// shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time ([builder.riseTime]) has passed.
 func (b *builder) shareAfter(passed time.Duration) uint8 {
 	share := uint8(1)
-	for share < fullShare && passed >= b.rises(share) {
+	for share < fullShare && passed >= b.riseTime(share) {
 		share++
 	}
 	return share
 }
 
-// rises returns the time from the start of an endpoint until its share rises by one. All steps have the same length.
-func (b *builder) rises(share uint8) time.Duration {
+// riseTime returns the time from the start of an endpoint until its share rises above the given one. All steps have the same length.
+func (b *builder) riseTime(share uint8) time.Duration {
 	return b.slow * time.Duration(share) / (fullShare - 1)
 }
 

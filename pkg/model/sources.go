@@ -19,8 +19,8 @@ const (
 	ciliumDeny  = "deny"
 )
 
-// BalancerSourcesField is the path of the field with the source ranges of load-balancer IPs. The annotations with allowed sources are the same for
-// their kind of frontends.
+// BalancerSourcesField is the path of the field with the allowed sources of load-balancer IPs. sourcesOf has the annotations for other kinds of
+// frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
 // Admits reports whether lists of a [Frontend] admit a source.
@@ -109,7 +109,7 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 	switch {
 	case given && policy != ciliumAllow && policy != ciliumDeny:
 		allowed.closed = true
-		b.over = append(b.over, b.problemOf(annotation(ciliumSourcePolicy),
+		b.over = append(b.over, b.problemOf(annotationField(ciliumSourcePolicy),
 			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
 	case invalid > 0 && policy == ciliumDeny:
 		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
@@ -123,7 +123,7 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 
 // annotatedSources returns the allowed sources in the annotation for a kind of frontends.
 func (b *builder) annotatedSources(kind Kind, text string) sourceList {
-	list := sourceList{field: annotation(sourcesOf[kind])}
+	list := sourceList{field: annotationField(sourcesOf[kind])}
 	if strings.TrimSpace(text) == noSources {
 		list.closed = true
 		return list
@@ -198,7 +198,7 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 	if fromNode {
 		both := withAddrs(kept, own)
 		if n <= most {
-			n = len(both) // otherwise the problem is the same on all nodes
+			n = len(both) // a greater n stays, so that the problem is the same on all nodes
 		}
 		if len(both) > most {
 			both = withAddrs(kept, own[:most-len(kept)])

@@ -42,9 +42,9 @@ func (b *builder) termination() {
 	b.out.TerminateGone = t == TerminateGone || b.out.TerminateAtOnce
 }
 
-// listed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no
+// setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no
 // connections of the Service.
-func (b *builder) listed() {
+func (b *builder) setListed() {
 	if !b.out.TerminateGone {
 		return
 	}

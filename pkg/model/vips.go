@@ -119,15 +119,15 @@ func (b *builder) stances() (s stances) {
 	default:
 		s.ping = Against
 		if text != "never" {
-			b.problem(annotation(answerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
+			b.problem(annotationField(answerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
 		}
 	}
 	s.pingOutside, s.pingRestricted = s.ping, s.ping
 	return s
 }
 
-// takeStances sets the stances of the frontends at addresses.
-func (b *builder) takeStances() {
+// setStances sets the stances of all frontends except node ports.
+func (b *builder) setStances() {
 	s := b.stances()
 	if s == (stances{}) {
 		return
