@@ -82,7 +82,7 @@ func TestAlgorithms(t *testing.T) {
 		{"lb.projectcalico.org/external-traffic-strategy=random", "random", "lb.projectcalico.org/external-traffic-strategy"},
 		{"other/lb-algorithm=maglev", "source-hash", ""},
 	} {
-		svc := firstAnnotation(tc.annotations)
+		svc := annotated(tc.annotations)
 		def, _ := balance.Parse(balance.SourceHash)
 		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
 		if method := got.Ports[0].Method.String(); method != tc.want {
@@ -112,7 +112,7 @@ func TestScaleToZero(t *testing.T) {
 		{own + "60" + cilium + "true", "", false, "kube-nftproxy.io/scale-to-zero"},
 		{cilium + "on", "", false, "service.cilium.io/scale-to-zero"},
 	} {
-		svc := firstAnnotation(tc.annotations)
+		svc := annotated(tc.annotations)
 		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
 		if got.Asleep() != tc.want {
 			t.Errorf("%s with endpoints %q: asleep is %v, want %v", tc.annotations, tc.endpoints, got.Asleep(), tc.want)
@@ -145,7 +145,7 @@ func TestMaximums(t *testing.T) {
 		{most + "99999999999999999999", false, 0, "", "max-connections"},
 		{most + "100", true, 0, "", "session affinity"},
 	} {
-		svc := firstAnnotation(tc.annotations)
+		svc := annotated(tc.annotations)
 		if tc.affinity {
 			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}

@@ -47,7 +47,7 @@ func edit(change func(svc *corev1.Service)) *corev1.Service {
 }
 
 // annotated returns a service with annotations, as words key=value.
-func firstAnnotation(words string) *corev1.Service {
+func annotated(words string) *corev1.Service {
 	svc := service()
 	svc.Annotations = map[string]string{}
 	for item := range strings.FieldsSeq(words) {
