@@ -17,10 +17,10 @@ import (
 //	number | class         after a rule has found a destination: the class selects a chain, the number stands for the service port or its source ranges
 //	number | endpoint id   with session affinity, whose numbers use only the upper half
 const (
-	ourBit       = 0x8000_0000 // of all words
+	topBit       = 0x8000_0000 // of all words
 	classBits    = 0x0000_07ff
 	routeBits    = 0x0000_0700        // of a direct class
-	wordBits     = ourBit | classBits // of a word that has a class
+	wordBits     = topBit | classBits // of a word that has a class
 	portBits     = 0xffff_f800        // a number
 	affineBits   = 0xffff_0000        // a number of a service port with session affinity
 	endpointBits = 0x0000_ffff
@@ -52,9 +52,9 @@ func (c class) number() uint32 {
 	case c.kind >= kindPick:
 		return uint32(c.kind-kindPick)<<8 | c.table.index()
 	case c.kind >= kindDirect:
-		return ourBit | c.kind.route().bits() | c.table.index()
+		return topBit | c.kind.route().bits() | c.table.index()
 	}
-	return ourBit | uint32(c.kind)
+	return topBit | uint32(c.kind)
 }
 
 // word is the class together with the number of a service port or of source ranges: the data of an element.
@@ -78,7 +78,7 @@ func (c class) chain() string {
 	return name
 }
 
-// ofChain is a class that stands for all classes with the same chain: without the block of numbers, and with the first route to the same list.
+// ofChain returns one class for all classes with the same chain: it has no block of numbers, and the first route to the same list.
 func (c class) ofChain() class {
 	if c.kind >= kindDirect && c.kind < kindPick {
 		c.kind = directKind(c.kind.route().list().route())
@@ -268,7 +268,7 @@ func (s step) when() string {
 		"for a new client, of local endpoints", "once its endpoint is known", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
 }
 
-// fixedDispatch returns the steps at which a kind with a single chain can be selected. Their elements are in every plan.
+// fixedDispatch returns the steps at which a kind can be selected whose chain is in every plan. Their elements are in every plan, too.
 func fixedDispatch(k kind) []step {
 	switch k {
 	case kindReject, kindDrop:
@@ -291,7 +291,7 @@ type use struct {
 // constant reports whether the element of the use is in every plan.
 func (u use) constant() bool { return !u.kind.onDemand() && u.step != stepRange }
 
-// classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for kinds with a single chain.
+// classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for the chains that every plan has.
 func classOf(f inet.Family, name string) (class, bool) {
 	for k := kindSources; k < kindDirect; k++ {
 		if name == k.name(selector{}) {

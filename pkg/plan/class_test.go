@@ -54,7 +54,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 				t.Errorf("%v and %v have the same number", c, other)
 			}
 			numbers[at] = c
-			if k < kindPick && (c.number()&^wordBits != 0 || kindOf(c.number()|ourBit) != k) {
+			if k < kindPick && (c.number()&^wordBits != 0 || kindOf(c.number()|topBit) != k) {
 				t.Errorf("%v has the number %x, which is read as kind %v", c, c.number(), kindOf(c.number()))
 			}
 		}

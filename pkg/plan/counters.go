@@ -47,7 +47,8 @@ const (
 	Meanings
 )
 
-// Meaning returns the meaning of an element's counter. An element of services-restricted or nodeports-restricted has a second meaning, otherwise also is Silent.
+// Meaning returns the meaning of an element's counter. An element of a map for allowed sources, such as services-restricted, also has the meaning
+// Allowed. For all other elements, also is Silent.
 func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	r, ok := c.sets[e.Set]
 	switch {
@@ -133,7 +134,7 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 // CountsEndpoints reports whether elements have the meaning ToEndpoint.
 func (c *Counters) CountsEndpoints() bool { return c.endpoints }
 
-// countedEndpoints does the same for the sets whose elements count the connections of one endpoint.
+// countedEndpoints calls each for every set whose elements count the connections of one endpoint.
 func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
 	of := role{fixed: ToEndpoint, ofPort: true}
 	for ls := range lists {
@@ -178,12 +179,12 @@ func (c *Counters) Endpoint(e *nft.Element) (Number, netip.AddrPort) {
 // FrontendID returns the family of a frontend, and its key in the maps.
 func FrontendID(k model.Key) (inet.Family, nft.Value) {
 	if k.Last != 0 {
-		return k.Family, value(&k).Port(k.Last)
+		return k.Family, frontendKey(&k).Port(k.Last)
 	}
-	return k.Family, value(&k)
+	return k.Family, frontendKey(&k)
 }
 
-// ElementID returns what [FrontendID] returns for the frontend of an element.
+// ElementID returns the same values as [FrontendID], from an element of the frontend.
 func ElementID(e *nft.Element) (inet.Family, nft.Value) {
 	if e.KeyEnd.Empty() {
 		return e.Set.Family, e.Key

@@ -19,7 +19,7 @@ type Sink interface {
 	Expect(int)
 }
 
-// Report makes the planner report to a sink instead of an earlier one: first all wanted elements, then each difference.
+// Report makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an earlier one.
 func (p *Planner) Report(to Sink) {
 	p.sink = to
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
@@ -111,7 +111,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for u := range p.uses {
 		each(p.layouts[u.family].dispatchElement(u.step, u.class))
 	}
-	for _, elements := range p.ranges {
+	for _, elements := range p.nodeElements {
 		for _, e := range elements {
 			each(e)
 		}
@@ -121,7 +121,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(s.element())
 		}
 	}
-	head := func(e nft.Element, _ step, _ class) {
+	withClass := func(e nft.Element, _ step, _ class) {
 		if e.Set != nil {
 			each(e)
 		}
@@ -148,10 +148,10 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			l := p.layouts[port.family]
 			for i := range port.frontends {
 				if frontend := &port.frontends[i]; !contested || p.winner(frontend.Key).frontend == frontend {
-					l.head(port, frontend, head)
+					l.frontendElements(port, frontend, withClass)
 				}
 			}
-			l.tail(port, head)
+			l.portElements(port, withClass)
 			l.backendElements(port, none, f)
 			for ls := range lists {
 				s := &p.slots[0]

@@ -9,8 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// FrontendSets returns the sets of a family that together have an element for each frontend, in the table of the instance with a
-// service-proxy name. [FrontendOf] reads such an element.
+// FrontendSets returns the sets of an instance's table that have the elements of all frontends of a family. [FrontendOf] reads such an element.
 func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
 	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
 	return []*nft.Set{l.services, l.nodePorts, l.ranges}

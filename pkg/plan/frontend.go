@@ -22,7 +22,7 @@ type port struct {
 	// endpoints, else nil.
 	lists  [lists][]netip.AddrPort
 	groups [lists]*grouping
-	// method is the way to select a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
+	// method is the algorithm that selects a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
 	method balance.Method
 	filled [lists]*filled
 	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. superseded is true for a list
@@ -37,13 +37,12 @@ type port struct {
 	family       inet.Family
 	hasEndpoints bool
 	superseded   [lists]bool
-	// timeout is the timeout of session affinity in seconds, one of timeouts. ids is nil without affinity.
-	// A port with ranges has ids and a timeout, too. sticky is true with affinity.
+	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. An affine port also has a timeout in seconds, one of timeouts,
+	// even if it remembers no clients. sticky is true with session affinity.
 	timeout uint32
 	ids     *affinePort
 	sticky  bool
-	// most is the maximum of connections of each endpoint, 0 for none. A port with a maximum has ids and a timeout as with affinity, although it
-	// remembers no clients. queues is true if the port drops packets while all endpoints are full.
+	// most is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
 	most   uint16
 	queues bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
@@ -154,8 +153,8 @@ func (p *port) has(e netip.AddrPort) bool {
 	return false
 }
 
-// value returns the key of a frontend in the maps.
-func value(k *model.Key) nft.Value {
+// frontendKey returns the key of a frontend in the maps.
+func frontendKey(k *model.Key) nft.Value {
 	var v nft.Value
 	if k.Addr.IsValid() {
 		v = v.Addr(k.Addr)
@@ -163,8 +162,8 @@ func value(k *model.Key) nft.Value {
 	return v.Proto(k.Protocol).Port(k.Port)
 }
 
-// end returns the last key of a frontend that is a range of ports, otherwise the empty value.
-func end(k *model.Key) nft.Value {
+// frontendEnd returns the last key of a frontend that is a range of ports, otherwise the empty value.
+func frontendEnd(k *model.Key) nft.Value {
 	if k.Last == 0 {
 		return nft.Value{}
 	}
@@ -214,14 +213,14 @@ func (p *port) table(ls list) table {
 	return table{n, selectorOf(p.method, p.family)}
 }
 
-// apart reports whether the route of a packet depends on its origin: the port has a frontend with the external policy Local.
-func (p *port) apart() bool {
+// routesByOrigin reports whether the route of some packets depends on their origin: the port has a frontend with the external policy Local.
+func (p *port) routesByOrigin() bool {
 	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }
 
-// head calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
-func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
-	e := nft.Element{Set: l.services, Key: value(&f.Key), KeyEnd: end(&f.Key), Comment: p.comment}
+// frontendElements calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
+func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
+	e := nft.Element{Set: l.services, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
 	at, restricted := stepFirst, l.restricted
 	switch {
 	case f.Kind == model.NodePort:
@@ -240,18 +239,21 @@ func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, c
 	each(e, at, c)
 }
 
-// tail calls each for the elements of a service port that belong neither to a slot nor to a frontend, with their class and its step. With
+// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with their class and its step. With
 // session affinity, it also calls each for the class that remembers clients. No element of the port has this class, so its element is the zero
 // Element.
-func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
+func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	if p.number == 0 || !p.hasEndpoints {
 		return
 	}
 	key := nft.Value{}.Uint32(p.number)
-	if p.apart() {
-		for set, r := range map[*nft.Set]route{l.shortCircuit: routeShortCircuit, l.local: routeLocal} {
-			c := p.routeClass(r)
-			each(nft.Element{Set: set, Key: key, Data: c.word(p.number), Comment: p.comment}, stepLocal, c)
+	if p.routesByOrigin() {
+		for _, by := range [...]struct {
+			set *nft.Set
+			route
+		}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
+			c := p.routeClass(by.route)
+			each(nft.Element{Set: by.set, Key: key, Data: c.word(p.number), Comment: p.comment}, stepLocal, c)
 		}
 	}
 	if p.ids == nil {

@@ -14,7 +14,7 @@ import (
 // A Service that scales to zero drops packets while it has no endpoint, so that the client's retry finds the endpoint of a pod that starts
 // meanwhile. The packets fill two sets with the numbers of the service ports:
 //
-//	held     for demandTime after the last held packet: an episode. pkg/beside/demand reads it.
+//	held     for DemandTime after the last held packet: an episode. pkg/beside/demand reads it.
 //	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
 //
 // So the kernel enforces the time limit, even while no process runs.
@@ -73,8 +73,8 @@ func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
 	clear(p.holders.changed)
 }
 
-// holds decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
-func (p *Planner) holds(out *service, s *model.Service, old *service) bool {
+// assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
+func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
 	if !s.Asleep() {
 		return false
 	}
@@ -84,7 +84,7 @@ func (p *Planner) holds(out *service, s *model.Service, old *service) bool {
 	}
 	reason := p.lacksHolders(s.Name.Namespace, n, old)
 	if reason != "" {
-		out.leave(model.ScaleToZeroField, reason).holders = n
+		out.leaveOut(model.ScaleToZeroField, reason).holders = n
 	}
 	return reason == ""
 }

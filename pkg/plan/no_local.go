@@ -1,9 +1,8 @@
 package plan
 
 import (
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // NoLocalEndpoints returns the number of a family's service ports that have endpoints, but none on this node for frontends

@@ -12,7 +12,7 @@ import (
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
 	if l != nil && l.pingHost != nil {
-		p.setRange(l.pingHost, l.pingHosts(addrs))
+		p.setNodeElements(l.pingHost, l.pingHosts(addrs))
 	}
 	if l == nil || p.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
 		return
@@ -21,7 +21,7 @@ func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	for _, a := range addrs {
 		elements = append(elements, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
 	}
-	p.setRange(l.nodeAddresses, elements)
+	p.setNodeElements(l.nodeAddresses, elements)
 	p.setRegions(l.nodeAddresses, l.regionsOf(addrs))
 }
 
@@ -39,16 +39,16 @@ func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
 		}
 	}
-	p.setRange(l.serviceCIDRs, elements)
+	p.setNodeElements(l.serviceCIDRs, elements)
 	p.setRegions(l.serviceCIDRs, l.regionsIn(cidrs))
 }
 
-func (p *Planner) setRange(s *nft.Set, elements []nft.Element) {
-	for i := range p.ranges[s] {
-		p.remove(&p.ranges[s][i])
+func (p *Planner) setNodeElements(s *nft.Set, elements []nft.Element) {
+	for i := range p.nodeElements[s] {
+		p.remove(&p.nodeElements[s][i])
 	}
 	for i := range elements {
 		p.put(&elements[i])
 	}
-	p.ranges[s] = elements
+	p.nodeElements[s] = elements
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity or a maximum of connections, an
-// id stands for an endpoint. A service port with ids is called affine. The planner assigns numbers, and never computes them from data of a tenant.
-// [Planner.Recall] reads the numbers of an earlier process back from the kernel.
+// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity, a maximum of connections or port
+// ranges, an id stands for an endpoint. A service port with ids is called affine. The planner assigns numbers, and never computes them from data of a
+// tenant. [Planner.Recall] reads the numbers of an earlier process back from the kernel.
 //
 // The planner assigns numbers cyclically, so that it does not soon reuse a freed number. A packet may have read the freed number just before the
 // batch that deleted it.
@@ -100,7 +100,7 @@ const (
 	perBlock    = 1 << 8
 	firstBlock  = 0xa0
 	endBlock    = 0x100
-	endOthers   = (firstBlock << blockShift &^ ourBit) >> portShift
+	endOthers   = (firstBlock << blockShift &^ topBit) >> portShift
 	firstNumber = 1
 )
 
@@ -143,7 +143,7 @@ func newNumbers() *numbers { return &numbers{others: newRing(firstNumber, endOth
 // other assigns a number for a service port that is not affine, or for source ranges. It returns 0 if no such number is free.
 func (t *numbers) other() uint32 {
 	if n := t.others.take(); n != 0 {
-		return ourBit | n<<portShift
+		return topBit | n<<portShift
 	}
 	return 0
 }
@@ -175,8 +175,8 @@ func (t *numbers) affine(timeout uint32) uint32 {
 	return 0
 }
 
-// any reports whether a number is free. A timeout other than 0 stands for an affine service port.
-func (t *numbers) any(timeout uint32) bool {
+// hasFree reports whether a number is free. A timeout other than 0 stands for an affine service port.
+func (t *numbers) hasFree(timeout uint32) bool {
 	if timeout == 0 {
 		return t.others.free > 0
 	}
@@ -217,10 +217,10 @@ func isAffine(number uint32) bool { return number >= firstBlock<<blockShift }
 // number is invalid for this timeout, or not free.
 func (t *numbers) recall(number, timeout uint32) bool {
 	switch {
-	case number&ourBit == 0 || isAffine(number) != (timeout > 0):
+	case number&topBit == 0 || isAffine(number) != (timeout > 0):
 		return false
 	case timeout == 0:
-		return number&^portBits == 0 && t.others.takeThis(number&^ourBit>>portShift)
+		return number&^portBits == 0 && t.others.takeThis(number&^topBit>>portShift)
 	}
 	b := &t.blocks[blockOf(number)-firstBlock]
 	return number&^affineBits == 0 && b.ring != nil && b.timeout == timeout && b.takeThis(number>>affineShift)
@@ -232,7 +232,7 @@ func (t *numbers) giveBack(number uint32) {
 	case isAffine(number):
 		t.blocks[blockOf(number)-firstBlock].giveBack(number >> affineShift)
 	default:
-		t.others.giveBack(number &^ ourBit >> portShift)
+		t.others.giveBack(number &^ topBit >> portShift)
 	}
 }
 

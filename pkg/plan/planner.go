@@ -15,7 +15,7 @@ import (
 )
 
 // Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.Report].
-// Two goroutines must not use it at once.
+// Only one goroutine at a time may use it.
 type Planner struct {
 	options  Options
 	layouts  [2]*layout
@@ -48,9 +48,9 @@ type Planner struct {
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
 	holders holders
-	// ranges are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
-	ranges  map[*nft.Set][]nft.Element
-	regions map[*nft.Set][]shared
+	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
+	nodeElements map[*nft.Set][]nft.Element
+	regions      map[*nft.Set][]shared
 
 	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
@@ -113,22 +113,22 @@ func (c *claim) rank() int {
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:    o,
-		services:   map[types.NamespacedName]*service{},
-		claims:     map[model.Key]contenders{},
-		shared:     map[shared]int32{},
-		stances:    map[nft.ID]stances{},
-		places:     keysByPlace{},
-		beaten:     map[model.Key]model.Key{},
-		lost:       map[types.NamespacedName]struct{}{},
-		namespaces: map[string]*taken{},
-		waiting:    map[string]map[types.NamespacedName]struct{}{},
-		freed:      map[string]struct{}{},
-		holders:    newHolders(),
-		uses:       map[use]int{},
-		ranges:     map[*nft.Set][]nft.Element{},
-		regions:    map[*nft.Set][]shared{},
-		flows:      map[model.Key]struct{}{},
+		options:      o,
+		services:     map[types.NamespacedName]*service{},
+		claims:       map[model.Key]contenders{},
+		shared:       map[shared]int32{},
+		stances:      map[nft.ID]stances{},
+		places:       keysByPlace{},
+		beaten:       map[model.Key]model.Key{},
+		lost:         map[types.NamespacedName]struct{}{},
+		namespaces:   map[string]*taken{},
+		waiting:      map[string]map[types.NamespacedName]struct{}{},
+		freed:        map[string]struct{}{},
+		holders:      newHolders(),
+		uses:         map[use]int{},
+		nodeElements: map[*nft.Set][]nft.Element{},
+		regions:      map[*nft.Set][]shared{},
+		flows:        map[model.Key]struct{}{},
 	}
 	for _, f := range o.Families {
 		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
@@ -212,7 +212,9 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service.
+// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service. A key can change its winner to this Service,
+// from it, or to another one. So Set first notes the winners of all affected keys, then replaces the claims of the Service, and then reports the
+// elements of each key whose winner has changed. All other elements belong to the Service alone, or are counted.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
@@ -241,8 +243,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.changePorts(old, now)
 	p.share(now, 1)
 	p.share(old, -1)
-	p.takeStances(now, 1)
-	p.takeStances(old, -1)
+	p.countStances(now, 1)
+	p.countStances(old, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
@@ -290,11 +292,11 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	out.name, out.created = s.Name, s.Created
 	weight := Weight(s)
 	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
-		out.leave("spec", reason).elements = weight
+		out.leaveOut("spec", reason).elements = weight
 		return out
 	}
 	out.weight = weight
-	holds := p.holds(out, s, old)
+	holds := p.assignHolders(out, s, old)
 	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
@@ -308,11 +310,11 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		}
 		if n.most, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.most > 0 {
 			n.most = 0
-			out.leave(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", n.family, n.name.Port))
+			out.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", n.family, n.name.Port))
 		}
 		if p.options.WithoutHash && n.method.Key != balance.Chance {
 			n.method = balance.Method{}
-			out.leave(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
+			out.leaveOut(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
 		}
 		before := old.port(n.id())
 		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights, most)
@@ -326,8 +328,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a service port a number, the earlier one if possible. With affinity or a maximum of connections, it also gives ids to the endpoints.
-// If no number with ids is free, the port has neither affinity nor a maximum.
+// assign gives a service port a number, the earlier one if possible. It also gives ids to the endpoints of an affine port. If no number for an affine
+// port is free, the port has neither affinity nor a maximum of connections, and a port with ranges has no number.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if n.sticky = affinity > 0; n.sticky || n.most > 0 || n.ranged() {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
@@ -346,7 +348,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		case n.ranged():
 			field, without = model.PortRangesField, "endpoints"
 		}
-		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is free for a service port of this namespace and timeout", n.family, n.name.Port,
+		s.leaveOut(field, fmt.Sprintf("%s port %q has no %s: no number is free for a service port of this namespace and timeout", n.family, n.name.Port,
 			without)).affine[n.family] = n.timeout
 		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
 			return
@@ -356,7 +358,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		return
 	}
 	if n.number = p.number(n.id(), 0); n.number == 0 {
-		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is free for a service port of this namespace",
+		s.leaveOut("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is free for a service port of this namespace",
 			n.family, n.name.Port)).number[n.family] = true
 	}
 }
@@ -412,14 +414,14 @@ func (p *Planner) change(was, is claim) {
 	}
 	if was.service != nil {
 		l := p.layouts[was.port.family]
-		l.head(was.port, was.frontend, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
+		l.frontendElements(was.port, was.frontend, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
 	}
 	if is.service != nil {
 		l := p.layouts[is.port.family]
-		l.head(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
+		l.frontendElements(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	}
-	p.takeServing(is, 1)
-	p.takeServing(was, -1)
+	p.countServing(is, 1)
+	p.countServing(was, -1)
 	p.dropTakenOut()
 }
 
@@ -472,8 +474,8 @@ func (p *Planner) changePorts(old, now *service) {
 }
 
 func (p *Planner) changePort(l *layout, old, now *port) {
-	l.tail(old, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
-	l.tail(now, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
+	l.portElements(old, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
+	l.portElements(now, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	p.dropTakenOut()
 	l.backendElements(old, now, p.remove)
 	l.backendElements(now, old, p.put)

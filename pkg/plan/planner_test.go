@@ -277,7 +277,7 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	for name, s := range world {
 		fresh.Set(name, s)
 	}
-	for set, elements := range p.ranges {
+	for set, elements := range p.nodeElements {
 		if set.Name == "service-cidrs" {
 			copyRange(fresh, set.Family, elements, p.regions[set])
 		}
@@ -324,7 +324,7 @@ func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []shar
 	for _, r := range regions {
 		copiedRegions = append(copiedRegions, shared{l.regions, r.addr})
 	}
-	p.setRange(l.serviceCIDRs, copied)
+	p.setNodeElements(l.serviceCIDRs, copied)
 	p.setRegions(l.serviceCIDRs, copiedRegions)
 }
 

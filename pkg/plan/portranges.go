@@ -90,21 +90,21 @@ func (p *Planner) winner(k model.Key) claim {
 
 // noteOverlaps adds the other ranges at the places of the contests to the contests.
 func (p *Planner) noteOverlaps() {
-	var noted map[model.Key]bool
+	var known map[model.Key]bool
 	for i, n := 0, len(p.contests); i < n; i++ {
 		k := p.contests[i].key
 		if k.Last == 0 {
 			continue
 		}
-		if noted == nil {
-			noted = map[model.Key]bool{}
+		if known == nil {
+			known = map[model.Key]bool{}
 			for _, c := range p.contests {
-				noted[c.key] = true
+				known[c.key] = true
 			}
 		}
 		for other := range p.places[placeOf(k)] {
-			if !noted[other] {
-				noted[other] = true
+			if !known[other] {
+				known[other] = true
 				p.touchFlows(other)
 				p.contests = append(p.contests, contest{other, p.winner(other)})
 			}
@@ -226,11 +226,11 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 // servesNodePorts reports whether node ports may be served at the address of a key.
 func (p *Planner) servesNodePorts(k model.Key) bool {
 	is := func(e nft.Element) bool { return e.Key == nft.Value{}.Addr(k.Addr) }
-	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.ranges[p.layouts[k.Family].nodeAddresses], is)
+	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.nodeElements[p.layouts[k.Family].nodeAddresses], is)
 }
 
-// rangesOf returns the number of ranges times addresses of a Service that the planner serves.
-func (p *Planner) rangesOf(s *model.Service) (n int) {
+// countRanges returns the number of ranges times addresses of a Service that the planner serves.
+func (p *Planner) countRanges(s *model.Service) (n int) {
 	for _, sp := range s.Ports {
 		if sp.Ranged() && p.layouts[sp.Family] != nil {
 			n += len(sp.Frontends)
@@ -239,11 +239,11 @@ func (p *Planner) rangesOf(s *model.Service) (n int) {
 	return n
 }
 
-// assignRanges reports whether there is room for the ranges of a Service. Otherwise, the Service is served without them.
+// assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then served without them.
 func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
-	n := p.rangesOf(s)
+	n := p.countRanges(s)
 	if reason := p.lacksPortRanges(s.Name.Namespace, n, old); reason != "" {
-		out.leave(model.PortRangesField, "the Service has no port ranges: "+reason).portRanges = n
+		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason).portRanges = n
 		return false
 	}
 	out.portRanges = n
@@ -267,12 +267,12 @@ func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string 
 	return ""
 }
 
-// rangeElements calls each for the elements of the map of ranges that have a key in the plan.
+// rangeElements calls each for the wanted elements of a map of ranges.
 func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
 	for _, keys := range p.places {
 		for k := range keys {
 			if c := p.winner(k); c.service != nil && c.port.family == l.family {
-				l.head(c.port, c.frontend, func(e nft.Element, _ step, _ class) {
+				l.frontendElements(c.port, c.frontend, func(e nft.Element, _ step, _ class) {
 					if e.Set == s {
 						each(&e)
 					}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -53,12 +54,8 @@ func (p *Present) tidy() {
 }
 
 func compareKeys(a, b model.Key) int {
-	for _, c := range []int{a.Addr.Compare(b.Addr), int(a.Port) - int(b.Port), int(a.Last) - int(b.Last), int(a.Protocol) - int(b.Protocol), int(a.Family) - int(b.Family)} {
-		if c != 0 {
-			return c
-		}
-	}
-	return 0
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Family, b.Family))
 }
 
 // Services returns the number of planned Services.

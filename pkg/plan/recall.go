@@ -199,20 +199,20 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 			f := &sp.Frontends[i]
 			switch {
 			case f.Kind == model.NodePort:
-				q.ask(l.nodePorts, value(&f.Key), note)
+				q.ask(l.nodePorts, frontendKey(&f.Key), note)
 				if f.Restricted() {
-					q.ask(l.restrictedNodePorts, value(&f.Key), note)
+					q.ask(l.restrictedNodePorts, frontendKey(&f.Key), note)
 				}
 			case f.Last != 0:
 				if f.Restricted() {
-					q.ask(l.restrictedRanges, value(&f.Key), note)
+					q.ask(l.restrictedRanges, frontendKey(&f.Key), note)
 				}
-				q.ask(l.ranges, value(&f.Key), note)
+				q.ask(l.ranges, frontendKey(&f.Key), note)
 			case f.Restricted():
-				q.ask(l.restricted, value(&f.Key), note)
+				q.ask(l.restricted, frontendKey(&f.Key), note)
 				fallthrough
 			default:
-				q.ask(l.services, value(&f.Key), note)
+				q.ask(l.services, frontendKey(&f.Key), note)
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // tenant can use up the room.
 type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
-	// there is an algorithm or there are weights, and counts once more with session affinity or a maximum of connections.
+	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of a range grows with this
 	// number.
@@ -62,16 +62,16 @@ func (p *Planner) Excess(name types.NamespacedName) []Excess {
 
 // taken is the room that Services have taken.
 type taken struct {
-	elements, ranges, portRanges int
-	// numbers counts the numbers of each family for service ports without affinity and for source ranges. affine counts the numbers for
-	// service ports with affinity.
+	elements, sourceRanges, portRanges int
+	// numbers counts the numbers of each family for source ranges, and for service ports that are not affine. affine counts the numbers for affine
+	// service ports.
 	numbers, affine [2]int
 	// holders counts the service ports of each family that hold packets.
 	holders [2]int
 }
 
-// of returns the room that a namespace has taken, for changes.
-func (p *Planner) of(namespace string) *taken {
+// roomOf returns the room that a namespace has taken, for changes.
+func (p *Planner) roomOf(namespace string) *taken {
 	t := p.namespaces[namespace]
 	if t == nil {
 		t = &taken{}
@@ -90,7 +90,7 @@ func (p *Planner) takenBy(namespace string) taken {
 
 // less reports whether at least one count of t is less than the same count of o.
 func (t taken) less(o *taken) bool {
-	less := t.elements < o.elements || t.ranges < o.ranges || t.portRanges < o.portRanges
+	less := t.elements < o.elements || t.sourceRanges < o.sourceRanges || t.portRanges < o.portRanges
 	for f := range t.numbers {
 		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f] || t.holders[f] < o.holders[f]
 	}
@@ -141,7 +141,7 @@ func (p *Planner) weigh(s *service, n int) {
 	}
 	p.taken.elements += n * s.weight
 	p.taken.portRanges += n * s.portRanges
-	t := p.of(s.name.Namespace)
+	t := p.roomOf(s.name.Namespace)
 	p.countHolders(s, t, n)
 	t.portRanges += n * s.portRanges
 	if t.elements += n * s.weight; *t == (taken{}) {
@@ -150,9 +150,9 @@ func (p *Planner) weigh(s *service, n int) {
 }
 
 // used returns the count of numbers of a namespace, and reports whether the namespace may have another one. A timeout other than 0 stands for
-// numbers with session affinity.
+// the numbers of affine service ports.
 func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
-	t := p.of(id.name.Namespace)
+	t := p.roomOf(id.name.Namespace)
 	used, most := &t.numbers[id.family], int(endOthers)
 	if timeout > 0 {
 		used, most = &t.affine[id.family], (endBlock-firstBlock)*perBlock
@@ -161,7 +161,7 @@ func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
 }
 
 // number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. A timeout other than 0
-// stands for a service port with session affinity. It returns 0 if no number is free, or if the namespace has used its share.
+// stands for an affine service port. It returns 0 if no number is free, or if the namespace has used its share.
 func (p *Planner) number(id portID, timeout uint32) (n uint32) {
 	numbers := p.numbers[id.family]
 	used, more := p.used(id, timeout)
@@ -187,7 +187,7 @@ func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
 		return
 	}
 	p.numbers[f].giveBack(n)
-	if t := p.of(namespace); isAffine(n) {
+	if t := p.roomOf(namespace); isAffine(n) {
 		t.affine[f]--
 	} else {
 		t.numbers[f]--

@@ -44,7 +44,7 @@ func (l *layout) table(o *Options) *nft.Table {
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
 			l.unclaimed(o, false)...),
 		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
-			rule("", hasBits(ourBit), goTo("clear-register"))),
+			rule("", hasBits(topBit), goTo("clear-register"))),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat-early, "masquerading",
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
@@ -101,7 +101,7 @@ func (l *layout) find(o *Options) []nft.Rule {
 	// One rule for both lookups: at every commit, the kernel walks all chains below a map of verdicts once for each rule that uses the map.
 	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
 	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
-	notFound := hasNoBits(ourBit)
+	notFound := hasNoBits(topBit)
 	if !o.AnyNodeAddress[l.family] {
 		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.family)}, false)
 		return append(rules, rule("", notFound, onNode, nodePort), first)
@@ -229,7 +229,7 @@ func (l *layout) clearRegister() []nft.Rule {
 // masquerades it. The kernel evaluates these rules for each new connection to a Service: each further lookup would add up to a tenth to its cost.
 func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
-		rule("", hasBits(ourBit), jump("clear-register")),
+		rule("", hasBits(topBit), jump("clear-register")),
 		askedFor(o),
 		rule("", l.inNetwork(l.networks, networkBits[l.family], false), jump("translated-near")),
 	}
@@ -381,8 +381,8 @@ func (l *layout) firstSlot(ls list) []expr.Any {
 	return setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.slots[ls])
 }
 
-// samples returns classes of every kind with a chain for each table or timeout. If the kind has a table: a single slot, an exact table, a rounded
-// table, and, unless withoutHash, one for each kind of hash.
+// samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot, an exact table, a rounded table,
+// and, unless withoutHash, one for each kind of hash.
 func (l *layout) samples(withoutHash bool) []class {
 	var list []class
 	for k := kindSources; k < kindEnd; k++ {

@@ -34,7 +34,7 @@ const (
 	sourceLists
 )
 
-// set is the name of the set with the list of all Services.
+// set is the name of the set with these lists of all Services.
 func (l sourceList) set() string {
 	return [...]string{"allowed-sources", "allowed-sources-external-ips", "allowed-sources-node-ports", "denied-sources"}[l]
 }
@@ -186,33 +186,33 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	if out.number == 0 {
 		out.number = p.number(sourcesID(s.name, out.family), 0)
 	}
-	t := p.of(s.name.Namespace)
+	t := p.roomOf(s.name.Namespace)
 	if before != nil {
-		p.taken.ranges, t.ranges = p.taken.ranges-before.count(), t.ranges-before.count()
+		p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges-before.count(), t.sourceRanges-before.count()
 	}
 	const closed = "no source is allowed: "
 	n, leave := out.count(), func(reason string) *lacking {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
 		out.lists = [sourceLists][]model.AddrRange{}
-		return s.leave(sourceList(max(first, 0)).path(), closed+reason)
+		return s.leaveOut(sourceList(max(first, 0)).path(), closed+reason)
 	}
-	switch reason := p.lacksRanges(s.name.Namespace, n); {
+	switch reason := p.lacksSourceRanges(s.name.Namespace, n); {
 	case out.number == 0:
 		leave("no number is left for the source ranges of a Service of this namespace").number[out.family] = true
 	case reason != "":
-		leave(reason).ranges[out.family] = n
+		leave(reason).sourceRanges[out.family] = n
 	}
-	p.taken.ranges, t.ranges = p.taken.ranges+out.count(), t.ranges+out.count()
+	p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges+out.count(), t.sourceRanges+out.count()
 }
 
-// lacksRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
-func (p *Planner) lacksRanges(namespace string, n int) string {
+// lacksSourceRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
+func (p *Planner) lacksSourceRanges(namespace string, n int) string {
 	most, t := p.options.Room.SourceRanges, p.takenBy(namespace)
 	switch {
-	case t.ranges+n > most/perNamespace:
-		return fmt.Sprintf("the Service has %d source ranges, the other Services of its namespace have %d, and the limit of a namespace is %d", n, t.ranges, most/perNamespace)
-	case p.taken.ranges+n > most:
-		return fmt.Sprintf("the Service has %d source ranges, all other Services have %d, and the limit of the node is %d", n, p.taken.ranges, most)
+	case t.sourceRanges+n > most/perNamespace:
+		return fmt.Sprintf("the Service has %d source ranges, the other Services of its namespace have %d, and the limit of a namespace is %d", n, t.sourceRanges, most/perNamespace)
+	case p.taken.sourceRanges+n > most:
+		return fmt.Sprintf("the Service has %d source ranges, all other Services have %d, and the limit of the node is %d", n, p.taken.sourceRanges, most)
 	}
 	return ""
 }
@@ -248,7 +248,7 @@ func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
 		}
 	}
 	if was != nil && is == nil {
-		p.taken.ranges -= was.count()
-		p.of(namespace).ranges -= was.count()
+		p.taken.sourceRanges -= was.count()
+		p.roomOf(namespace).sourceRanges -= was.count()
 	}
 }

@@ -74,8 +74,8 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if p.taken.ranges != 0 || len(p.uses) != 0 {
-			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, p.taken.ranges, p.uses)
+		if p.taken.sourceRanges != 0 || len(p.uses) != 0 {
+			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, p.taken.sourceRanges, p.uses)
 		}
 	}
 }
@@ -88,8 +88,8 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	within, above := guarded("a", 2, 2, 2, 2), guarded("ab", 1, 1, 1, 1)
 	p.Set(within.Name, within)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.taken.ranges != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
-		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.taken.ranges, p.Excess(within.Name), left)
+	if left := p.Excess(above.Name); p.taken.sourceRanges != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
+		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.taken.sourceRanges, p.Excess(within.Name), left)
 	}
 	firewalls := 0
 	p.Elements(func(e *nft.Element) {
@@ -102,8 +102,8 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	}
 	p.Set(within.Name, nil)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.taken.ranges != 4 || len(left) != 0 {
-		t.Errorf("%d ranges are taken, parts are left out: %v", p.taken.ranges, left)
+	if left := p.Excess(above.Name); p.taken.sourceRanges != 4 || len(left) != 0 {
+		t.Errorf("%d ranges are taken, parts are left out: %v", p.taken.sourceRanges, left)
 	}
 }
 

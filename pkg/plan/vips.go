@@ -20,7 +20,7 @@ import (
 // addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the
 // rules refuse only packets in a routing loop: packets that would leave by the interface by which they arrived.
 
-// vips makes the sets.
+// vips makes the sets of behaviours.
 func (l *layout) vips(o *Options) {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	if o.RefuseUnused {
@@ -78,9 +78,9 @@ type stances struct{ pro, contra int32 }
 
 func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
 
-// takeStances counts the stances of a Service's frontends, except those that depend on endpoints. n is 1 for a Service that is added, -1 for a Service
+// countStances counts the stances of a Service's frontends, except those that depend on endpoints. n is 1 for a Service that is added, -1 for a Service
 // that is removed.
-func (p *Planner) takeStances(s *service, n int32) {
+func (p *Planner) countStances(s *service, n int32) {
 	if s == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
 		return
 	}
@@ -88,22 +88,22 @@ func (p *Planner) takeStances(s *service, n int32) {
 		l := p.layouts[port.family]
 		for i := range port.frontends {
 			f := &port.frontends[i]
-			p.takeStance(l.refused, f, f.RefuseUnused, n)
+			p.countStance(l.refused, f, f.RefuseUnused, n)
 			if f.Ping != model.WhileServing {
-				p.takeStance(l.pinged, f, f.Ping, n)
+				p.countStance(l.pinged, f, f.Ping, n)
 			}
 		}
 	}
 }
 
-// takeServing counts the stance of the frontend that wins a key, if the stance depends on endpoints. The claim may be the zero claim.
-func (p *Planner) takeServing(c claim, n int32) {
+// countServing counts the stance of the frontend that wins a key, if the stance depends on endpoints. The claim may be the zero claim.
+func (p *Planner) countServing(c claim, n int32) {
 	if c.service != nil && c.frontend.Ping == model.WhileServing && c.port.serves(c.frontend) {
-		p.takeStance(p.layouts[c.port.family].pinged, c.frontend, model.For, n)
+		p.countStance(p.layouts[c.port.family].pinged, c.frontend, model.For, n)
 	}
 }
 
-func (p *Planner) takeStance(set *nft.Set, f *model.Frontend, is model.Stance, n int32) {
+func (p *Planner) countStance(set *nft.Set, f *model.Frontend, is model.Stance, n int32) {
 	if set == nil || is == model.Neutral {
 		return
 	}

@@ -14,12 +14,12 @@ type lacking struct {
 	// parts is the number of these parts. list has the first ones.
 	parts int
 	list  []Excess
-	// elements is the number of elements, ranges the number of source ranges in each family, portRanges the number of port ranges.
-	elements   int
-	ranges     [2]int
-	portRanges int
-	// number is true for each family in which a number without affinity is missing. affine is the timeout of a missing number with affinity,
-	// or 0.
+	// elements is the number of elements, sourceRanges the number of source ranges in each family, portRanges the number of port ranges.
+	elements     int
+	sourceRanges [2]int
+	portRanges   int
+	// number is true for each family in which a number is missing for source ranges, or for a service port that is not affine. affine is the timeout of an
+	// affine service port without a number, or 0.
 	number [2]bool
 	affine [2]uint32
 	// holders is the number of service ports in each family that should hold packets.
@@ -29,8 +29,8 @@ type lacking struct {
 // mostLeft is the number of parts that [Planner.Excess] lists for one Service.
 const mostLeft = 20
 
-// leave records that a part of a Service is left out. The caller adds the room that the part needs to the result.
-func (s *service) leave(field, reason string) *lacking {
+// leaveOut records that a part of a Service is left out. The caller adds the room that the part needs to the result.
+func (s *service) leaveOut(field, reason string) *lacking {
 	if s.lacks == nil {
 		s.lacks = &lacking{}
 	}
@@ -51,12 +51,12 @@ func (s *service) left() int {
 // fits reports whether there is room now for at least one part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
 	namespace, l := s.name.Namespace, s.lacks
-	for f := range l.ranges {
+	for f := range l.sourceRanges {
 		number := func(timeout uint32) bool {
 			_, more := p.used(sourcesID(s.name, inet.Family(f)), timeout)
-			return more && p.numbers[f].any(timeout)
+			return more && p.numbers[f].hasFree(timeout)
 		}
-		if l.ranges[f] > 0 && p.lacksRanges(namespace, l.ranges[f]) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
+		if l.sourceRanges[f] > 0 && p.lacksSourceRanges(namespace, l.sourceRanges[f]) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
 			return true
 		}
 	}
