@@ -218,17 +218,25 @@ func (p *port) routesByOrigin() bool {
 	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }
 
-// frontendElements calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
-func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
-	e := nft.Element{Set: l.services, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
-	at, restricted := stepFirst, l.restricted
+// mapsOf returns the map for a frontend, and the map for its allowed sources.
+func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	switch {
 	case f.Kind == model.NodePort:
-		e.Set, restricted = l.nodePorts, l.restrictedNodePorts
+		return l.nodePorts, l.restrictedNodePorts
 	case f.Last != 0:
-		e.Set, at, restricted = l.ranges, stepRange, l.restrictedRanges
+		return l.ranges, l.restrictedRanges
 	}
-	c := p.class(f)
+	return l.services, l.restricted
+}
+
+// frontendElements calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
+func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
+	set, restricted := l.mapsOf(f)
+	e := nft.Element{Set: set, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
+	c, at := p.class(f), stepFirst
+	if f.Last != 0 {
+		at = stepRange
+	}
 	if p.sources != nil && f.Restricted() {
 		firewall := firewallOf(f)
 		e.Data = firewall.word(p.sources.number)

@@ -197,22 +197,10 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 		}
 		for i := range sp.Frontends[:min(len(sp.Frontends), mostAsked)] {
 			f := &sp.Frontends[i]
-			switch {
-			case f.Kind == model.NodePort:
-				q.ask(l.nodePorts, frontendKey(&f.Key), note)
-				if f.Restricted() {
-					q.ask(l.restrictedNodePorts, frontendKey(&f.Key), note)
-				}
-			case f.Last != 0:
-				if f.Restricted() {
-					q.ask(l.restrictedRanges, frontendKey(&f.Key), note)
-				}
-				q.ask(l.ranges, frontendKey(&f.Key), note)
-			case f.Restricted():
-				q.ask(l.restricted, frontendKey(&f.Key), note)
-				fallthrough
-			default:
-				q.ask(l.services, frontendKey(&f.Key), note)
+			set, restricted := l.mapsOf(f)
+			q.ask(set, frontendKey(&f.Key), note)
+			if f.Restricted() {
+				q.ask(restricted, frontendKey(&f.Key), note)
 			}
 		}
 	}
