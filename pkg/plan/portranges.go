@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -257,14 +256,7 @@ func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string 
 	if old != nil {
 		all, own = all-old.portRanges, own-old.portRanges
 	}
-	switch {
-	case n == 0:
-	case own+n > most/perNamespace:
-		return fmt.Sprintf("the Service has %d port ranges times addresses, the other Services of its namespace have %d, and the limit of a namespace is %d", n, own, most/perNamespace)
-	case all+n > most:
-		return fmt.Sprintf("the Service has %d port ranges times addresses, all other Services have %d, and the limit of the node is %d", n, all, most)
-	}
-	return ""
+	return lacksRoom("the Service has", n, "port ranges times addresses", own, all, most)
 }
 
 // rangeElements calls each for the wanted elements of a map of ranges.

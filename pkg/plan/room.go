@@ -125,11 +125,18 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	if old != nil {
 		all, own = all-old.weight, own-old.weight
 	}
+	return lacksRoom("the Service is not served: it needs", n, "elements", own, all, most)
+}
+
+// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. The other Services of its namespace have own units, all
+// other Services of the node have all units, and most is the limit of the node. The reason begins with needs.
+func lacksRoom(needs string, n int, unit string, own, all, most int) string {
 	switch {
+	case n == 0:
 	case own+n > most/perNamespace:
-		return fmt.Sprintf("the Service is not served: it needs %d elements, the other Services of its namespace have %d, and the limit of a namespace is %d", n, own, most/perNamespace)
+		return fmt.Sprintf("%s %d %s, the other Services of its namespace have %d, and the limit of a namespace is %d", needs, n, unit, own, most/perNamespace)
 	case all+n > most:
-		return fmt.Sprintf("the Service is not served: it needs %d elements, all other Services have %d, and the limit of the node is %d", n, all, most)
+		return fmt.Sprintf("%s %d %s, all other Services have %d, and the limit of the node is %d", needs, n, unit, all, most)
 	}
 	return ""
 }

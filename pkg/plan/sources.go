@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -207,14 +206,7 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 
 // lacksSourceRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
 func (p *Planner) lacksSourceRanges(namespace string, n int) string {
-	most, t := p.options.Room.SourceRanges, p.takenBy(namespace)
-	switch {
-	case t.sourceRanges+n > most/perNamespace:
-		return fmt.Sprintf("the Service has %d source ranges, the other Services of its namespace have %d, and the limit of a namespace is %d", n, t.sourceRanges, most/perNamespace)
-	case p.taken.sourceRanges+n > most:
-		return fmt.Sprintf("the Service has %d source ranges, all other Services have %d, and the limit of the node is %d", n, p.taken.sourceRanges, most)
-	}
-	return ""
+	return lacksRoom("the Service has", n, "source ranges", p.takenBy(namespace).sourceRanges, p.taken.sourceRanges, p.options.Room.SourceRanges)
 }
 
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.
