@@ -3,6 +3,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -17,6 +18,29 @@ func (p *Planner) Samples() []*nft.Table {
 			t.Chains = append(t.Chains, l.classChain(&p.options, c))
 		}
 		list = append(list, &t)
+	}
+	return list
+}
+
+// samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot, an exact table, a rounded table,
+// and, unless withoutHash, one for each kind of hash.
+func (l *layout) samples(withoutHash bool) []class {
+	var list []class
+	for k := kindSources; k < kindEnd; k++ {
+		if k < kindDirect {
+			list = append(list, class{kind: k})
+			continue
+		}
+		if k == kindRemember {
+			list = append(list, class{kind: k, timeout: 1})
+			continue
+		}
+		for _, t := range []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}, {balance.Sizes[0], selector{key: balance.Flow}},
+			{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}}, {balance.Sizes[0], selector{balance.Source, balance.Lengths[0]}}} {
+			if t.by == (selector{}) || !withoutHash {
+				list = append(list, class{kind: k, table: t})
+			}
+		}
 	}
 	return list
 }
