@@ -56,7 +56,7 @@ func (l *ledger) take(now time.Time) *change {
 	return c
 }
 
-// fewRanges is the number of source ranges that a batch deletes one by one.
+// fewRanges is the largest number of ranges of a set that a batch deletes one by one.
 const fewRanges = 8
 
 // remake moves the changes of some sets to c.remade.
@@ -64,8 +64,8 @@ const fewRanges = 8
 // A set that is about to exceed its size is added again with a larger size. Kernels since 6.5 can raise the size of a set, but only after the
 // commit. The hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
 //
-// A set of ranges is added again if the batch deletes more than fewRanges of them. The kernel deletes a source range in a time that grows with the
-// number of earlier ranges. It deletes and adds all ranges in the time of a few hundred deletions.
+// A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The kernel deletes a range in a time that grows with
+// the number of earlier ranges. It deletes and adds all ranges in the time of a few hundred deletions.
 func (l *ledger) remake(c *change) {
 	sets := l.grow(c.add)
 	deleted := map[*nft.Set]int{}
@@ -152,7 +152,7 @@ type delta struct {
 	chains, unused []chainName
 }
 
-// transition has the earlier and the present value of an element. The zero element stands for none.
+// transition has the earlier and the current value of an element. The zero element stands for none.
 type transition struct{ was, is nft.Element }
 
 func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Kernel has the tables of this program in one network namespace. Two goroutines must not use it at once, except for the methods that allow it.
+// Kernel has the tables of this program in one network namespace. Only one goroutine at a time may use it, except for the methods that allow more.
 type Kernel struct {
 	conn *nft.Conn
 	// Table is the name of the tables. Set it before the first use.
@@ -137,7 +137,7 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	return result, err
 }
 
-// follow makes a new ledger if the planner does not report to the present one, and reports whether it did. With a new ledger, the kernel's tables are
+// follow makes a new ledger if the planner does not report to the current one, and reports whether it did. With a new ledger, the kernel's tables are
 // unknown.
 func (k *Kernel) follow(p *plan.Planner) (opened bool) {
 	if k.ledger != nil && p.ReportsTo(k.ledger) {
@@ -161,15 +161,14 @@ func (k *Kernel) sync() (Result, error) {
 	}
 	k.doubted = false // untrack drops the changes, so trust cannot be restored later
 	k.ledger.untrack()
-	if len(k.states) == 0 {
-		// Elements that the plan removed before the first sync were never in the kernel.
-		k.ledger.forgetRetained()
+	first := len(k.states) == 0
+	if first {
+		k.ledger.forgetRetained() // the kernel never had the elements that the plan removed before the first sync
 	}
 	now, err := k.now()
 	if err != nil {
 		return Result{}, err
 	}
-	first := len(k.states) == 0
 	why, err := k.compare()
 	if err == nil {
 		err = k.takeOver.find(k.conn)
@@ -181,7 +180,7 @@ func (k *Kernel) sync() (Result, error) {
 		why = "kube-proxy's tables are deleted"
 	}
 	// now is the moment before the comparison, so a later check notices foreign commits during the comparison.
-	k.others.counted(now.generation, k.foreign(now))
+	k.others.countForeign(now.generation, k.foreign(now))
 	k.reach(now)
 	if why == "" {
 		why = k.others.suspicion()
@@ -192,12 +191,12 @@ func (k *Kernel) sync() (Result, error) {
 			k.counts.Adopted()
 		}
 		// No listener heard foreign changes while no process ran. So check the values of all elements.
-		k.check.due = k.check.due || first && k.elements <= readable
+		k.check.due = k.check.due || first && k.elements <= mostChecked
 		return Result{Kind: Adopted}, nil
 	}
 	result, err := k.rewrite(why)
 	if err == nil {
-		k.others.settled(now.generation)
+		k.others.recordRepair(now.generation)
 		k.check.due = false
 	}
 	return result, err
@@ -214,7 +213,7 @@ func (k *Kernel) restoreTrust() (restored bool) {
 	if err != nil || k.foreign(now) == 0 || !k.others.harmless(k.generation, now.generation) {
 		return false
 	}
-	k.others.counted(now.generation, k.foreign(now))
+	k.others.countForeign(now.generation, k.foreign(now))
 	k.reach(now)
 	k.known, k.doubted = true, false
 	return true

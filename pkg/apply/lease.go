@@ -32,7 +32,7 @@ type renewals struct {
 // moment is the ruleset's generation, with the number of renewals that it includes.
 type moment struct{ generation, renewals uint32 }
 
-// now returns the present moment.
+// now returns the current moment.
 func (k *Kernel) now() (m moment, err error) {
 	k.renewals.mu.Lock()
 	defer k.renewals.mu.Unlock()
@@ -142,7 +142,7 @@ func (l *Lease) renew() error {
 	if err != nil {
 		return err
 	}
-	l.kernel.others.renewedBy(port)
+	l.kernel.others.setRenewer(port)
 	if err := l.conn.Commit(b); err != nil {
 		return err
 	}

@@ -101,11 +101,6 @@ func (l *ledger) strike(e *nft.Element) {
 	}
 }
 
-// hash returns the hash of an element, which is a summand of the digest of its family.
-func (l *ledger) hash(e *nft.Element) uint64 {
-	return l.digests[e.Set.Family].key.hash(e)
-}
-
 // resume computes the digest of a family again with the key of an earlier process, so that the digests of both processes are comparable.
 func (l *ledger) resume(f inet.Family, key digestKey) {
 	d := &l.digests[f]

@@ -77,7 +77,7 @@ func TestNftLoadsItsListing(t *testing.T) {
 			sync(t, k, c.planner, Full)
 			reload(t)
 			for _, table := range c.planner.Tables() {
-				found, err := k.find(table)
+				found, err := k.readTable(table)
 				w.must(err)
 				for _, s := range table.Sets {
 					if info := found.sets[s.Name]; !info.Is(s) {

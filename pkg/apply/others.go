@@ -40,8 +40,8 @@ type others struct {
 	ports [2]uint32
 }
 
-// renewedBy records the netlink port of the socket that renews the lease from now on.
-func (o *others) renewedBy(port uint32) {
+// setRenewer records the netlink port of the socket that renews the lease from now on.
+func (o *others) setRenewer(port uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ports[0] != port {
@@ -95,7 +95,7 @@ func (o *others) revive() {
 	}
 }
 
-// isThisProgram reports whether a name is a name of this program: its present name, kube-nftproxy, or kube-proxy, the name of a link in the
+// isThisProgram reports whether a name is a name of this program: its own name now, kube-nftproxy, or kube-proxy, the name of a link in the
 // image. Another instance of this program, which is about to stop, may still commit.
 func isThisProgram(program, own string) bool {
 	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
@@ -179,8 +179,8 @@ func (o *others) harmless(from, to uint32) bool {
 	return int32(from-o.calmFrom) >= 0 && int32(o.calmTo-to) >= 0
 }
 
-// counted adds the number of foreign commits that the ruleset's generation shows. The first call only stores the generation.
-func (o *others) counted(generation uint32, commits int) {
+// countForeign adds the number of foreign commits that the ruleset's generation shows. The first call only stores the generation.
+func (o *others) countForeign(generation uint32, commits int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.since == 0 {
@@ -194,8 +194,8 @@ func (o *others) counted(generation uint32, commits int) {
 // after reports whether generation a follows generation b, or b is 0. Generations wrap around, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
-// settled records that a full sync has repaired all changes up to a generation.
-func (o *others) settled(generation uint32) {
+// recordRepair records that a full sync has repaired all changes up to a generation.
+func (o *others) recordRepair(generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.fixed = generation; !after(o.touchedIn, generation) {

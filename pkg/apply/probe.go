@@ -30,7 +30,7 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 
 // hasForm reports whether the kernel has a table whose state has the fingerprint of t.
 func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
-	f, err := k.find(t)
+	f, err := k.readTable(t)
 	if err != nil {
 		return false, err
 	}

@@ -31,7 +31,7 @@ func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 func (k *Kernel) resume(p *plan.Planner) error {
 	k.readable = map[*nft.Set]bool{}
 	for _, t := range p.Tables() {
-		f, err := k.find(t)
+		f, err := k.readTable(t)
 		if err != nil {
 			return fmt.Errorf("read tables of an earlier process: %w", err)
 		}

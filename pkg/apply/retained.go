@@ -15,7 +15,7 @@ import (
 // to a chain for some milliseconds after the deletion of the last element that led to it.
 const retireAfter = 30 * time.Second
 
-// retireEmptyAfter is the time for which the ledger retains an empty chain, see [ledger.leftBehind].
+// retireEmptyAfter is the time for which the ledger retains an empty chain, see [ledger.retainEmptied].
 const retireEmptyAfter = 2 * time.Second
 
 // chainName identifies a chain of one family's table.
@@ -107,9 +107,9 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 	return l.planner.ClassChain(name.family, name.name)
 }
 
-// foundElement retains an element of the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
+// retainElement retains an element of the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
 // the element.
-func (l *ledger) foundElement(e *nft.Element) {
+func (l *ledger) retainElement(e *nft.Element) {
 	leads, wanted := l.planner.LeadsToClass(e)
 	if _, known := l.retained[e.ID()]; leads && !wanted && !known {
 		l.enter(e)
@@ -117,17 +117,17 @@ func (l *ledger) foundElement(e *nft.Element) {
 	}
 }
 
-// foundChain retains a chain of a class of the kernel, for the same reason as foundElement.
-func (l *ledger) foundChain(f inet.Family, name string) {
+// retainChain retains a chain of a class of the kernel, for the same reason as retainElement.
+func (l *ledger) retainChain(f inet.Family, name string) {
 	key := chainName{f, name}
 	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
 		l.chains[key] = heldChain{}
 	}
 }
 
-// leftBehind retains chains that a rewrite has emptied. The rewrite could not delete the chains, because the same batch deleted the elements that led
+// retainEmptied retains chains that a rewrite has emptied. The rewrite could not delete the chains, because the same batch deleted the elements that led
 // to them.
-func (l *ledger) leftBehind(f inet.Family, names []string) {
+func (l *ledger) retainEmptied(f inet.Family, names []string) {
 	for _, name := range names {
 		l.chains[chainName{f, name}] = heldChain{empty: true}
 	}

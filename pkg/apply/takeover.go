@@ -21,8 +21,8 @@ type takeOver struct {
 	cancelled atomic.Bool
 }
 
-// TakeOver makes the first successful sync replace kube-proxy's tables. One batch adds the tables of this program and deletes those of kube-proxy, so
-// every packet passes through either. alone reports whether no kube-proxy runs. The sync calls it when it has found tables of kube-proxy, and again
+// TakeOver makes the first successful sync replace kube-proxy's tables. One batch adds the tables of this program and deletes kube-proxy's tables, so
+// at each hook, a packet meets exactly one of the two. alone reports whether no kube-proxy runs. The sync calls it when it has found tables of kube-proxy, and again
 // before it adds the elements to the batch. Unless alone returns true, the tables stay. Tables of kube-proxy that appear later stay, too.
 func (k *Kernel) TakeOver(alone func() bool) { k.takeOver.wanted, k.takeOver.alone = true, alone }
 
@@ -61,8 +61,8 @@ func KubeProxyTables(conn *nft.Conn) (families []inet.Family, err error) {
 	return families, nil
 }
 
-// replace adds the deletion of kube-proxy's tables to a batch, unless a kube-proxy has started meanwhile.
-func (k *Kernel) replace(b *nft.Batch) {
+// deleteKubeProxyTables adds the deletion of kube-proxy's tables to a batch, unless a kube-proxy has started meanwhile.
+func (k *Kernel) deleteKubeProxyTables(b *nft.Batch) {
 	k.takeOver.confirm()
 	for _, f := range k.takeOver.found {
 		b.DeleteTable(f, KubeProxyTable)

@@ -199,7 +199,7 @@ func TestChangesDuringADowntimeAreRepaired(t *testing.T) {
 // TestManyElementsAreRewrittenWithoutACheck: above the limit of readable elements, a full sync replaces the check, because it takes less time.
 func TestManyElementsAreRewrittenWithoutACheck(t *testing.T) {
 	k, p := listening(t)
-	unheard(t, k, p, readable+1, func() { run(t, "nft", altered["a value"].command) })
+	unheard(t, k, p, mostChecked+1, func() { run(t, "nft", altered["a value"].command) })
 	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "unnoticed") {
 		t.Errorf("because %q", r.Why)
 	}

@@ -29,15 +29,15 @@ type outcome struct {
 // patienceOfCheck is the number of successive failed checks after which a full sync replaces the check.
 const patienceOfCheck = 5
 
-// readable is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number. For more
+// mostChecked is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number. For more
 // elements, a full sync takes less time.
-const readable = 200_000
+const mostChecked = 200_000
 
 // verify starts a check that is due, or evaluates the outcome of a check. It starts no check while the kernel's tables are unknown. If the tables have
 // too many elements for a check, verify records a suspicion, so that a full sync follows.
 func (k *Kernel) verify() {
 	if k.others.takeMissed() {
-		if k.elements > readable {
+		if k.elements > mostChecked {
 			k.others.suspect("another program may have changed the tables unnoticed", k.generation)
 			return
 		}
@@ -48,7 +48,7 @@ func (k *Kernel) verify() {
 		select {
 		case o := <-c.answer:
 			c.answer = nil
-			k.checked(o)
+			k.finishCheck(o)
 		default:
 		}
 		return
@@ -73,8 +73,8 @@ func (k *Kernel) verify() {
 	}(k.generation, k.tables, c.answer)
 }
 
-// checked evaluates the outcome of a check.
-func (k *Kernel) checked(o outcome) {
+// finishCheck records the outcome of a check.
+func (k *Kernel) finishCheck(o outcome) {
 	c := &k.check
 	if o.err == nil && o.now != o.generation && !k.others.harmless(o.generation, o.now) {
 		o.err = nft.ErrChanged // the check starts again

@@ -11,15 +11,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// found is a family's table in the kernel, without elements.
-type found struct {
+// kernelTable is a family's table in the kernel, without elements.
+type kernelTable struct {
 	nft.TableInfo
 	sets   map[string]nft.SetInfo
 	chains map[string]nft.ChainInfo
 }
 
-func (k *Kernel) find(t *nft.Table) (found, error) {
-	f := found{sets: map[string]nft.SetInfo{}, chains: map[string]nft.ChainInfo{}}
+func (k *Kernel) readTable(t *nft.Table) (kernelTable, error) {
+	f := kernelTable{sets: map[string]nft.SetInfo{}, chains: map[string]nft.ChainInfo{}}
 	var err error
 	if f.TableInfo, err = k.conn.Table(t.Family, t.Name); err != nil || !f.Exists {
 		return f, err
@@ -42,7 +42,7 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 // the numbers of elements if the kernel reports them. It reads only the elements of the states and of the dispatch maps: the kernel takes longer to
 // list many elements than to write them. If a table does not differ, its sets get the sizes of the kernel's sets.
 func (k *Kernel) compare() (why string, err error) {
-	held, err := k.findAll()
+	held, err := k.readTables()
 	if err != nil {
 		return "", err
 	}
@@ -61,7 +61,7 @@ func (k *Kernel) compare() (why string, err error) {
 	return "", nil
 }
 
-func (k *Kernel) compareTable(t *nft.Table, f found) (why string, err error) {
+func (k *Kernel) compareTable(t *nft.Table, f kernelTable) (why string, err error) {
 	if why := cmp.Or(compareSets(k.ledger.counts, t, f), compareChains(t, f)); why != "" {
 		return why, nil
 	}
@@ -71,17 +71,17 @@ func (k *Kernel) compareTable(t *nft.Table, f found) (why string, err error) {
 	return k.compareState(k.ledger.state(t.Family))
 }
 
-// findAll reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains of classes that an earlier
+// readTables reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains of classes that an earlier
 // process did not retire, with the elements that lead to them.
-func (k *Kernel) findAll() (map[inet.Family]found, error) {
-	all := map[inet.Family]found{}
+func (k *Kernel) readTables() (map[inet.Family]kernelTable, error) {
+	all := map[inet.Family]kernelTable{}
 	for _, t := range k.ledger.planner.Tables() {
-		f, err := k.find(t)
+		f, err := k.readTable(t)
 		if err != nil {
 			return nil, err
 		}
 		for name := range f.chains {
-			k.ledger.foundChain(t.Family, name)
+			k.ledger.retainChain(t.Family, name)
 		}
 		for _, s := range t.Sets {
 			if info, ok := f.sets[s.Name]; !s.Verdict || !ok || !info.Is(s) {
@@ -92,7 +92,7 @@ func (k *Kernel) findAll() (map[inet.Family]found, error) {
 				return nil, err
 			}
 			for i := range list {
-				k.ledger.foundElement(&list[i])
+				k.ledger.retainElement(&list[i])
 			}
 		}
 		all[t.Family] = f
@@ -100,7 +100,7 @@ func (k *Kernel) findAll() (map[inet.Family]found, error) {
 	return all, nil
 }
 
-func compareSets(counts map[*nft.Set]int, t *nft.Table, f found) string {
+func compareSets(counts map[*nft.Set]int, t *nft.Table, f kernelTable) string {
 	if len(f.sets) != len(t.Sets) {
 		return fmt.Sprintf("it has %d sets instead of %d", len(f.sets), len(t.Sets))
 	}
@@ -122,7 +122,7 @@ func compareSets(counts map[*nft.Set]int, t *nft.Table, f found) string {
 	return ""
 }
 
-func compareChains(t *nft.Table, f found) string {
+func compareChains(t *nft.Table, f kernelTable) string {
 	if len(f.chains) != len(t.Chains) {
 		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
 	}
@@ -189,7 +189,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	tables, missing := l.tables(), 0
 	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
-		f, err := k.find(t)
+		f, err := k.readTable(t)
 		if err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
@@ -208,7 +208,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 			b.AddRules(t, c)
 		}
 	}
-	k.replace(b)
+	k.deleteKubeProxyTables(b)
 	if missing == len(tables) && len(k.states) > 0 {
 		most = k.atOnce
 	}
@@ -238,14 +238,14 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	}
 	k.remember()
 	for f, names := range leftBehind {
-		l.leftBehind(f, names)
+		l.retainEmptied(f, names)
 	}
 	return r, nil
 }
 
 // countFilled counts the elements of sets with counters that packets fill, if the kernel does not report the number (before 6.16). The socket needs
 // room for the reports of these counters.
-func (k *Kernel) countFilled(t *nft.Table, f found) error {
+func (k *Kernel) countFilled(t *nft.Table, f kernelTable) error {
 	for _, s := range t.Sets {
 		info, exists := f.sets[s.Name]
 		if !exists || !s.Dynamic || !s.Counter || info.Count >= 0 || !info.Is(s) {
@@ -272,7 +272,7 @@ func (l *ledger) batchBytes() int {
 
 // clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of chains that the batch cannot
 // delete.
-func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (leftBehind []string) {
+func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f kernelTable) (leftBehind []string) {
 	if f.Exists {
 		b.FlushRules(t, "")
 	}
@@ -308,7 +308,7 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (l
 	return clearChains(b, t, f)
 }
 
-func clearChains(b *nft.Batch, t *nft.Table, f found) (leftBehind []string) {
+func clearChains(b *nft.Batch, t *nft.Table, f kernelTable) (leftBehind []string) {
 	wanted := map[string]*nft.Chain{}
 	for _, c := range t.Chains {
 		wanted[c.Name] = c
