@@ -81,7 +81,7 @@ func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.Names
 }
 
 // absorbAddresses passes the addresses of this node to the planner, and announces the reading of the Node. If it cannot read the
-// addresses of a family, the previous ones remain in force.
+// addresses of a family, the planner keeps the previous addresses.
 func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node model.Node) {
 	for _, f := range p.Families {
 		addrs, err := p.NodePorts.Addresses(f, node)
@@ -104,7 +104,7 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 }
 
 // absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example because it has just
-// registered again, the previous ones remain in force.
+// registered again, the planner keeps the previous prefixes.
 func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	cidrs, problems := model.PodCIDRs(object)
 	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
@@ -127,7 +127,7 @@ func (p *Proxy) absorbServiceCIDRs() {
 	}
 }
 
-// planService announces and plans a Service; nil removes it from the plan.
+// planService announces a Service to the listeners, plans it, and reports its new problems. nil removes the Service from the plan.
 func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
 	for _, l := range p.listeners {
 		l.Service(name, s)

@@ -37,7 +37,7 @@ type builder struct {
 	options  model.Options
 	// node is the node for which Services are built. It does not change during a build.
 	node *model.Node
-	// clock returns the present time, or the zero time before the first sync. now is its value at the begin of a build.
+	// clock returns the current time, or the zero time before the first sync. now is its value at the start of a build.
 	clock func() time.Time
 	now   time.Time
 	// readings holds the readings of Services with many slices or with slow start. steps has the steps of slow start. room is the loop's scratch
@@ -70,7 +70,7 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 		}
 		return
 	}
-	w := &works{builder: b, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), room: make(chan struct{}, mostAhead), stop: make(chan struct{})}
+	w := &pool{builder: b, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), ahead: make(chan struct{}, mostAhead), stop: make(chan struct{})}
 	for chunk := range slices.Chunk(names, blockSize) {
 		w.blocks = append(w.blocks, b.newBlock(chunk))
 	}
@@ -89,7 +89,7 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 	defer close(w.stop)
 	for _, k := range w.blocks {
 		w.await(k)
-		<-w.room
+		<-w.ahead
 		b.recall(k.services[:k.n])
 		for i, name := range k.names[:k.n] {
 			b.remember(name, k.readings[i])
@@ -107,21 +107,21 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 // mostAhead is the largest number of blocks that are started but not taken. If take returns false, this work is lost.
 const mostAhead = 32
 
-// works holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
-type works struct {
+// pool holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
+type pool struct {
 	builder *builder
 	late    func() bool
 	blocks  []*block
 	begun   atomic.Int64
-	// room holds one value for each block that was started and is not taken yet. stop is closed when no further block is needed.
-	room chan struct{}
-	stop chan struct{}
+	// ahead holds one value for each block that was started and is not taken yet. stop is closed when no further block is needed.
+	ahead chan struct{}
+	stop  chan struct{}
 }
 
 // enter waits for room for another block. It returns false if no further block is needed.
-func (w *works) enter() bool {
+func (w *pool) enter() bool {
 	select {
-	case w.room <- struct{}{}:
+	case w.ahead <- struct{}{}:
 		return true
 	case <-w.stop:
 		return false
@@ -129,7 +129,7 @@ func (w *works) enter() bool {
 }
 
 // buildNext builds the next block. It returns false if none is left.
-func (w *works) buildNext(room *model.Room) bool {
+func (w *pool) buildNext(room *model.Room) bool {
 	next := int(w.begun.Add(1)) - 1
 	if next >= len(w.blocks) {
 		return false
@@ -139,7 +139,7 @@ func (w *works) buildNext(room *model.Room) bool {
 }
 
 // await waits until a block is built, and builds other blocks during this time. Otherwise, a processor would be idle half of the time.
-func (w *works) await(b *block) {
+func (w *pool) await(b *block) {
 	for {
 		select {
 		case <-b.built:
@@ -147,8 +147,8 @@ func (w *works) await(b *block) {
 		default:
 		}
 		select {
-		case w.room <- struct{}{}:
-		default: // room is full, and all earlier blocks are taken, so this block was started
+		case w.ahead <- struct{}{}:
+		default: // ahead is full, and all earlier blocks are taken, so this block was started
 			<-b.built
 			return
 		}

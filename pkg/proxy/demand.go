@@ -10,8 +10,8 @@ import (
 
 // Demand observes the demand for Services without endpoints, beside the loop. Its methods do not block.
 type Demand interface {
-	// Holds announces that a service port has held packets for the named Service since a time. The zero name means that the service port holds no
-	// packets.
+	// Holds announces that a service port of the named Service holds packets, and has done so since a time. The zero name means that the service port
+	// holds no packets any more.
 	Holds(h plan.Holder, service types.NamespacedName, since time.Time)
 }
 

@@ -69,7 +69,7 @@ func (g *guard) checkSoon() {
 	if next := g.lastForeign.Add(checkEvery); next.After(at) {
 		at = next
 	}
-	g.checkAt = earlier(g.checkAt, at)
+	g.checkAt = earliest(g.checkAt, at)
 }
 
 // checkIfHeard schedules a check if the kernel has announced a foreign change.

@@ -90,8 +90,8 @@ func (p *Proxy) connect(earlier []model.Key) {
 	p.intakes = []Intake{nodeHealth{Health: p.Health}, p.tally, times}
 	p.servers = []Server{checks}
 	if p.Terminations != nil {
-		ended := newDepartures(&p.Config)
-		p.listeners, p.servers = append(p.listeners, ended), append(p.servers, ended)
+		departures := newDepartures(&p.Config)
+		p.listeners, p.servers = append(p.listeners, departures), append(p.servers, departures)
 	}
 	if p.NodePortUsers != nil {
 		p.listeners = append(p.listeners, portUsers{to: p.NodePortUsers, families: p.Families})
@@ -124,8 +124,8 @@ func (p *Proxy) serve(on bool) {
 	}
 }
 
-// queued announces that there are changes.
-func (p *Proxy) queued(now time.Time) {
+// announceChanges announces that there are changes.
+func (p *Proxy) announceChanges(now time.Time) {
 	for _, i := range p.intakes {
 		i.Queued(now)
 	}

@@ -76,7 +76,7 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
-		p.queued(p.Now())
+		p.announceChanges(p.Now())
 	case <-p.guard.heard():
 		p.guard.checkSoon()
 	case <-p.turn():
@@ -85,7 +85,7 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// sync plans changes and commits them. If it does not trust the tables, it commits the present plan first: planning very many changes
+// sync plans changes and commits them. If it does not trust the tables, it commits the current plan first: planning very many changes
 // takes far longer than a repair. New changes precede changes that wait in the queue.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
@@ -109,7 +109,7 @@ func (p *Proxy) sync(ctx context.Context) {
 			return
 		}
 		start = p.Now()
-		if planned := p.planWaiting(); p.complete() {
+		if planned := p.planWaiting(); p.isPlanComplete() {
 			p.commit(ctx, start, planned)
 		}
 	}
@@ -132,7 +132,7 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
 	planned := p.absorb(ctx, dirty)
-	return !p.complete() || p.commit(ctx, start, planned)
+	return !p.isPlanComplete() || p.commit(ctx, start, planned)
 }
 
 // attempts is the largest number of attempts without a pause if foreign changes cause a sync to fail.
@@ -153,12 +153,12 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)
 		s.End = p.Now()
 		if s.Err == nil {
-			p.tell(s)
-			p.committed(ctx, s)
+			p.announce(s)
+			p.recordCommit(ctx, s)
 			return true
 		}
 		again := p.guard.checkAfter(s.Err) && attempt < attempts
-		p.tell(s)
+		p.announce(s)
 		p.rejected = true
 		var pause time.Duration
 		if !again {
@@ -172,8 +172,8 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
-// tell reports the outcome of a sync to the guard and the listeners. After a success, it starts the servers.
-func (p *Proxy) tell(s *Sync) {
+// announce reports the outcome of a sync to the guard and the listeners. After a success, it starts the servers.
+func (p *Proxy) announce(s *Sync) {
 	p.guard.complete(s)
 	for _, l := range p.listeners {
 		l.Synced(s)
@@ -183,8 +183,8 @@ func (p *Proxy) tell(s *Sync) {
 	}
 }
 
-// committed records and logs a successful sync.
-func (p *Proxy) committed(ctx context.Context, s *Sync) {
+// recordCommit records and logs a successful sync.
+func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 	r := &s.Result
 	p.Schedule.Succeeded(s.End)
 	p.started, p.rejected, p.lastCommit, p.againAt = true, false, s.End, time.Time{}
@@ -210,9 +210,9 @@ func (p *Proxy) committed(ctx context.Context, s *Sync) {
 		"elapsed", s.End.Sub(s.Start))
 }
 
-// complete reports whether the plan may be committed. The first plan must have all Services: a partial plan would remove the
+// isPlanComplete reports whether the plan may be committed. The first plan must have all Services: a partial plan would remove the
 // other Services of an earlier process.
-func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
+func (p *Proxy) isPlanComplete() bool { return p.started || p.queue.waiting() == 0 }
 
 // idle reports whether no change waits to be planned.
 func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
@@ -228,16 +228,16 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 	if !p.guard.trusted() {
 		return sync
 	}
-	at := earlier(sync, p.guard.checkAt)
+	at := earliest(sync, p.guard.checkAt)
 	for _, other := range []time.Time{p.againAt, p.builder.steps.at} {
 		if !other.IsZero() {
-			at = earlier(at, other)
+			at = earliest(at, other)
 		}
 	}
 	return at
 }
 
-// sinceStart returns the present time, or the zero time before the first sync.
+// sinceStart returns the current time, or the zero time before the first sync.
 func (p *Proxy) sinceStart() time.Time {
 	if !p.started {
 		return time.Time{}
@@ -291,7 +291,7 @@ func (a *alarm) set(at, now time.Time) {
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
+func earliest(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
 	}

@@ -43,8 +43,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	const patience = 5 * time.Minute
 	late := time.NewTimer(patience)
 	defer late.Stop()
-	for said := false; ctx.Err() == nil && !p.hasPodCIDRs(); said = true {
-		if !said {
+	for logged := false; ctx.Err() == nil && !p.hasPodCIDRs(); logged = true {
+		if !logged {
 			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed until then", "node", p.NodeName)
 			p.account.waits = "for spec.podCIDRs of the Node"
 		}
@@ -65,7 +65,7 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 // remove all node ports of an earlier process.
 func (p *Proxy) awaitAddresses(ctx context.Context) {
 	const patience, pause = 10 * time.Second, 100 * time.Millisecond
-	begun, said := p.Now(), false
+	begun, logged := p.Now(), false
 	for ctx.Err() == nil {
 		node := model.NodeOf(p.NodeName, p.Source.Node()).WithIP(p.NodeIP)
 		var failed error
@@ -76,9 +76,9 @@ func (p *Proxy) awaitAddresses(ctx context.Context) {
 		if failed == nil || p.Now().Sub(begun) > patience {
 			return
 		}
-		if !said {
+		if !logged {
 			klog.FromContext(ctx).Error(failed, "Waiting to read the addresses of this node", "patience", patience)
-			said, p.account.waits = true, "to read the addresses of this node"
+			logged, p.account.waits = true, "to read the addresses of this node"
 		}
 		select {
 		case <-ctx.Done():
