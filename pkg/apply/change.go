@@ -81,9 +81,9 @@ func (l *ledger) remake(c *change) {
 	}
 }
 
-// grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes.
-// Otherwise, these are the crowded sets. A large set is written in its own batch: a batch of the set and a large Service would delay the changes of
-// other Services too long.
+// grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes. Otherwise,
+// these are the crowded sets. A large set is written in its own batch. A batch of the set and a large Service would delay the changes of other
+// Services too long.
 func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {
 	if len(added) == 0 {
 		sets, l.crowded = slices.DeleteFunc(l.crowded, func(s *nft.Set) bool { return !l.crowds(s) }), nil

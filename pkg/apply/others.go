@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// others listens for commits of other programs, and keeps account of the commits that it may have missed.
+// others listens for commits of other programs, and counts the commits that it may have missed.
 type others struct {
 	// table is the name of the tables whose changes matter.
 	table string
@@ -95,8 +95,8 @@ func (o *others) revive() {
 	}
 }
 
-// isThisProgram reports whether a name is a name of this program: its own name now, kube-nftproxy, or kube-proxy, the name of a link in the
-// image. Another instance of this program, which is about to stop, may still commit.
+// isThisProgram reports whether a name is a name of this program: the name of this process, kube-nftproxy, or kube-proxy, a link in the image.
+// Another instance of this program, which is about to stop, may still commit.
 func isThisProgram(program, own string) bool {
 	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
 }
@@ -232,8 +232,8 @@ func (o *others) takeMissed() bool {
 // [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
-// Touched reports whether another program has changed the tables since the last full sync, as far as the listener or a check of all elements has
-// found. It does not query the kernel.
+// Touched reports whether the listener or a check of all elements has found a foreign change of the tables since the last full sync. It does not
+// query the kernel.
 func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
 
 // Author returns the process of the last foreign commit that the listener heard. It is zero if the kernel did not name the process.

@@ -55,7 +55,7 @@ func (l *ledger) unlead(e *nft.Element) {
 }
 
 // restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
-// value differs, restore removes the old element from the ledger: its block of numbers has another timeout now, and no service port uses the old
+// value differs, restore removes the old element from the ledger. Its block of numbers has another timeout now, and no service port uses the old
 // timeout.
 func (l *ledger) restore(e *nft.Element) bool {
 	id := e.ID()
@@ -107,7 +107,7 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 	return l.planner.ClassChain(name.family, name.name)
 }
 
-// retainElement retains an element of the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
+// retainElement retains an element of the kernel that leads to the chain of a class and is not wanted. An earlier process exited before it retired
 // the element.
 func (l *ledger) retainElement(e *nft.Element) {
 	leads, wanted := l.planner.LeadsToClass(e)

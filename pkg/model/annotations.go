@@ -230,7 +230,7 @@ func (b *builder) method() balance.Method {
 
 // sliceWeights are the weights of the endpoints of one slice.
 type sliceWeights struct {
-	// others is the weight of all endpoints that have no weight of their own.
+	// others is the weight of all endpoints that are not in own.
 	others uint16
 	own    map[netip.Addr]uint16
 }

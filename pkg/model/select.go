@@ -425,9 +425,8 @@ func familyOfSlice(t discoveryv1.AddressType) (inet.Family, bool) {
 	return 0, false
 }
 
-// targets appends a target for each usable port of the slice that matches a port of the Service, within the limit, and one target for
-// all other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target
-// port.
+// targets appends a target for each usable port of the slice that matches a port of the Service, within the limit. It appends one target for all
+// other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
 func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 	others, othersToo, n := len(r.b.groups.list)-1, false, 0
 	for i := range r.s.Ports {
@@ -619,9 +618,9 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 	return cluster, local
 }
 
-// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node or zone) apply
-// only if every ready endpoint has a hint of this kind and at least one of these hints matches this node. Hints for nodes precede
-// those for zones (KEP-3015). topology does not read fields that controllers turn into hints, such as trafficDistribution.
+// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node or zone) apply only if every
+// ready endpoint has such a hint, and at least one of these hints matches this node. Hints for nodes precede those for zones (KEP-3015). topology
+// does not read fields that controllers turn into hints, such as trafficDistribution.
 func topology(present *traitSet) traits {
 	common, seen := anyNodeHint|anyZoneHint, traits(0)
 	present.each(func(t traits) {

@@ -108,7 +108,7 @@ type observed struct {
 }
 
 // observe sets the starting endpoints. An endpoint starts when it becomes ready. If its service port has had ready endpoints for less than the time
-// of slow start, the endpoint does not start, because the other endpoints are new, too.
+// of slow start, the other endpoints are new, too. The endpoint then does not start.
 func (b *builder) observe(o *observed) {
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
 	for i := range b.out.Ports {
@@ -191,8 +191,8 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 	return shares
 }
 
-// slowed returns reduced weights, which may be nil, multiplied by shares. With the random algorithm, they keep a common divisor: an endpoint has
-// [fullShare] slots for each unit of its weight, so that each step changes only a few slots.
+// slowed returns reduced weights, which may be nil, multiplied by shares. With the random algorithm, they keep a common divisor. An endpoint has
+// [fullShare] slots for each unit of its weight, so each step changes only a few slots.
 func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
 	divisor := 1
 	if len(weights) > 0 && int(slices.Max(weights))*fullShare > math.MaxUint16 {

@@ -180,8 +180,8 @@ func (l *sourceList) add(text string) error {
 // allowedSources returns the sources that a list allows for frontends of one kind and family; nil admits all. own are the addresses of these
 // frontends, of both families.
 //
-// If an interface of the node has the address of a frontend, packets from the node to that address have the same address as their source. So if the
-// ranges contain the node's address, the result also contains the addresses of the frontends: for a node port the loopback address.
+// If an interface of the node has the address of a frontend, packets from the node to this address have it as their source, too. So if the ranges
+// contain the node's address, the result also contains the addresses of the frontends: for a node port the loopback address.
 func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
 	if list.closed {
 		return []AddrRange{}

@@ -216,7 +216,7 @@ func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	return names, len(p.lost) > 0
 }
 
-// mostConflicts is the largest number of conflicts that are listed for one Service, and of losers that are recorded when the winner of a key changes.
+// mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
 const mostConflicts = 20
 
 // ConflictsOf returns the first mostConflicts keys that the named Service claims and another Service has, and the number of all. Call it when

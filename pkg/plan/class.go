@@ -33,8 +33,8 @@ const (
 // A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
 // chain. Verdicts in the large maps would be slow: at each commit, the kernel walks every map whose elements have verdicts.
 //
-// The register has room for all classes, regardless of the objects in the API, because sizes of tables and timeouts are rounded up to a fixed list.
-// So no Service can use up the classes or chains of other Services.
+// The register has room for all classes, regardless of the objects in the API: sizes of tables and timeouts are rounded up to a fixed list. So no
+// Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
 	// table is the table of a direct or pick class.
@@ -109,8 +109,8 @@ const (
 	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
 	// chain, which is in the plan while a Service uses it.
 	kindRange = kindRangeSources + kind(nodePortSources)
-	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the
-	// same list share one chain for each size: the cost of each element of a map grows with the number of rules that look up the map.
+	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the same list
+	// share one chain for each size. The cost of an element of a map grows with the number of rules that look up the map.
 	kindDirect = kindRange + kind(routes)
 	// kindPick draws an endpoint id for a new client from listCluster. The kind for listLocal follows.
 	kindPick = kindDirect + kind(routes)

@@ -8,7 +8,7 @@ import (
 )
 
 // The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began before the Service had an
-// endpoint, the program has to delete it from connection tracking. These functions list the frontends with flows to check, and their endpoints.
+// endpoint, the program must delete it from conntrack. These functions list the frontends with flows to check, and their endpoints.
 
 // touchFlows records that flows to a UDP frontend may be stale.
 func (p *Planner) touchFlows(k model.Key) {

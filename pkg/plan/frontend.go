@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// port is a service port in the form of the tables: the elements of its frontends lead to its number, and the number leads to its endpoints.
+// port is a service port in the form of the tables. The elements of its frontends lead to its number, and the number leads to its endpoints.
 type port struct {
 	name model.PortName
 	// comment is the name in the comments of elements.
@@ -247,9 +247,8 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	each(e, at, c)
 }
 
-// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with their class and its step. With
-// session affinity, it also calls each for the class that remembers clients. No element of the port has this class, so its element is the zero
-// Element.
+// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with class and step. For an affine
+// port, it also calls each for the class that remembers clients. No element of the port has this class, so its element is the zero Element.
 func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	if p.number == 0 || !p.hasEndpoints {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A Service that scales to zero drops packets while it has no endpoint, so that the client's retry finds the endpoint of a pod that starts
+// A Service that scales to zero drops packets while it has no endpoint. The client retries, and then finds the endpoint of a pod that has started
 // meanwhile. The packets fill two sets with the numbers of the service ports:
 //
 //	held     for DemandTime after the last held packet: an episode. pkg/beside/demand reads it.
@@ -89,8 +89,8 @@ func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bo
 	return reason == ""
 }
 
-// lacksHolders returns the reason why n service ports of each family of a namespace cannot hold packets instead of those of an earlier form; "" if
-// they can.
+// lacksHolders returns the reason why n service ports of a Service cannot hold packets, for each family; "" if they can. The ports of its earlier
+// form do not count.
 func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string {
 	all, own := p.taken.holders, p.takenBy(namespace).holders
 	if old != nil {

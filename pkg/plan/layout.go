@@ -22,9 +22,9 @@ type layout struct {
 	// each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
-	// For service ports with a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id with the
-	// count of its connections. full has the ids of endpoints that had their maximum a while ago, and tried the ids of full endpoints that a packet
-	// has just tried. atMaximum has the class for packets that find all endpoints full.
+	// With a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id, which counts its
+	// connections. full has the ids of endpoints that had their maximum a while ago. tried has the ids of full endpoints that a packet has just
+	// tried. atMaximum has the class for packets that find all endpoints full.
 	limitedSlots                    [lists]*nft.Set
 	limited, full, tried, atMaximum *nft.Set
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.

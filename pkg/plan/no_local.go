@@ -5,8 +5,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// NoLocalEndpoints returns the number of a family's service ports that have endpoints, but none on this node for frontends
-// whose internal or external traffic policy is Local (kube-proxy: sync_proxy_rules_no_local_endpoints_total).
+// NoLocalEndpoints counts a family's service ports that have endpoints, but none on this node, although their internal or external traffic policy is
+// Local (kube-proxy: sync_proxy_rules_no_local_endpoints_total).
 func (p *Planner) NoLocalEndpoints(f inet.Family) (internal, external int) {
 	return p.noLocal[f].internal, p.noLocal[f].external
 }

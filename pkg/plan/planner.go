@@ -213,8 +213,8 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 }
 
 // Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service. A key can change its winner to this Service,
-// from it, or to another one. So Set first notes the winners of all affected keys, then replaces the claims of the Service, and then reports the
-// elements of each key whose winner has changed. All other elements belong to the Service alone, or are counted.
+// from it, or to another one. So Set first notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the
+// elements of each key with another winner. All other elements belong to the Service alone, or are counted.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
@@ -329,7 +329,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 }
 
 // assign gives a service port a number, the earlier one if possible. It also gives ids to the endpoints of an affine port. If no number for an affine
-// port is free, the port has neither affinity nor a maximum of connections, and a port with ranges has no number.
+// port is free, the port has neither affinity nor a maximum of connections. A port with ranges then has no number.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if n.sticky = affinity > 0; n.sticky || n.most > 0 || n.ranged() {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))

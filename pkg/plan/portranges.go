@@ -12,12 +12,12 @@ import (
 )
 
 // A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed packets, after they have found
-// no port, node port or rule of another program. So exact ports take precedence. The hash set range-addresses has the addresses of ranges: packets
-// to other addresses need no lookup in the ranges, whose cost grows with the number of ranges.
+// no port, node port or rule of another program. So exact ports take precedence. The hash set range-addresses has the addresses of ranges. Packets to
+// other addresses need no lookup in the ranges, whose cost grows with their number.
 //
-// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity.
-// The map range-backends has the addresses of these endpoints. The classes that only ranges have are in the dispatch maps only while a range uses
-// them: at each commit, the kernel walks all chains that the maps lead to.
+// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
+// map range-backends has the addresses of these endpoints. Some classes only occur with ranges. They are in the dispatch maps only while a range uses
+// them: at each commit, the kernel walks all chains below the maps.
 
 // keepPort is the chain of packets to a range without session affinity. rangeOrGone is the chain of packets whose client has an endpoint that is not in
 // backends.
@@ -202,8 +202,8 @@ func (m keysByPlace) set(k model.Key, claimed bool) {
 	}
 }
 
-// SinglePortsBeside calls f for all frontends of single ports that may take precedence over one of the ranges among some keys: frontends with the
-// same address and protocol, and node ports of the protocol if the address may serve node ports. f may add keys.
+// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range among some keys. These have the same address and
+// protocol, or are node ports of the protocol, if the address may serve node ports. f may add keys.
 func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
 	places := map[place]bool{}
 	for k := range keys {
@@ -249,7 +249,7 @@ func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
 	return true
 }
 
-// lacksPortRanges returns the reason why a Service of a namespace cannot have n ranges instead of the ranges of its earlier form; "" if it can.
+// lacksPortRanges returns the reason why a Service cannot have n ranges instead of the ranges of its earlier form; "" if it can.
 func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string {
 	most := p.options.Room.PortRanges
 	all, own := p.taken.portRanges, p.takenBy(namespace).portRanges

@@ -118,7 +118,7 @@ func Weight(s *model.Service) (n int) {
 	return n
 }
 
-// lacksElements returns the reason why a Service of a namespace cannot take n elements instead of the elements of its earlier form; "" if it can.
+// lacksElements returns the reason why a Service cannot take n elements instead of the elements of its earlier form; "" if it can.
 func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	most := p.options.Room.Elements
 	all, own := p.taken.elements, p.takenBy(namespace).elements
@@ -128,8 +128,8 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	return lacksRoom("the Service is not served: it needs", n, "elements", own, all, most)
 }
 
-// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. The other Services of its namespace have own units, all
-// other Services of the node have all units, and most is the limit of the node. The reason begins with needs.
+// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. own are the units of the other Services of its
+// namespace, and all the units of all other Services. most is the limit of the node. The reason begins with needs.
 func lacksRoom(needs string, n int, unit string, own, all, most int) string {
 	switch {
 	case n == 0:

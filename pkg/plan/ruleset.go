@@ -97,7 +97,7 @@ func (l *layout) claim(o *Options) []nft.Rule {
 // find looks up the destination: the class of an address, else the class of a node port.
 func (l *layout) find(o *Options) []nft.Rule {
 	nodePort := setPriority(key(l.nodePort()...), l.nodePorts)
-	// One rule for both lookups: at every commit, the kernel walks all chains below a map of verdicts once for each rule that uses the map.
+	// One rule serves both lookups: at every commit, the kernel walks all chains below a map of verdicts for each rule that uses the map.
 	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
 	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
 	notFound := hasNoBits(topBit)
@@ -193,9 +193,9 @@ const noServiceNetwork = "no network of a service address"
 // NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"
 
-// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks up the packet once more. Before kernel 6.17
-// ("netfilter: nf_tables: restart set lookup on base_seq change"), a lookup during a commit that replaces an element may find neither the old
-// element nor the new one.
+// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks up the packet once more. If a commit replaces
+// an element, a lookup at the same time may find neither the old element nor the new one. Kernel 6.17 fixed this ("netfilter: nf_tables: restart set
+// lookup on base_seq change").
 const unusedPort = "unused-port"
 
 // unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips.

@@ -294,7 +294,7 @@ func (a *arrangement) sortUndo() {
 	a.undo = slices.CompactFunc(a.undo, func(x, y replaced) bool { return x.slot == y.slot })
 }
 
-// change updates the arrangement after some endpoints were removed from the set and others added.
+// change updates the arrangement after endpoints were removed from the set, and endpoints were added to it.
 func (a *arrangement) change(removed, added []netip.AddrPort) {
 	for len(removed) > 0 && len(added) > 0 {
 		a.exchange(newRival(added[0]), newRival(removed[0]), len(a.hashes)-1)
@@ -367,7 +367,7 @@ func (a *arrangement) exchange(in, out rival, top int) {
 	}
 }
 
-// lowest returns the slot below the given one whose endpoint has the lowest score for the given slot, or -1 if the newcomer's score is lower.
+// lowest returns the slot below the given one with the endpoint of the lowest score for the given slot, or -1 if the newcomer's score is lower.
 func (a *arrangement) lowest(slot int, newcomer rival) int {
 	best, winner := score(slot, newcomer.hash), -1
 	for i, h := range a.hashes[:slot] {

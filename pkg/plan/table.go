@@ -56,10 +56,10 @@ func (s selector) words() string {
 	return fmt.Sprintf("a hash of the first %d bits of the client's address", s.prefix)
 }
 
-// Up to exactSlots, a table has one slot for each endpoint. Above exactSlots, its size is rounded up to one of four sizes in each octave. If a
-// packet draws an empty slot, the next rule draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of
-// each element for each rule that looks up the map: a commit takes 20 ns or more for each element and rule. A table for a hash has one of even
-// fewer sizes, and no empty slot.
+// Up to exactSlots, a table has one slot for each endpoint. Above exactSlots, its size is rounded up to one of four sizes in each octave. If a packet
+// draws an empty slot, the next rule draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of each
+// element for each rule that looks up the map. A commit takes at least 20 ns for each element and rule. A table for a hash has one of even fewer
+// sizes, and no empty slot.
 const (
 	exactSlots = 16
 	perOctave  = 4

@@ -17,8 +17,8 @@ import (
 // program has translated. The sets and rules exist only with the options for them.
 //
 // No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes'
-// addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the
-// rules refuse only packets in a routing loop: packets that would leave by the interface by which they arrived.
+// addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the rules
+// refuse only packets in a routing loop. These would leave by the interface by which they arrived.
 
 // vips makes the sets of behaviours.
 func (l *layout) vips(o *Options) {

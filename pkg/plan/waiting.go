@@ -69,8 +69,8 @@ func (p *Planner) fits(s *service) bool {
 	return l.elements > 0 && p.lacksElements(namespace, l.elements, nil) == ""
 }
 
-// noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait, it
-// also records the namespace as freed: another Service of the namespace may have room now.
+// noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait,
+// another Service may have room now. noteRoom then records the namespace as freed.
 func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
 	list, waits, waited := p.waiting[name.Namespace], now.left() > 0, old.left() > 0
 	switch {

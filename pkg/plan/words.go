@@ -16,7 +16,7 @@ import (
 
 // Each function in this file returns the expressions of the nft text in its comment. The functions are the words of a rule.
 
-// reg is the first register; others follow in steps of 32 bits (NFT_REG32_00 and on).
+// reg is the first register (NFT_REG32_00). The next registers follow in steps of 32 bits.
 const reg = unix.NFT_REG32_00
 
 // rule joins words into a rule. nft shows the comment, and a start compares the comments of the kernel's rules with the plan.

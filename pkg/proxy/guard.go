@@ -30,8 +30,8 @@ type Announcements interface {
 	Author() nft.Author
 }
 
-// guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares
-// the tables with the plan before it writes. The methods trusted, due, heard and touched change nothing. All others act.
+// guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares the tables with the
+// plan before it writes. The methods trusted, due, heard and touched change nothing. All other methods act.
 type guard struct {
 	trust         Trust
 	announcements Announcements

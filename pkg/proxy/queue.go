@@ -233,8 +233,8 @@ func (s *slice) postpone(name types.NamespacedName, service *model.Service, more
 	return true
 }
 
-// anyoneMay reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node
-// port to another Service only after its release, so the change of the new owner comes later.
+// anyoneMay reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node port to another
+// Service only after its release, so the change of the new owner is later.
 func anyoneMay(f model.Frontend) bool { return f.Kind != model.ClusterIP && f.Kind != model.NodePort }
 
 // give plans the givers that may be planned now.

@@ -2,9 +2,9 @@ package schedule
 
 import "time"
 
-// firstRetry is the delay of the retry after a first failure. The delay doubles with each further failure in a row. It is short because
-// a failed batch leaves the kernel unchanged, and the usual causes (an interrupted dump, a chain that is still referenced) disappear in
-// a moment. kube-proxy waits for a whole syncPeriod.
+// firstRetry is the delay of the retry after a first failure. The delay doubles with each further failure in a row. It is short, because a failed
+// batch leaves the kernel unchanged. The usual causes, such as an interrupted dump or a chain that is still referenced, disappear in a moment.
+// kube-proxy waits for a whole syncPeriod.
 const firstRetry = 100 * time.Millisecond
 
 // Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].

@@ -26,8 +26,8 @@ type Dirty struct {
 	Node bool
 	// ServiceCIDRs is true if the cluster's service address ranges changed.
 	ServiceCIDRs bool
-	// Triggers are the times of changes of a Service's endpoints in the cluster, at most MostTriggers for each Service, in the order of the
-	// events (kube-proxy: network_programming_duration_seconds).
+	// Triggers are the times of changes of a Service's endpoints in the cluster (kube-proxy: network_programming_duration_seconds). They are in the
+	// order of the events, at most MostTriggers for each Service.
 	Triggers map[types.NamespacedName][]Trigger
 	// ServiceChanges is the number of Service events, SliceChanges the number of EndpointSlice events.
 	ServiceChanges, SliceChanges int

@@ -23,8 +23,8 @@ type Tracker struct {
 	latest time.Time
 }
 
-// New returns an empty tracker. It drops triggers older than since, which is usually the start of the process: they measure the
-// downtime of the proxy, not the latency of programming. It reads the clock now only for [Dirty.Since].
+// New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the downtime of the proxy, not the
+// latency of programming. It reads the clock now only for [Dirty.Since].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }

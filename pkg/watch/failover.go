@@ -32,9 +32,9 @@ type servers struct {
 	current string
 }
 
-// Failover adds addresses of API servers to a connection: others and, if learned is not nil, the hosts that learned returns. After
-// a failure of one server, the connection uses the next one. All servers need the same scheme, path, credentials and certificate
-// authority. current returns the address in use.
+// Failover adds addresses of API servers to a connection: the list others and, if learned is not nil, the hosts that learned returns. After a failure
+// of one server, the connection uses the next one. All servers need the same scheme, path, credentials and certificate authority. current returns the
+// address in use.
 func Failover(cfg *rest.Config, others []string, learned func() []string, logger klog.Logger) (current func() string, err error) {
 	if len(others) == 0 && learned == nil {
 		return func() string { return cfg.Host }, nil

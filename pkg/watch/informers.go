@@ -100,8 +100,8 @@ func access[List runtime.Object](client kubeapi.Reader[List], restrict func(*met
 	return resource{list, client.Watch, restrict}
 }
 
-// listVersion returns a list and its resource version. A list without a resource version is an error, because it is not from an API
-// server: client-go decodes any JSON object as an empty list.
+// listVersion returns a list and its resource version. A list without a resource version is an error, because no API server sends it: client-go
+// decodes any JSON object as an empty list.
 func (r resource) listVersion(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
 	if all, err = r.list(ctx, o); err != nil {
 		return nil, "", err

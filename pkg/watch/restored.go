@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// checkRestored returns an error if the API server's data are older than the version from which a watch continues, because they were restored from a
+// checkRestored returns an error if the API server's data are older than the version from which a watch continues: an administrator has restored a
 // backup. After this error, the reflector lists all objects again. Without the error, the watch would report nothing until the server reaches that
 // version again. It would never report the changes that the restoration reverted. checkRestored lists one object, so that the server answers from its
 // data and not from a cache.

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// kept defines the stored part of a field of an encoded protobuf message. This part is one of: the whole field; the first element of a repeated
-// field; some fields of a message, by their numbers; the entries of a map with some keys. The zero value stores nothing.
+// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of a repeated field, some fields
+// of a message by their numbers, or some entries of a map. The zero value stores nothing.
 type kept struct {
 	how
 	fields []kept
