@@ -21,7 +21,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 	o := stickyOptions
 	o.AnyNodeAddress = [2]bool{true, true}
 	p, k := setSticky(plan.New(o), []*model.Service{sticky(0, 0, 1)}), open(t)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	before, err := k.conn.Generation()
 	w.must(err)
 	for i, f := range inet.Families {
@@ -33,7 +33,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 			return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL
 		})
 		p.SetNodeAddresses(f, []netip.Addr{destinations(f, 0)[2].Addr(), added})
-		sync(t, k, p, Nothing)
+		mustSync(t, k, p, Nothing)
 		w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))
 		w.send(f, i, nodePort)
 		if from, at, came := w.read(5 * time.Second); !came || from != i || at != pod(f, 1) {

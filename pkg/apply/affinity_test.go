@@ -112,7 +112,7 @@ func TestManyClientsStay(t *testing.T) {
 			const endpoints = 10
 			p := newStickyPlanner(sticky(0, 3*time.Hour, numbers(0, endpoints)...))
 			k := open(t)
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			to := destinations(f, 0)
 			c := &crowd{wire: w, family: f, size: [...]int{1 << 16, 1 << 12}[f]}
 			if testing.Short() {
@@ -129,31 +129,31 @@ func TestManyClientsStay(t *testing.T) {
 			}
 
 			set(numbers(0, endpoints+5)...)
-			sync(t, k, p, Partial)
+			mustSync(t, k, p, Partial)
 			c.stay("scaled up", to[0])
 
 			c.lose(pod(f, 3), func() {
 				set(slices.Concat(numbers(0, 3), numbers(4, endpoints+5))...)
-				sync(t, k, p, Partial)
+				mustSync(t, k, p, Partial)
 			}, to[1])
 			c.stay("after an endpoint was removed", to[0])
 			set(numbers(0, endpoints+5)...)
-			sync(t, k, p, Partial)
+			mustSync(t, k, p, Partial)
 			c.stay("after it returned", to[2])
 
 			run(t, "nft", "flush chain ip kube-nftproxy services; flush chain ip6 kube-nftproxy services")
 			k.Doubt()
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			c.stay("after a repair", to[0])
 
 			retireNow(k)
-			sync(t, k, p, Partial)
+			mustSync(t, k, p, Partial)
 			k = open(t)
-			sync(t, k, resumeSticky(t, k, sticky(0, 3*time.Hour, numbers(0, endpoints+5)...)), Adopted)
+			mustSync(t, k, resumeSticky(t, k, sticky(0, 3*time.Hour, numbers(0, endpoints+5)...)), Adopted)
 			c.stay("after a restart", to[0])
 			k = open(t)
 			restarted := resumeSticky(t, k, sticky(0, 3*time.Hour, numbers(0, endpoints+4)...), sticky(1, time.Hour, 1))
-			c.lose(pod(f, endpoints+4), func() { sync(t, k, restarted, Full) }, to[0])
+			c.lose(pod(f, endpoints+4), func() { mustSync(t, k, restarted, Full) }, to[0])
 			c.stay("after a restart with changes", to[0])
 		})
 	}
@@ -222,7 +222,7 @@ func TestFullMapServesAllClients(t *testing.T) {
 	const room, others, endpoints, f = 1000, 2000, 10, inet.IPv4
 	p := newStickyPlanner(sticky(0, 2*time.Second, numbers(0, endpoints)...), sticky(1, time.Hour, numbers(0, endpoints)...))
 	affinityMap(p, f).Size = room
-	sync(t, open(t), p, Full)
+	mustSync(t, open(t), p, Full)
 	short, long := destinations(f, 0)[0], destinations(f, 1)[0]
 	c := &crowd{wire: w, family: f, size: room + others, were: w.ask(f, room+others, short)}
 	c.evenly(endpoints)
@@ -264,7 +264,7 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 			w := newWire(t)
 			const timeout = 2 * time.Second
 			p := newStickyPlanner(sticky(0, timeout, numbers(0, 10)...))
-			sync(t, open(t), p, Full)
+			mustSync(t, open(t), p, Full)
 			to := destinations(f, 0)
 			const faithful, all = 100, 200
 			start := time.Now()
@@ -310,7 +310,7 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 50
 	p, k := newStickyPlanner(sticky(0, 2*time.Hour, numbers(0, 10)...)), open(t)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	to := destinations(f, 0)[0]
 	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to)}
 	within := func(when string, least, most time.Duration) {
@@ -325,7 +325,7 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 		t.Helper()
 		s := sticky(0, timeout, numbers(0, 10)...)
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 	}
 	within("at first", 119*time.Minute, 2*time.Hour)
 	set(time.Minute)
@@ -348,7 +348,7 @@ func BenchmarkAffinity(b *testing.B) {
 			}
 			b.Run(name, func(b *testing.B) {
 				w := newWire(b)
-				sync(b, open(b), newStickyPlanner(sticky(0, timeout, numbers(0, 10)...)), Full)
+				mustSync(b, open(b), newStickyPlanner(sticky(0, timeout, numbers(0, 10)...)), Full)
 				run(b, "nft", "add table inet nowhere; add chain inet nowhere c { type filter hook forward priority 0; policy drop; }")
 				to := destinations(f, 0)[0]
 				for i := range clients {

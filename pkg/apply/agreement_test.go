@@ -70,11 +70,11 @@ func withHistory(t *testing.T) (*Kernel, *plan.Planner) {
 	}
 	for _, s := range agreedServices() {
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 	}
 	k = open(t)
 	p = resumeSticky(t, k, append(agreedServices(), withMethod(9, "maglev", time.Hour, 3, nil))...)
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 	return k, p
 }
 
@@ -152,7 +152,7 @@ func TestNodesAgreeOnAllFlows(t *testing.T) {
 
 	t.Run("a node that has just started", func(t *testing.T) {
 		w := newWire(t)
-		sync(t, open(t), newStickyPlanner(agreedServices()...), Full)
+		mustSync(t, open(t), newStickyPlanner(agreedServices()...), Full)
 		for i := range agreement {
 			first[i] = ask(w, i)
 			for _, f := range inet.Families {
@@ -182,7 +182,7 @@ func TestNodesAgreeOnAllFlows(t *testing.T) {
 			port.Cluster = slices.Delete(slices.Clone(port.Cluster), removed, removed+1)
 		}
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		for f, got := range ask(w, 0) {
 			if n := astray(0, inet.Family(f), s.Ports[f].Cluster, got); n > 0 {
 				t.Errorf("%s: without one endpoint, %d flows have another endpoint than predicted", inet.Family(f), n)

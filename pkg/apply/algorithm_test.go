@@ -48,7 +48,7 @@ func TestClientsGetTheEndpointOfTheirHash(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w, k := newWire(t), open(t)
-			sync(t, k, newStickyPlanner(services...), Full)
+			mustSync(t, k, newStickyPlanner(services...), Full)
 			for i, s := range services {
 				var remembered []netip.AddrPort
 				for _, to := range destinations(f, i) {
@@ -72,7 +72,7 @@ func TestChangesOfAlgorithms(t *testing.T) {
 	newWire(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	k, p := open(t), newStickyPlanner(withMethod(0, "maglev", 0, 10, nil))
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	names := []string{"random", "maglev", "source-hash", "source-hash/24,56"}
 	var s *model.Service
 	for step := range 40 {
@@ -95,16 +95,16 @@ func TestChangesOfAlgorithms(t *testing.T) {
 	}
 	s = withMethod(0, "maglev", 0, 10, nil)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	s = withMethod(0, "maglev", 0, 10, nil)
 	for _, port := range s.Ports {
 		port.Cluster = slices.Delete(slices.Clone(port.Cluster), 3, 4)
 	}
 	p.Set(s.Name, s)
 	// Of 251 slots, about a seventh changes; each change is a deletion and an addition.
-	if r := sync(t, k, p, Partial); r.Elements > 2*2*251/4 {
+	if r := mustSync(t, k, p, Partial); r.Elements > 2*2*251/4 {
 		t.Errorf("one endpoint less changes %d elements", r.Elements)
 	}
 	restarted := open(t)
-	sync(t, restarted, resumeSticky(t, restarted, s), Adopted)
+	mustSync(t, restarted, resumeSticky(t, restarted, s), Adopted)
 }

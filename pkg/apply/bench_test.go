@@ -61,7 +61,7 @@ func BenchmarkFullSync(b *testing.B) {
 				k := open(b)
 				k.follow(p)
 				b.StartTimer()
-				r := sync(b, k, p, Full)
+				r := mustSync(b, k, p, Full)
 				b.ReportMetric(float64(r.Commit.Milliseconds()), "commit-ms")
 			}
 		})
@@ -75,13 +75,13 @@ func BenchmarkReplaceOneEndpoint(b *testing.B) {
 			lab.EnterNamespace(b)
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
-			sync(b, k, p, Full)
+			mustSync(b, k, p, Full)
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
 				s := plain(i%size.services, size.endpoints, 1+i/size.services)
 				p.Set(s.Name, s)
-				sync(b, k, p, Partial)
+				mustSync(b, k, p, Partial)
 				i++
 			}
 		})
@@ -95,12 +95,12 @@ func BenchmarkScale(b *testing.B) {
 	k, p := open(b), plan.New(options())
 	k.Count(uncounted{})
 	fill(p, services, 10)
-	sync(b, k, p, Full)
+	mustSync(b, k, p, Full)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		s := plain(i%services, 10+(1+i/services)%2, 0)
 		p.Set(s.Name, s)
-		sync(b, k, p, Partial)
+		mustSync(b, k, p, Partial)
 	}
 }
 
@@ -118,11 +118,11 @@ func BenchmarkAdopt(b *testing.B) {
 			lab.EnterNamespace(b)
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
-			sync(b, k, p, Full)
+			mustSync(b, k, p, Full)
 			b.ReportAllocs()
 			for b.Loop() {
 				k.Doubt()
-				sync(b, k, p, Adopted)
+				mustSync(b, k, p, Adopted)
 			}
 		})
 	}

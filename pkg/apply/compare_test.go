@@ -44,9 +44,9 @@ func TestNoDifferences(t *testing.T) {
 	// After a change, unused chains and their elements stay for a while. They are not differences.
 	s := everything(300, 7, 0, true)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	p.Set(s.Name, nil)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	if v := compared(t); v.Total != 0 {
 		t.Errorf("with chains that wait to be retired: %q", inWords(v))
 	}

@@ -28,7 +28,7 @@ func TestAllFormsOfRulesAreReadBack(t *testing.T) {
 			change(&o)
 			k, p := open(t), plan.New(o)
 			cluster(p)
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			var states []*nft.Element
 			for _, s := range k.states {
 				states = append(states, s)

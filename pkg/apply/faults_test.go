@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	locks "sync"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,16 +35,16 @@ type faulty struct {
 	// step counts the changes.
 	step int
 
-	mu locks.Mutex
+	mu sync.Mutex
 	// right are the endpoints at which a packet to the changing Service may arrive.
 	right map[netip.AddrPort]bool
 	sent  atomic.Int64
 	wrong []string
 	// still is locked while no packets are sent, because the test has altered the tables.
-	still  locks.Mutex
+	still  sync.Mutex
 	paused bool
 	end    chan struct{}
-	ended  locks.WaitGroup
+	ended  sync.WaitGroup
 }
 
 // newFaulty returns a faulty Kernel after its first sync.
@@ -140,7 +140,7 @@ func (f *faulty) change() {
 }
 
 // sync makes a sync, which must succeed. After that, packets may arrive only at the new endpoints.
-func (f *faulty) sync() Result {
+func (f *faulty) mustSync() Result {
 	f.Helper()
 	r, err := f.k.Sync(f.p)
 	if err != nil {

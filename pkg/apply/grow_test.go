@@ -33,14 +33,14 @@ func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 func TestSetsOutgrowTheirSizes(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	const services, step = 2200, 100
 	for i := 0; i < services; i += step {
 		for j := range step {
 			s := plain(i+j, 2, 0)
 			p.Set(s.Name, s)
 		}
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 	}
 	checkKernel(t, k, p)
 	sizes := setSizes(t, k)
@@ -49,9 +49,9 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 			t.Errorf("%s has room for %d elements and holds %d", s.Name, got, n)
 		}
 	})
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 }
 
 // TestALargeSetIsNotReplaced: a batch adds elements to a large set, and does not delete the set.
@@ -79,18 +79,18 @@ func TestALargeSetIsNotReplaced(t *testing.T) {
 		t.Fatalf("no set has become large: %v", setSizes(t, k))
 	}
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 }
 
 // TestACrowdedSetGrowsAlone: a set that becomes large gets its new size in its own batch, which follows immediately.
 func TestACrowdedSetGrowsAlone(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	add := func(i, endpoints int) Result {
 		s := plain(i, endpoints, 0)
 		p.Set(s.Name, s)
-		return sync(t, k, p, Partial)
+		return mustSync(t, k, p, Partial)
 	}
 	add(0, mediumSet+1)
 	if r := add(1, largeSet-mediumSet); !r.Crowded || r.Elements > largeSet {
@@ -99,14 +99,14 @@ func TestACrowdedSetGrowsAlone(t *testing.T) {
 	if r := add(2, 5); !r.Crowded || r.Elements > 100 {
 		t.Errorf("a small Service before that sync takes a batch of %d elements; crowded: %v", r.Elements, r.Crowded)
 	}
-	if r := sync(t, k, p, Partial); r.Elements < largeSet || r.Crowded {
+	if r := mustSync(t, k, p, Partial); r.Elements < largeSet || r.Crowded {
 		t.Errorf("the batch of the set has %d elements; crowded: %v", r.Elements, r.Crowded)
 	}
 	if size := setSizes(t, k)["ip endpoints"]; size != largeSize {
 		t.Errorf("the set has room for %d elements", size)
 	}
 	checkKernel(t, k, p)
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 }
 
 // TestASetGrowsAsAChainRetires: a set outgrows its size in the batch that deletes an unused chain, whose rules look up the set.
@@ -114,18 +114,18 @@ func TestASetGrowsAsAChainRetires(t *testing.T) {
 	k, p := synced(t)
 	s := everything(400, 20, 0, false)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	p.Set(s.Name, nil)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	retireNow(k)
-	sync(t, k, p, Partial) // the elements that lead to the chain
+	mustSync(t, k, p, Partial) // the elements that lead to the chain
 	before := setSizes(t, k)["ip endpoints"]
 	for i := range 600 {
 		s := plain(1000+i, 3, 0)
 		p.Set(s.Name, s)
 	}
 	retireNow(k)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	if after := setSizes(t, k)["ip endpoints"]; after <= before || retains(k) {
 		t.Errorf("the size was %d and is %d; something is retained: %v", before, after, retains(k))
 	}
@@ -137,17 +137,17 @@ func TestASetGrowsAsAChainRetires(t *testing.T) {
 func TestOneBatchOutgrowsAllSizes(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	for i := range 1500 {
 		s := plain(i, 3, 0)
 		p.Set(s.Name, s)
 	}
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	checkKernel(t, k, p)
 	for i := range 1500 {
 		p.Set(types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}, nil)
 	}
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	checkKernel(t, k, p)
 }
 
@@ -162,6 +162,6 @@ func TestRestartWithMoreThanTheSetsHold(t *testing.T) {
 		p.Set(s.Name, s)
 	}
 	other := open(t)
-	sync(t, other, p, Full)
+	mustSync(t, other, p, Full)
 	checkKernel(t, k, p)
 }

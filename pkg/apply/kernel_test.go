@@ -111,7 +111,7 @@ func open(t testing.TB) *Kernel {
 	return k
 }
 
-func sync(t testing.TB, k *Kernel, p *plan.Planner, want Kind) Result {
+func mustSync(t testing.TB, k *Kernel, p *plan.Planner, want Kind) Result {
 	t.Helper()
 	r, err := k.Sync(p)
 	lab.Must(t, err)
@@ -157,24 +157,24 @@ func TestSyncFillsTheTables(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	lab.Same(t, planned(k, p), inKernel(t, k, p), "elements (-planned +in the kernel)")
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 }
 
 func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	other := open(t)
 	again := resume(t, other, options(), services())
 	cluster(again)
-	sync(t, other, again, Adopted)
+	mustSync(t, other, again, Adopted)
 	again.Set(types.NamespacedName{Namespace: "default", Name: "svc-3"}, nil)
-	sync(t, other, again, Partial)
+	mustSync(t, other, again, Partial)
 	lab.Same(t, planned(other, again), inKernel(t, other, again), "elements after a change (-planned +in the kernel)")
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 }
 
 // TestRestartAdoptsUnusedChains: a process exits while it retains a chain. The next process adopts the tables.
@@ -183,29 +183,29 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 		k, p := synced(t)
 		s := everything(300, 7, 0, true)
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		p.Set(s.Name, nil)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		for range retired {
 			retireNow(k)
-			sync(t, k, p, Partial)
+			mustSync(t, k, p, Partial)
 		}
 		other := open(t)
 		again := resume(t, other, options(), services())
 		cluster(again)
-		sync(t, other, again, Adopted)
+		mustSync(t, other, again, Adopted)
 		if got, want := retains(other), retired < 2; got != want {
 			t.Errorf("retired %d times: something is retained: %v, want %v", retired, got, want)
 		}
 		for retains(other) {
 			retireNow(other)
-			sync(t, other, again, Partial)
+			mustSync(t, other, again, Partial)
 		}
 		checkKernel(t, other, again)
 		if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {
 			t.Errorf("chains that nothing needs are left:\n%s", got)
 		}
-		sync(t, other, again, Nothing)
+		mustSync(t, other, again, Nothing)
 	}
 }
 
@@ -226,7 +226,7 @@ func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 		for _, s := range order {
 			p.Set(s.Name, s)
 		}
-		sync(t, k, p, []Kind{Full, Adopted}[i])
+		mustSync(t, k, p, []Kind{Full, Adopted}[i])
 		if retains(k) {
 			t.Errorf("order %d: something is retained", i)
 		}
@@ -246,10 +246,10 @@ func TestManySourceRangesAreDeleted(t *testing.T) {
 			port.Frontends[1].AllowedSources = ranges
 		}
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		checkKernel(t, k, p)
 		k.Doubt()
-		sync(t, k, p, Adopted)
+		mustSync(t, k, p, Adopted)
 	}
 	for _, n := range []int{900, 3, 400, 395, 0} {
 		changed := *s
@@ -263,10 +263,10 @@ func TestManySourceRangesAreDeleted(t *testing.T) {
 		with(n)
 	}
 	p.Set(s.Name, nil)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	checkKernel(t, k, p)
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 }

@@ -36,7 +36,7 @@ func BenchmarkFrontends(b *testing.B) {
 						k, before := open(b), kernelMemory(b)
 						k.follow(p)
 						b.StartTimer()
-						r := sync(b, k, p, Full)
+						r := mustSync(b, k, p, Full)
 						b.StopTimer()
 						b.ReportMetric(float64(r.Elements), "elements")
 						b.ReportMetric(float64(r.Commit.Milliseconds()), "commit-ms")
@@ -55,11 +55,11 @@ func BenchmarkFrontendAdded(b *testing.B) {
 	k, p := open(b), plan.New(options())
 	s := wide(inet.IPv4, 0, 5000, 1)
 	p.Set(s.Name, s)
-	sync(b, k, p, Full)
+	mustSync(b, k, p, Full)
 	for i := 0; b.Loop(); i++ {
 		s := wide(inet.IPv4, 0, 5000, 2-i%2)
 		p.Set(s.Name, s)
-		r := sync(b, k, p, Partial)
+		r := mustSync(b, k, p, Partial)
 		b.ReportMetric(float64(r.Elements), "elements")
 	}
 }

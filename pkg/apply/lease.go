@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	locks "sync" // tests have a function with the name sync
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +23,7 @@ const renewAgain = 2 * time.Second
 // renewals counts the commits of [Lease.Run], so that a sync does not mistake them for foreign commits.
 type renewals struct {
 	// mu is locked while a renewal is sent and counted, and while the ruleset's generation is read.
-	mu    locks.Mutex
+	mu    sync.Mutex
 	count uint32
 	// last is the time of the last commit that renewed the lease, in nanoseconds since 1970; 0 before the first one. A full sync renews it, too.
 	last atomic.Int64

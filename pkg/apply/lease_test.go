@@ -16,7 +16,7 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
 			p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			own, foreign := pod(f, 1), pod(f, 77)
 			arrive := func(when string, want netip.AddrPort) {
 				t.Helper()
@@ -38,7 +38,7 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 			arrive("another proxy, with a new lease", own)
 			expire()
 			k.Doubt()
-			sync(t, k, p, Adopted) // an expired lease is no reason for a full sync
+			mustSync(t, k, p, Adopted) // an expired lease is no reason for a full sync
 			renewOnce(t, k, p)
 			arrive("after a restart", own)
 			if changed, err := k.CheckRuleset(); changed || err != nil {
@@ -46,7 +46,7 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 			}
 			run(t, "nft", "flush ruleset")
 			k.Doubt()
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			arrive("after a repair", own)
 		})
 	}

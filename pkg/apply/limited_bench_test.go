@@ -21,7 +21,7 @@ func BenchmarkMaximum(b *testing.B) {
 		for _, batch := range []int{1, 64} {
 			b.Run(fmt.Sprintf("most=%d/have=%d/at-once=%d", c.most, c.have, batch), func(b *testing.B) {
 				w, k := newWire(b), open(b)
-				sync(b, k, newStickyPlanner(limited(0, "random", uint16(c.most), numbers(0, endpoints)...)), Full)
+				mustSync(b, k, newStickyPlanner(limited(0, "random", uint16(c.most), numbers(0, endpoints)...)), Full)
 				const f = inet.IPv4
 				to := destinations(f, 0)[0]
 				have := 0
@@ -56,14 +56,14 @@ func BenchmarkMaximumMemory(b *testing.B) {
 			newWire(b)
 			k := open(b)
 			p := newStickyPlanner()
-			sync(b, k, p, Full)
+			mustSync(b, k, p, Full)
 			before := kernelMemory(b)
 			const services, endpoints = 100, 100
 			for i := range services {
 				s := limited(i, "random", most, numbers(endpoints*i, endpoints*(i+1))...)
 				p.Set(s.Name, s)
 			}
-			sync(b, k, p, Partial)
+			mustSync(b, k, p, Partial)
 			b.ReportMetric((kernelMemory(b)-before)*(1<<20)/(2*services*endpoints), "B/endpoint")
 			b.ReportMetric(0, "ns/op")
 		})

@@ -103,7 +103,7 @@ func TestEndpointsGetTheirMaximumOfConnections(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w, k := newWire(t), open(t)
-			sync(t, k, newStickyPlanner(cases...), Full)
+			mustSync(t, k, newStickyPlanner(cases...), Full)
 			for i, s := range cases {
 				p := s.Ports[f]
 				want, all := map[netip.AddrPort]int{}, 0
@@ -141,7 +141,7 @@ func TestOneCountForBothPolicies(t *testing.T) {
 		p.Frontends[1].Local = true
 	}
 	w, k := newWire(t), open(t)
-	sync(t, k, newStickyPlanner(s), Full)
+	mustSync(t, k, newStickyPlanner(s), Full)
 	for _, f := range inet.Families {
 		to := destinations(f, 0)
 		here := s.Ports[f].Cluster[0]
@@ -159,7 +159,7 @@ func TestCountsSurvive(t *testing.T) {
 	w, k := newWire(t), open(t)
 	s := limited(0, "random", 5, 0, 1)
 	p := newStickyPlanner(s, limited(1, "maglev", 5, 10))
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	for _, f := range inet.Families {
 		w.occupy(f, 10, destinations(f, 0))
 	}
@@ -179,18 +179,18 @@ func TestCountsSurvive(t *testing.T) {
 	full("before a change", old...)
 	s = limited(0, "random", 5, 0, 1, 2)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	full("an endpoint is added", old...)
 	s = limited(0, "maglev", 5, 0, 1, 2)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	full("another algorithm", old...)
 	s = limited(0, "maglev", 5, 1, 2) // the ids differ from the ids of a first start
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	full("an endpoint is removed", old...)
 	restarted := open(t)
-	if r := sync(t, restarted, resumeSticky(t, restarted, s, limited(1, "maglev", 5, 10)), Adopted); r.Elements != 0 {
+	if r := mustSync(t, restarted, resumeSticky(t, restarted, s, limited(1, "maglev", 5, 10)), Adopted); r.Elements != 0 {
 		t.Errorf("a restart sends %d elements", r.Elements)
 	}
 	full("a restart", old...)
@@ -201,17 +201,17 @@ func TestMaximumChanges(t *testing.T) {
 	w, k := newWire(t), open(t)
 	s := limited(0, "random", 2, numbers(0, 150)...)
 	p := newStickyPlanner(s)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	f := inet.IPv4
 	to := destinations(f, 0)[:1]
 	w.occupy(f, 300, to)
 	s = limited(0, "random", 2, numbers(0, 151)...) // many endpoints: the next change updates their arrangement in place
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	for _, most := range []uint16{3, 0, 1} {
 		s = limited(0, "random", most, numbers(0, 151)...)
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
 			t.Fatalf("maximum %d: elements (-planned +in the kernel):\n%s", most, diff)
 		}
@@ -239,7 +239,7 @@ func TestWithoutMaximum(t *testing.T) {
 	p.SetWithoutMaximum()
 	s := limited(0, "random", 1, 0, 1)
 	setSticky(p, []*model.Service{s})
-	sync(t, open(t), p, Full)
+	mustSync(t, open(t), p, Full)
 	if list := run(t, "nft", "list", "ruleset"); strings.Contains(list, "ct count") {
 		t.Error("the tables need connlimit")
 	}

@@ -74,7 +74,7 @@ func TestNftLoadsItsListing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, k := newWire(t), open(t)
-			sync(t, k, c.planner, Full)
+			mustSync(t, k, c.planner, Full)
 			reload(t)
 			for _, table := range c.planner.Tables() {
 				found, err := k.readTable(table)

@@ -4,7 +4,7 @@ import (
 	"os"
 	"slices"
 	"strings"
-	locks "sync" // tests have a function with the name sync
+	"sync"
 	"sync/atomic"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -24,7 +24,7 @@ type others struct {
 	heard  chan struct{}
 	last   atomic.Pointer[nft.Commit]
 
-	mu locks.Mutex
+	mu sync.Mutex
 	// touched describes the first foreign change of the tables that no full sync has repaired; "" if there is none. touchedIn is the
 	// generation after this change. fixed is the generation up to which all changes are repaired.
 	touched          string

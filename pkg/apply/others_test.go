@@ -36,7 +36,7 @@ func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 	}
 	s := everything(2, 6, 0, false)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	renewOnce(t, k, p)
 	run(t, "nft", "delete table ip foreign")
 	times := 0
@@ -77,7 +77,7 @@ func TestListeningIsTriedAgain(t *testing.T) {
 		if err := k.Listen(); !errors.Is(err, unix.EMFILE) {
 			t.Fatalf("Listen() = %v, want %v", err, unix.EMFILE)
 		}
-		sync(t, k, p, Full)
+		mustSync(t, k, p, Full)
 		if _, err := k.CheckRuleset(); err != nil {
 			t.Error(err)
 		}

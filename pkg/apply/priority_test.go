@@ -19,7 +19,7 @@ import (
 func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	vip := destinations(inet.IPv4, 0)[0]
 	elsewhere, later := netip.MustParseAddrPort("198.51.100.9:99"), netip.MustParseAddrPort("198.51.100.10:99")
 	run(t, "nft", fmt.Sprintf(`
@@ -74,7 +74,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 func TestPacketsTranslatedToAClusterIPStay(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	vip := destinations(inet.IPv4, 0)[0]
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {

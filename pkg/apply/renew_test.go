@@ -55,7 +55,7 @@ func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	lab.EnterNamespace(t)
 	first, p := open(t), plan.New(options())
 	cluster(p)
-	sync(t, first, p, Full)
+	mustSync(t, first, p, Full)
 	run(t, "nft", "flush set ip kube-nftproxy lease; flush set ip6 kube-nftproxy lease")
 	if leaseLasts(t, "ip") || leaseLasts(t, "ip6") {
 		t.Fatal("the lease has not expired")
@@ -71,7 +71,7 @@ func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	if k.Leased().IsZero() {
 		t.Error("Leased() is zero after a renewal")
 	}
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 	if n := len(failures); n > 0 {
 		t.Errorf("%d failures, the first: %v", n, <-failures)
 	}
@@ -90,12 +90,12 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 				before := count()
 				s := everything(20+i%4, 1+i%3, 0, false)
 				p.Set(s.Name, s)
-				sync(t, k, p, Partial)
+				mustSync(t, k, p, Partial)
 				eventually(t, func() bool { return count() > before+1 })
 				if changed, err := k.CheckRuleset(); changed || err != nil {
 					t.Fatalf("CheckRuleset() = %t, %v after renewals", changed, err)
 				}
-				sync(t, k, p, Nothing)
+				mustSync(t, k, p, Nothing)
 			}
 			if k.others.takeMissed() {
 				t.Error("renewals count as unheard")
@@ -114,7 +114,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 				eventually(t, k.Touched)
 			}
 			k.Doubt()
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 		})
 	}
 }
@@ -155,6 +155,6 @@ func TestAFailingRenewalIsReportedOnceAndRetried(t *testing.T) {
 	}
 	release()
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	eventually(t, func() bool { return count() > 0 })
 }

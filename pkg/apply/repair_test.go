@@ -20,7 +20,7 @@ func synced(t testing.TB) (*Kernel, *plan.Planner) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	return k, p
 }
 
@@ -47,9 +47,9 @@ func TestAChangeAfterAForeignChangeIsRepaired(t *testing.T) {
 			} else if err == nil {
 				t.Fatalf("the sync after the foreign change was %s", r.Kind)
 			}
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			checkKernel(t, k, p)
-			sync(t, k, p, Nothing)
+			mustSync(t, k, p, Nothing)
 		})
 	}
 }
@@ -59,7 +59,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
 	p.Set(large.Name, large)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	hook := &afterRewrite{do: func() {
 		listing := run(t, "nft", "list table ip kube-nftproxy")
 		if has := strings.Contains(listing, large.Name.String()); has || !strings.Contains(listing, "10.96.0.1 ") {
@@ -72,10 +72,10 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 	k.atOnce, k.counts = 100, hook
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 }
 
 // TestAFlushBetweenPartsIsRepaired: if a table is deleted between two batches of a repair, the sync fails, and the next one repairs the tables.
@@ -83,14 +83,14 @@ func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
 	p.Set(large.Name, large)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	k.atOnce, k.counts = 100, &afterRewrite{do: func() { run(t, "nft", "delete table ip kube-nftproxy") }}
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
 	if _, err := k.Sync(p); err == nil {
 		t.Error("no part failed")
 	}
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 }
 
@@ -165,12 +165,12 @@ func TestForeignCommitsAreNoticed(t *testing.T) {
 	expect("after a full sync", false)
 	s := everything(2, 3, 0, false)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	expect("after a partial sync", false)
 	run(t, "nft", "add table ip foreign")
 	expect("after a foreign commit", true)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 	expect("after a comparison", false)
 	run(t, "nft", "flush ruleset")
 	s = everything(2, 4, 0, false)
@@ -178,12 +178,12 @@ func TestForeignCommitsAreNoticed(t *testing.T) {
 	if _, err := k.Sync(p); err == nil {
 		t.Error("a partial sync without tables succeeded")
 	}
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	expect("after a repair", false)
 	run(t, "nft", "add table ip6 foreign")
 	s = everything(2, 2, 0, false)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	expect("after a partial sync that followed a foreign commit", true)
 }
 
@@ -204,10 +204,10 @@ func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	const in = " element ip kube-nftproxy dispatch-remember "
 	run(t, "nft", "add chain ip kube-nftproxy remember-3600; delete"+in+lead+"; add"+in+other)
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 }
 
 func TestRememberedClientsSurviveARewrite(t *testing.T) {
@@ -215,7 +215,7 @@ func TestRememberedClientsSurviveARewrite(t *testing.T) {
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
 	run(t, "nft", "flush chain ip kube-nftproxy services")
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
 		t.Errorf("the client is not remembered any more:\n%s", got)
 	}
@@ -226,7 +226,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
 	pods := plan.LocalPods{Prefix: netip.MustParsePrefix("10.200.0.0/24")}
 	p.SetLocalPods(inet.IPv4, pods)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0/") || !strings.Contains(got, "10.200.0.0/24") {
 		t.Errorf("the rules recognise other pods:\n%s", got)
 	}
@@ -234,13 +234,13 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 		t.Errorf("the client is not remembered any more:\n%s", got)
 	}
 	p.SetLocalPods(inet.IPv4, pods)
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 	o := options()
 	o.LocalPods[inet.IPv4] = pods
 	other := open(t)
 	again := resume(t, other, o, services())
 	cluster(again)
-	sync(t, other, again, Adopted)
+	mustSync(t, other, again, Adopted)
 }
 
 func TestFailedBatchChangesNothing(t *testing.T) {
@@ -258,7 +258,7 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 	run(t, "nft", "delete element ip kube-nftproxy cluster-ips { 10.96.0.200 }")
 	run(t, "nft", "delete element ip6 kube-nftproxy cluster-ips { fd00:10:96::c8 }")
 	lab.Same(t, before, inKernel(t, k, p), "elements (-before +after the failed batch)")
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 }
 
@@ -280,12 +280,12 @@ func TestADeletedServiceLeavesNothing(t *testing.T) {
 	before := inKernel(t, k, p)
 	s := everything(300, 7, 0, true)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	p.Set(types.NamespacedName{Namespace: "default", Name: "svc-300"}, nil)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	for retains(k) {
 		retireNow(k)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 	}
 	lab.Same(t, before, inKernel(t, k, p), "elements (-before +after a Service was added and deleted)")
 	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {

@@ -45,13 +45,13 @@ func TestManyDeletionsAreNotReported(t *testing.T) {
 				s := everything(i, 1, 0, false)
 				p.Set(s.Name, s)
 			}
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			countPackets(t)
 			run(t, "nft", "flush chain ip kube-nftproxy services")
 			k.Doubt()
 			k.others.suspect("a chain is empty", k.generation)
 			*r = readings{}
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			if r.awaited != c.awaited {
 				t.Errorf("counters were read %d times before a rewrite of %d Services, want %d", r.awaited, c.services, c.awaited)
 			}

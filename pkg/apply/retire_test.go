@@ -53,7 +53,7 @@ func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {
 		s := everything(400, endpoints, time.Duration(round%2)*time.Hour, round%3 == 0)
 		p.Set(s.Name, s)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 		retireNow(k)
 		if _, err := k.Sync(p); err != nil {
 			t.Fatalf("round %d, after the first step: %v", round, err)
@@ -68,12 +68,12 @@ func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	}
 	for retains(k) {
 		retireNow(k)
-		sync(t, k, p, Partial)
+		mustSync(t, k, p, Partial)
 	}
 	checkKernel(t, k, p)
 	checkChains(t, k, p)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 }
 
 // TestARewriteLeavesNoChainsBehind: a rewrite cannot delete a chain if the same batch deletes the elements that led to it. A later sync deletes the chain.
@@ -81,27 +81,27 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	k, p := synced(t)
 	s := everything(400, 40, time.Hour, true)
 	p.Set(s.Name, s)
-	sync(t, k, p, Partial)
+	mustSync(t, k, p, Partial)
 	fresh := plan.New(options())
 	cluster(fresh)
 	other := open(t)
-	sync(t, other, fresh, Full)
+	mustSync(t, other, fresh, Full)
 	if _, empty := other.ledger.retains(); !empty {
 		t.Error("no chain is left behind after the deletion of the Service with 40 endpoints")
 	}
 	// A comparison before the deletion finds no difference.
 	other.Doubt()
-	sync(t, other, fresh, Adopted)
+	mustSync(t, other, fresh, Adopted)
 	// A comparison after a new Service needs the chains again finds no difference, either.
 	fresh.Set(s.Name, s)
-	sync(t, other, fresh, Partial)
+	mustSync(t, other, fresh, Partial)
 	other.Doubt()
-	sync(t, other, fresh, Adopted)
+	mustSync(t, other, fresh, Adopted)
 	fresh.Set(s.Name, nil)
-	sync(t, other, fresh, Partial)
+	mustSync(t, other, fresh, Partial)
 	for retains(other) {
 		retireNow(other)
-		sync(t, other, fresh, Partial)
+		mustSync(t, other, fresh, Partial)
 	}
 	checkKernel(t, other, fresh)
 	checkChains(t, other, fresh)
@@ -120,7 +120,7 @@ func TestUnusedChainsStayForAWhile(t *testing.T) {
 	expect := func(after time.Duration, want Kind, again time.Duration, chain bool) {
 		t.Helper()
 		now = now.Add(after)
-		if r := sync(t, k, p, want); r.Again != again {
+		if r := mustSync(t, k, p, want); r.Again != again {
 			t.Errorf("the next sync is due after %v, want %v", r.Again, again)
 		}
 		if got := has("endpoints-of-20"); got != chain {

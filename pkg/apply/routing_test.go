@@ -20,7 +20,7 @@ func newRoutedWire(t *testing.T, f inet.Family) (w *wire, unused []netip.AddrPor
 	run(t, "ip", "link", "set", "lo", "up")
 	p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
 	p.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(vip(f, 0), 16+int(f)*96).Masked()})
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	return w, []netip.AddrPort{netip.AddrPortFrom(vip(f, 0), 7), netip.AddrPortFrom(vip(f, 777), 7)}
 }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	locks "sync" // tests have a function with the name sync
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +36,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 	for name, before := range map[string]func(*testing.T, *plan.Planner){
 		"first start": func(*testing.T, *plan.Planner) {},
 		"tables exist": func(t *testing.T, p *plan.Planner) {
-			sync(t, open(t), p, Full)
+			mustSync(t, open(t), p, Full)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 			k.TakeOver(alone)
 			generation, err := k.conn.Generation()
 			lab.Must(t, err)
-			sync(t, k, p, Full)
+			mustSync(t, k, p, Full)
 			if hasRival(t) {
 				t.Error("kube-proxy's tables still exist")
 			}
@@ -67,13 +67,13 @@ func TestLaterTablesOfKubeProxyStay(t *testing.T) {
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	k.TakeOver(alone)
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	addRival(t)
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 	run(t, "nft", "flush chain ip kube-nftproxy services")
 	k.Doubt()
-	if sync(t, k, p, Full); !hasRival(t) {
+	if mustSync(t, k, p, Full); !hasRival(t) {
 		t.Error("kube-proxy's tables were deleted")
 	}
 }
@@ -84,7 +84,7 @@ func TestTablesOfKubeProxyStayWithoutTakeOver(t *testing.T) {
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	addRival(t)
-	if sync(t, k, p, Full); !hasRival(t) {
+	if mustSync(t, k, p, Full); !hasRival(t) {
 		t.Error("kube-proxy's tables were deleted")
 	}
 }
@@ -110,12 +110,12 @@ func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 			if c.cancelled {
 				k.KeepKubeProxy()
 			}
-			if sync(t, k, p, Full); !hasRival(t) {
+			if mustSync(t, k, p, Full); !hasRival(t) {
 				t.Errorf("kube-proxy's tables were deleted after %d queries for a kube-proxy", asked)
 			}
 			checkKernel(t, k, p)
 			k.Doubt()
-			if sync(t, k, p, Adopted); !hasRival(t) {
+			if mustSync(t, k, p, Adopted); !hasRival(t) {
 				t.Error("the next sync deleted kube-proxy's tables")
 			}
 		})
@@ -134,7 +134,7 @@ func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
 	if _, err := k.Sync(p); !errors.Is(err, unix.EPERM) || strings.Contains(err.Error(), "\x00") {
 		t.Errorf("Sync() = %v, want %v", err, unix.EPERM)
 	}
-	if sync(t, k, p, Full); !hasRival(t) {
+	if mustSync(t, k, p, Full); !hasRival(t) {
 		t.Error("kube-proxy's table was deleted")
 	}
 	checkKernel(t, k, p)
@@ -147,7 +147,7 @@ func own(t *testing.T, definition, name string) (release func()) {
 	commands, err := owner.StdinPipe()
 	lab.Must(t, err)
 	lab.Must(t, owner.Start())
-	release = locks.OnceFunc(func() {
+	release = sync.OnceFunc(func() {
 		_ = commands.Close()
 		_ = owner.Wait() // the status of the last command does not matter
 	})

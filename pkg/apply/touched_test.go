@@ -59,7 +59,7 @@ func TestForeignChangesAreRewritten(t *testing.T) {
 			alter(t, c.command)
 			heard(t, k)
 			k.Doubt()
-			r := sync(t, k, p, Full)
+			r := mustSync(t, k, p, Full)
 			if want := "another program has changed the tables: " + c.why; r.Why != want {
 				t.Errorf("because %q, want %q", r.Why, want)
 			}
@@ -75,7 +75,7 @@ func TestARuleWithTheSameCommentIsNoticed(t *testing.T) {
 	replaceRule(t, "accept")
 	heard(t, k)
 	k.Doubt()
-	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "of endpoints-of-4") {
+	if r := mustSync(t, k, p, Full); !strings.Contains(r.Why, "of endpoints-of-4") {
 		t.Errorf("because %q, want the rule and its chain", r.Why)
 	}
 	if after := run(t, "nft", "-s", "list chain ip kube-nftproxy endpoints-of-4"); after != before {
@@ -103,7 +103,7 @@ func unheard(t *testing.T, k *Kernel, p *plan.Planner, elements int, f func()) {
 	t.Helper()
 	lab.Must(t, k.others.withoutListening(func() error { f(); return nil }))
 	k.Doubt()
-	sync(t, k, p, Adopted)
+	mustSync(t, k, p, Adopted)
 	k.elements = cmp.Or(elements, k.elements)
 	awaitForeignChange(t, k)
 	k.Doubt()
@@ -115,7 +115,7 @@ func TestAMissedReplacementOfARuleIsRepaired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k, p := listening(t)
 			unheard(t, k, p, 0, func() { replaceRule(t, rule) })
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain endpoints-of-4 differ from the plan") {
+			if r := mustSync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain endpoints-of-4 differ from the plan") {
 				t.Errorf("because %q", r.Why)
 			}
 			settled(t, k, p)
@@ -136,7 +136,7 @@ func TestHarmlessForeignChanges(t *testing.T) {
 			run(t, "nft", command)
 			heard(t, k)
 			k.Doubt()
-			sync(t, k, p, Adopted)
+			mustSync(t, k, p, Adopted)
 			settled(t, k, p)
 		})
 	}
@@ -164,7 +164,7 @@ func TestATouchAmongMany(t *testing.T) {
 			run(t, "nft", "-f", file)
 			heard(t, k)
 			k.Doubt()
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "elements") || !strings.Contains(r.Why, "services") {
+			if r := mustSync(t, k, p, Full); !strings.Contains(r.Why, "elements") || !strings.Contains(r.Why, "services") {
 				t.Errorf("because %q, want elements of services", r.Why)
 			}
 			settled(t, k, p)
@@ -187,7 +187,7 @@ func TestChangesDuringADowntimeAreRepaired(t *testing.T) {
 			}
 			awaitForeignChange(t, k)
 			k.Doubt()
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "its elements differ from the plan") {
+			if r := mustSync(t, k, p, Full); !strings.Contains(r.Why, "its elements differ from the plan") {
 				t.Errorf("because %q", r.Why)
 			}
 			checkKernel(t, k, p)
@@ -200,7 +200,7 @@ func TestChangesDuringADowntimeAreRepaired(t *testing.T) {
 func TestManyElementsAreRewrittenWithoutACheck(t *testing.T) {
 	k, p := listening(t)
 	unheard(t, k, p, mostChecked+1, func() { run(t, "nft", altered["a value"].command) })
-	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "unnoticed") {
+	if r := mustSync(t, k, p, Full); !strings.Contains(r.Why, "unnoticed") {
 		t.Errorf("because %q", r.Why)
 	}
 	checkKernel(t, k, p)
@@ -210,7 +210,7 @@ func TestManyElementsAreRewrittenWithoutACheck(t *testing.T) {
 func TestAChangeDuringACommitIsRepaired(t *testing.T) {
 	k, p := listening(t)
 	unheard(t, k, p, 0, func() { run(t, "nft", altered["a value"].command) })
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 }
 
@@ -229,7 +229,7 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 	}
 	awaitForeignChange(t, k)
 	k.Doubt()
-	sync(t, k, p, Full)
+	mustSync(t, k, p, Full)
 }
 
 // listening returns a Kernel with a listener after its first sync, and its planner.
@@ -252,7 +252,7 @@ func settled(t *testing.T, k *Kernel, p *plan.Planner) {
 			t.Fatal("a check took too long")
 		}
 	}
-	sync(t, k, p, Nothing)
+	mustSync(t, k, p, Nothing)
 }
 
 // BenchmarkVerify measures a check of all elements.
@@ -262,7 +262,7 @@ func BenchmarkVerify(b *testing.B) {
 			lab.EnterNamespace(b)
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
-			sync(b, k, p, Full)
+			mustSync(b, k, p, Full)
 			var states []*nft.Element
 			for _, f := range inet.Families {
 				states = append(states, k.states[f])
