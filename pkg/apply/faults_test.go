@@ -140,7 +140,7 @@ func (f *faulty) change() {
 }
 
 // sync makes a sync, which must succeed. After that, packets may arrive only at the new endpoints.
-func (f *faulty) mustSync() Result {
+func (f *faulty) sync() Result {
 	f.Helper()
 	r, err := f.k.Sync(f.p)
 	if err != nil {
