@@ -268,7 +268,7 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 	case lacks != 0 && c.Weight == 0:
 		return "its weight is 0: it gets no new connections"
 	case lacks&ready != 0 && c.has(terminating):
-		return "terminating (others are ready)"
+		return "terminating (other endpoints are ready)"
 	case lacks&ready != 0:
 		return "not ready (the pod's readiness probe or a readiness gate says so)"
 	case lacks&(serving|terminating) != 0 && c.has(terminating):
@@ -354,7 +354,7 @@ func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSli
 	case len(n.names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods matches the targetPort of the Service"
 	}
-	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; there is " +
+	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; the slices have " +
 		strings.Join(n.names, ", ")
 }
 

@@ -113,7 +113,7 @@ func TestReasons(t *testing.T) {
 	}{
 		{"chosen", "1rl", cluster, "1", "-", "-"},
 		{"not ready", "1 2r", cluster, "1", "not ready", "not on this node, but on other"},
-		{"terminating beside ready ones", "1st 2r", cluster, "1", "terminating (others are ready)", ""},
+		{"terminating beside ready ones", "1st 2r", cluster, "1", "terminating (other endpoints are ready)", ""},
 		{"terminating, the last ones", "1st 2t", cluster, "1", "-", ""},
 		{"terminating, not serving", "1st 2t", cluster, "2", "terminating, and not serving any more", ""},
 		{"another zone", "1rz 2rZ", cluster, "1", "hinted to other zones (zone-b; this node is in " + here.Zone + ")", ""},
@@ -150,7 +150,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 		{"an empty slice", []*discoveryv1.EndpointSlice{sliceOf("a", nil, "http")}, "its selector matches no pod", ""},
 		{"a targetPort that no container has", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"))}, "no container port of the pods matches the targetPort of the Service",
 			"no container port of the pod matches the targetPort of the Service"},
-		{"another port name", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"), "web")}, `has a port named "http"/udp; there is "web"/udp`, ""},
+		{"another port name", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"), "web")}, `has a port named "http"/udp; the slices have "web"/udp`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := Explain(svc, c.slices, here, Options{})

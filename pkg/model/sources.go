@@ -150,7 +150,7 @@ func (b *builder) addDenied(list *sourceList) {
 // cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
 func (b *builder) cannotDeny(list *sourceList, field, reason string) {
 	if !list.closed {
-		b.over = append(b.over, b.problemOf(field, reason+", so it is unknown which sources to deny: all addresses and node ports of the Service "+
+		b.over = append(b.over, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
 			"except its cluster IPs are closed to all sources; correct the ranges"))
 	}
 	list.closed = true

@@ -56,7 +56,7 @@ func (m marker) reportOrphan(slice *object) {
 		Kind:   "EndpointSlice",
 		Name:   slice.NamespacedName,
 		Field:  "metadata.labels[" + discoveryv1.LabelServiceName + "]",
-		Reason: "is missing: set it to the name of the Service that the endpoints are for",
+		Reason: "is missing: set it to the name of the Service of these endpoints",
 	})
 }
 

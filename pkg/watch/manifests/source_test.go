@@ -298,7 +298,7 @@ func TestManifestsProblems(t *testing.T) {
 			files: map[string]string{
 				"a.yaml": "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\naddressType: IPv4\n",
 			},
-			want: []string{"EndpointSlice s is missing: set it to the name of the Service that the endpoints are for"},
+			want: []string{"EndpointSlice s is missing: set it to the name of the Service of these endpoints"},
 		},
 		{
 			name:  "broken from the start",
