@@ -40,17 +40,17 @@ func (p *Planner) remove(e *nft.Element) {
 	}
 }
 
-// share counts the users of shared elements. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) share(s *service, n int32) {
+// countShared counts the users of shared elements. n is 1 for a Service that is added, -1 for a Service that is removed.
+func (p *Planner) countShared(s *service, n int32) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.family].shared(port, func(e shared) { p.shareElement(e, n) })
+		p.layouts[port.family].sharedElements(port, func(e shared) { p.countSharedElement(e, n) })
 	}
 }
 
-func (p *Planner) shareElement(s shared, n int32) {
+func (p *Planner) countSharedElement(s shared, n int32) {
 	before := p.shared[s]
 	after := before + n
 	if after == 0 {

@@ -390,8 +390,8 @@ func (s shared) element() nft.Element {
 	return e
 }
 
-// shared calls each for every shared element that a service port needs.
-func (l *layout) shared(p *port, each func(shared)) {
+// sharedElements calls each for every shared element that a service port needs.
+func (l *layout) sharedElements(p *port, each func(shared)) {
 	for i := range p.frontends {
 		f := &p.frontends[i]
 		if f.Addr.IsValid() {

@@ -132,7 +132,7 @@ func New(o Options) *Planner {
 	}
 	for _, f := range o.Families {
 		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
-		p.lay(f)
+		p.buildTable(f)
 	}
 	return p
 }
@@ -154,8 +154,8 @@ func (p *Planner) Expect(services int) {
 	maps.Copy(p.shared, regions)
 }
 
-// lay builds the constant part of a family's table.
-func (p *Planner) lay(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
+// buildTable builds the constant part of a family's table.
+func (p *Planner) buildTable(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
 
 // LocalPods returns, for each family, the property by which the rules recognise traffic of this node's pods.
 func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
@@ -167,7 +167,7 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 		return
 	}
 	p.options.LocalPods[f] = pods
-	p.lay(f)
+	p.buildTable(f)
 }
 
 // SetWithoutHash makes all choices of endpoints random, because the kernel lacks jhash. Call it before [Planner.Set].
@@ -241,8 +241,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	}
 	clear(p.contests)
 	p.changePorts(old, now)
-	p.share(now, 1)
-	p.share(old, -1)
+	p.countShared(now, 1)
+	p.countShared(old, -1)
 	p.countStances(now, 1)
 	p.countStances(old, -1)
 	p.countNoLocal(now, 1)

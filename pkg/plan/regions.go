@@ -63,10 +63,10 @@ func (l *layout) regionsIn(cidrs []netip.Prefix) (list []shared) {
 // setRegions sets the regions of the addresses or prefixes in a set that depends on no Service.
 func (p *Planner) setRegions(of *nft.Set, regions []shared) {
 	for i := range regions {
-		p.shareElement(regions[i], 1)
+		p.countSharedElement(regions[i], 1)
 	}
 	for i := range p.regions[of] {
-		p.shareElement(p.regions[of][i], -1)
+		p.countSharedElement(p.regions[of][i], -1)
 	}
 	p.regions[of] = regions
 }
