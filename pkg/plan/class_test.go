@@ -1,11 +1,39 @@
 package plan
 
 import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
+
+// TestPageHasTheClasses: the table of classes in docs/maps.md has the first and the last class of each group of kinds, with their chains.
+func TestPageHasTheClasses(t *testing.T) {
+	page, err := os.ReadFile("../../docs/maps.md")
+	lab.Must(t, err)
+	lines := strings.Split(string(page), "\n")
+	has := func(parts ...string) {
+		if !slices.ContainsFunc(lines, func(line string) bool {
+			return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) })
+		}) {
+			t.Errorf("no row has all of %q", parts)
+		}
+	}
+	starts := []kind{kindReject, kindAffinity, kindLimited, kindHold, kindSources, kindRangeSources, kindRange, kindDirect}
+	for i, first := range starts[:len(starts)-1] {
+		var parts []string
+		for _, k := range []kind{first, starts[i+1] - 1} {
+			parts = append(parts, fmt.Sprintf("`0:%x`", uint8(k)), "`"+k.name(selector{})+"`")
+		}
+		has(parts...)
+	}
+	has(fmt.Sprintf("with indexes from %d ", table{balance.Sizes[0], selectors[0]}.index()))
+}
 
 func TestSelectorsHaveAllLengths(t *testing.T) {
 	for i, n := range balance.Lengths {
