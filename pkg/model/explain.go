@@ -121,10 +121,8 @@ func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 	for i := range s.Endpoints {
 		c := x.candidate(s, &s.Endpoints[i])
-		if len(s.Endpoints[i].Addresses) > 0 {
-			if addr, err := parseRaw(s.Endpoints[i].Addresses[0]); err == nil {
-				c.Addr = netip.AddrPortFrom(addr.Unmap(), 0)
-			}
+		if addr, ok := firstAddress(&s.Endpoints[i]); ok {
+			c.Addr = netip.AddrPortFrom(addr, 0)
 		}
 		c.NotCluster, c.NotLocal = why, why
 		x.out.Others = append(x.out.Others, c.Candidate)

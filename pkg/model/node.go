@@ -70,16 +70,21 @@ func EndpointAddresses(epSlices []*discoveryv1.EndpointSlice) []netip.Addr {
 func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.Endpoint) bool) (list []netip.Addr) {
 	for _, slice := range epSlices {
 		for i := range slice.Endpoints {
-			e := &slice.Endpoints[i]
-			if len(e.Addresses) == 0 || !wanted(e) {
-				continue
-			}
-			if addr, err := ParseAddr(e.Addresses[0]); err == nil {
+			if addr, ok := firstAddress(&slice.Endpoints[i]); ok && wanted(&slice.Endpoints[i]) {
 				list = append(list, addr)
 			}
 		}
 	}
 	return list
+}
+
+// firstAddress returns the first address of an endpoint. It returns false if this address is missing or invalid.
+func firstAddress(ep *discoveryv1.Endpoint) (netip.Addr, bool) {
+	if len(ep.Addresses) == 0 {
+		return netip.Addr{}, false
+	}
+	addr, err := parseRaw(ep.Addresses[0])
+	return addr.Unmap(), err == nil
 }
 
 // PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR). A family

@@ -20,11 +20,8 @@ func Places(slices []*discoveryv1.EndpointSlice) map[netip.Addr]Place {
 	for _, s := range slices {
 		for i := range s.Endpoints {
 			ep, p := &s.Endpoints[i], Place{}
-			if len(ep.Addresses) == 0 {
-				continue
-			}
-			addr, err := parseRaw(ep.Addresses[0])
-			if err != nil {
+			addr, ok := firstAddress(ep)
+			if !ok {
 				continue
 			}
 			if ep.Zone != nil {
@@ -33,7 +30,7 @@ func Places(slices []*discoveryv1.EndpointSlice) map[netip.Addr]Place {
 			if ep.NodeName != nil {
 				p.Node = *ep.NodeName
 			}
-			places[addr.Unmap()] = p
+			places[addr] = p
 		}
 	}
 	return places
