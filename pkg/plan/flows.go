@@ -3,6 +3,8 @@ package plan
 import (
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -89,4 +91,22 @@ func (p *Planner) Holder(k model.Key) (name model.PortName, exists bool) {
 		return name, false
 	}
 	return c.port.name, true
+}
+
+// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another Service has.
+func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(model.Key)) {
+	s := p.services[name]
+	if s == nil {
+		return
+	}
+	for _, port := range s.ports {
+		if port.protocol != protocol {
+			continue
+		}
+		for i := range port.frontends {
+			if k := port.frontends[i].Key; p.winner(k).service == s {
+				f(k)
+			}
+		}
+	}
 }
