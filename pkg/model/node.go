@@ -70,7 +70,11 @@ func EndpointAddresses(epSlices []*discoveryv1.EndpointSlice) []netip.Addr {
 func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.Endpoint) bool) (list []netip.Addr) {
 	for _, slice := range epSlices {
 		for i := range slice.Endpoints {
-			if addr, ok := firstAddress(&slice.Endpoints[i]); ok && wanted(&slice.Endpoints[i]) {
+			e := &slice.Endpoints[i]
+			if !wanted(e) {
+				continue
+			}
+			if addr, ok := firstAddress(e); ok {
 				list = append(list, addr)
 			}
 		}
