@@ -264,14 +264,20 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 			return large
 		})
 	}
-	p.Planner.Expect(len(names))
+	return s.planAll(names, p.queue.push)
+}
+
+// planAll plans Services, and then givers if no Service is left. It passes the Services for which there was no time to requeue, and returns the planned
+// Services.
+func (s *slice) planAll(names []types.NamespacedName, requeue func(rest []types.NamespacedName)) []types.NamespacedName {
+	s.Planner.Expect(len(names))
 	s.absorbed = make([]types.NamespacedName, 0, len(names))
 	rest := s.plan(names)
-	p.queue.push(rest)
+	requeue(rest)
 	if len(rest) == 0 {
 		s.give()
 	}
-	p.afterPlanning()
+	s.afterPlanning()
 	return s.absorbed
 }
 
@@ -294,15 +300,7 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now()}
 	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
-	p.Planner.Expect(len(names))
-	s.absorbed = make([]types.NamespacedName, 0, len(names))
-	rest := s.plan(names)
-	p.queue.pop(names[:len(names)-len(rest)])
-	if len(rest) == 0 {
-		s.give()
-	}
-	p.afterPlanning()
-	return s.absorbed
+	return s.planAll(names, func(rest []types.NamespacedName) { p.queue.pop(names[:len(names)-len(rest)]) })
 }
 
 // afterPlanning runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
