@@ -98,7 +98,6 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 // the error of next if that fails. Each Service is in one part, the smaller Services before the larger ones.
 func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
 	var room nft.Element // one allocation for all: there may be a million elements
-	none := &port{}
 	each := func(e nft.Element) {
 		room = e
 		f(&room)
@@ -152,7 +151,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 				}
 			}
 			l.portElements(port, withClass)
-			l.backendElements(port, none, f)
+			l.backendElements(port, &noPort, f)
 			for ls := range lists {
 				s := &p.slots[0]
 				s.fill(l, port, ls)

@@ -361,14 +361,11 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 			e.Set = l.rangeBackends[ls]
 		}
 		for _, endpoint := range endpoints {
-			if p.ranged() {
-				e.Key = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
-				e.Data = nft.Value{}.Addr(endpoint.Addr())
-				each(&e)
-				continue
+			if word := p.ids.endpointRegister(endpoint); p.ranged() {
+				e.Key, e.Data = nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
+			} else {
+				e.Key, e.Data = nft.Value{}.Proto(p.protocol).Uint32(word), nft.Endpoint(endpoint)
 			}
-			e.Key = nft.Value{}.Proto(p.protocol).Uint32(p.ids.endpointRegister(endpoint))
-			e.Data = nft.Endpoint(endpoint)
 			each(&e)
 		}
 	}

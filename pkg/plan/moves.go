@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -22,11 +24,7 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 			}
 		}
 	}
-	same := len(was) == len(is)
-	for i := 0; same && i < len(was); i++ {
-		same = sameKeys(was[i].frontends, is[i].Frontends)
-	}
-	if same {
+	if slices.EqualFunc(was, is, func(a *port, b *model.ServicePort) bool { return sameKeys(a.frontends, b.Frontends) }) {
 		return nil, nil
 	}
 	had := map[model.Key]bool{}
