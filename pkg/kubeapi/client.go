@@ -89,11 +89,11 @@ func New(connection *rest.Config) (*Client, error) {
 		}
 		c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(c.QPS, c.Burst)
 	}
-	clients := map[string]rest.Interface{}
+	clients, encoding := map[string]rest.Interface{}, Serializer()
 	for _, version := range []schema.GroupVersion{
 		corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
 	} {
-		client, err := Connect(c, version, Serializer())
+		client, err := Connect(c, version, encoding)
 		if err != nil {
 			return nil, err
 		}

@@ -16,8 +16,9 @@ import (
 // watchers returns Services and EndpointSlices for watches. A watch converts protobuf objects of its kind to their stored form without decoding
 // them.
 func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
+	encoding := kubeapi.Serializer()
 	client := func(version schema.GroupVersion, kind string, store storeFunc) (*rest.RESTClient, error) {
-		return kubeapi.Connect(cfg, version, codecs{kubeapi.Serializer(), version.WithKind(kind), store})
+		return kubeapi.Connect(cfg, version, codecs{encoding, version.WithKind(kind), store})
 	}
 	core, err := client(corev1.SchemeGroupVersion, "Service", t.service)
 	if err != nil {
