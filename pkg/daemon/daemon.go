@@ -420,7 +420,10 @@ func (d *daemon) newConsole() *console.Console {
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Challenges: d.challenges.failed, Appeared: d.appeared, Rejected: d.rejected,
 		Ports:     func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
-		Instances: func() ([]string, string) { return d.instance.Guests(), d.instance.Unreachable() },
+		Instances: func() (older, newer []string, unreachable string) {
+			older, newer = d.instance.Guests()
+			return older, newer, d.instance.Unreachable()
+		},
 		Lacks: func(families []inet.Family) ([]probe.Missing, error) {
 			return askKernel(d.PlanOptions(families))
 		},

@@ -106,15 +106,21 @@ func (i *Instance) Other() string {
 	return i.other.String()
 }
 
-// Guests names the processes that stand by for this one, sorted.
-func (i *Instance) Guests() (list []string) {
+// Guests names the older processes that stand by for this one, and the newer ones that will replace it as soon as they are ready. Both are
+// sorted.
+func (i *Instance) Guests() (older, newer []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, r := range i.guests {
-		list = append(list, r.String())
+		if r.newer(i.self) {
+			newer = append(newer, r.String())
+		} else {
+			older = append(older, r.String())
+		}
 	}
-	slices.Sort(list)
-	return list
+	slices.Sort(older)
+	slices.Sort(newer)
+	return older, newer
 }
 
 // Unreachable returns the reason why this process cannot communicate with the one that holds the name, or "".

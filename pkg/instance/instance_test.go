@@ -215,16 +215,24 @@ func TestFind(t *testing.T) {
 	if got, err := Find(c.socket); got != "older, pid 1" || err != nil {
 		t.Errorf("with one process: %q, %v", got, err)
 	}
-	if got := older.Guests(); len(got) > 0 {
-		t.Errorf("guests after a question: %q", got)
-	}
-	newer := c.start("newer", 2, true)
-	c.await("newer")
-	for end := time.Now().Add(20 * time.Second); !slices.Equal(newer.Guests(), []string{"older, pid 1"}); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("guests of the newer process: %q", newer.Guests())
+	guests := func(i *process, wantOlder, wantNewer []string) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			older, newer := i.Guests()
+			if slices.Equal(older, wantOlder) && slices.Equal(newer, wantNewer) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("older guests %q, want %q; newer ones %q, want %q", older, wantOlder, newer, wantNewer)
+			}
 		}
 	}
+	guests(older, nil, nil)
+	newer := c.start("newer", 2, false)
+	guests(older, nil, []string{"newer, pid 2"})
+	newer.Ready()
+	c.await("newer")
+	guests(newer, []string{"older, pid 1"}, nil)
 	if got, err := Find(c.socket); got != "newer, pid 2" || err != nil {
 		t.Errorf("with two processes: %q, %v", got, err)
 	}

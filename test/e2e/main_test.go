@@ -23,8 +23,9 @@ import (
 // program is the path of the daemon under test.
 var program string
 
-// shared returns the cluster of all worlds that do not have their own one. It starts with the first of them.
-var shared func() (*cluster.Cluster, error)
+// shared has the clusters of all worlds that do not have their own one. One world at a time uses a cluster. A cluster starts with its
+// first world.
+var shared = make(chan func() (*cluster.Cluster, error), 3)
 
 func TestMain(m *testing.M) {
 	code, err := prepare(m)
@@ -49,16 +50,23 @@ func prepare(m *testing.M) (int, error) {
 	if program, err = proxy.Build(ctx, dir); err != nil {
 		return 0, err
 	}
-	stop := func() {}
-	defer func() { stop() }()
-	shared = sync.OnceValues(func() (*cluster.Cluster, error) {
-		c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster")})
-		if err != nil {
-			return nil, err
+	stop := make(chan func(), cap(shared))
+	for i := range cap(shared) {
+		shared <- sync.OnceValues(func() (*cluster.Cluster, error) {
+			c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, fmt.Sprint("cluster-", i))})
+			if err != nil {
+				return nil, err
+			}
+			stop <- c.Stop
+			return c, c.Checkpoint(ctx)
+		})
+	}
+	defer func() {
+		close(stop)
+		for s := range stop {
+			s()
 		}
-		stop = c.Stop
-		return c, c.Checkpoint(ctx)
-	})
+	}()
 	return m.Run(), nil
 }
 
@@ -71,13 +79,16 @@ type world struct {
 	dir string
 }
 
-// newWorld returns a lab with the shared cluster, which has the Node and no object of an earlier test. The node and the other nodes
-// reach the API server at an address of their loopback interface.
+// newWorld returns a lab with a shared cluster, which has the Node and no object of an earlier test. The node and the other nodes
+// reach the API server at an address of their loopback interface. The test runs beside others.
 func newWorld(t *testing.T, c lab.Config) *world {
 	t.Helper()
+	t.Parallel()
+	start := <-shared
+	t.Cleanup(func() { shared <- start })
 	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
 	var err error
-	if w.api, err = shared(); err == nil {
+	if w.api, err = start(); err == nil {
 		err = w.api.Rewind(t.Context())
 	}
 	must(t, err)

@@ -78,10 +78,11 @@ type Parts struct {
 	NodePorts func() ([]model.Problem, error)
 	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
 	Challenges func() error
-	// Ports returns the program's HTTP servers. Instances returns the names of other instances that stand by while this one serves. If another
-	// process holds the socket by which instances agree, unreachable is the reason why this instance cannot communicate with it, otherwise "".
+	// Ports returns the program's HTTP servers. Instances returns the names of the older instances that stand by while this one serves, and of
+	// the newer ones that will replace it. If another process holds the socket by which instances agree, unreachable is the reason why this
+	// instance cannot communicate with it, otherwise "".
 	Ports     func() []view.Port
-	Instances func() (guests []string, unreachable string)
+	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
 	Rejected func() []model.Problem
 	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the

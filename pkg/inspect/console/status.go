@@ -51,8 +51,8 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	if c.ServiceProxyName == "" { // with a name, the rules of kube-proxy are not leftovers
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
-	if guests, _ := c.Instances(); len(guests) > 0 || s.Loop != nil && s.Loop.Other != "" {
-		node.Monitors = nil // the other instance monitors nftables, and is already a finding
+	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {
+		node.Monitors = nil // the other instance monitors nftables
 	}
 	s.Findings = append(s.Findings, doctor.Look(ctx, node)...)
 	s.Conclude()
@@ -116,9 +116,9 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 			"none, if one instance replaces the other. The newer instance serves with its own configuration",
 			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
 	}
-	guests, unreachable := c.Instances()
-	if len(guests) > 0 {
-		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(guests, "; "),
+	older, _, unreachable := c.Instances()
+	if len(older) > 0 {
+		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(older, "; "),
 			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
 			fmt.Sprintf("unless it is being replaced, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
 	}
