@@ -419,7 +419,7 @@ func (d *daemon) newConsole() *console.Console {
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Challenges: d.challenges.failed, Appeared: d.appeared, Rejected: d.rejected,
-		Ports:     func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
+		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
 		Instances: func() (older, newer []string, unreachable string) {
 			older, newer = d.instance.Guests()
 			return older, newer, d.instance.Unreachable()

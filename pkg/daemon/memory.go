@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -53,7 +54,7 @@ func containerLimit(folder string) (int64, bool) {
 }
 
 // synced notifies the parts that wait for the first sync. The lists of objects and the first batch are garbage then, several
-// times the size of the rest. It returns this memory to the system.
+// times the size of the rest, and a third of the resident code ran only at the start. It returns this memory to the system.
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
@@ -62,8 +63,31 @@ func (d *daemon) synced() {
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(growthLater)
 		}
-		go debug.FreeOSMemory()
+		go func() {
+			debug.FreeOSMemory()
+			if maps, err := os.ReadFile("/proc/self/maps"); err == nil {
+				releaseCode(string(maps))
+			}
+		}()
 	})
+}
+
+// releaseCode unmaps the pages of the program's file that cannot be written: code and tables. The argument has the mappings of the process, in
+// the format of proc_pid_maps(5). The kernel maps a page again, from its page cache, when the program uses it.
+func releaseCode(maps string) {
+	program, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(maps) {
+		var from, to uintptr
+		var access string
+		_, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &access)
+		if err == nil && strings.HasSuffix(line, " "+program+"\n") && !strings.Contains(access, "w") {
+			// An error leaves the pages mapped.
+			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED)
+		}
+	}
 }
 
 // containerUse reads the memory use of a control group, including the kernel's memory for tables. It excludes inactive files,

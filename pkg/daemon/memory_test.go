@@ -3,8 +3,10 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -95,4 +97,30 @@ func TestFollowMemory(t *testing.T) {
 	}
 	cancel()
 	following.Wait()
+}
+
+// TestCodeIsReleased: the pages of the program's file become fewer, and the program continues.
+func TestCodeIsReleased(t *testing.T) {
+	before := residentFile(t)
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	releaseCode(string(maps))
+	if after := residentFile(t); before == 0 || after >= before {
+		t.Errorf("%d kB of files are mapped, and %d kB afterwards", before, after)
+	}
+}
+
+// residentFile returns the resident memory of files in kB.
+func residentFile(t *testing.T) (kB int) {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "RssFile:")
+	if _, err := fmt.Sscan(rest, &kB); err != nil {
+		t.Fatal(err)
+	}
+	return kB
 }
