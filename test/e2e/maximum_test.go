@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"testing"
@@ -45,9 +46,12 @@ func testMaximum(t *testing.T, w *world, d *daemon) {
 	if err := refused(); err != nil { // the first refusal is not the last one
 		t.Error(err)
 	}
-	if m := d.awaitIdle(patience); m[`kubenftproxy_refused_total{reason="max_connections"}`] == 0 {
-		t.Error("no connection counts as refused because of the maximum")
-	}
+	eventually(t, patience, func() error {
+		if m := d.awaitIdle(patience); m[`kubenftproxy_refused_total{reason="max_connections"}`] == 0 {
+			return errors.New("no connection counts as refused because of the maximum")
+		}
+		return nil
+	})
 	must(t, open[0].Close())
 	eventually(t, patience, connect)
 	w.delete(limited)
