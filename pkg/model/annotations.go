@@ -30,53 +30,53 @@ const prefix = "kube-nftproxy.io/"
 
 // The names of annotations. Each one has a row in [Annotations].
 const (
-	algorithm         = prefix + "lb-algorithm"
-	tableSize         = prefix + "lb-table-size"
-	slowStart         = prefix + "slow-start"
-	maximum           = prefix + "max-connections"
-	atMaximum         = prefix + "at-max-connections"
-	scaleToZero       = prefix + "scale-to-zero"
-	terminate         = prefix + "terminate-connections"
-	refuseUnused      = prefix + "refuse-unused-ports"
-	answerPing        = prefix + "answer-ping"
-	portRanges        = prefix + "port-ranges"
-	nodePortSources   = prefix + "node-port-source-ranges"
-	externalIPSources = prefix + "external-ip-source-ranges"
-	deniedSources     = prefix + "denied-source-ranges"
-	weights           = prefix + "weights"
+	annotationAlgorithm         = prefix + "lb-algorithm"
+	annotationTableSize         = prefix + "lb-table-size"
+	annotationSlowStart         = prefix + "slow-start"
+	annotationMaximum           = prefix + "max-connections"
+	annotationAtMaximum         = prefix + "at-max-connections"
+	annotationScaleToZero       = prefix + "scale-to-zero"
+	annotationTerminate         = prefix + "terminate-connections"
+	annotationRefuseUnused      = prefix + "refuse-unused-ports"
+	annotationAnswerPing        = prefix + "answer-ping"
+	annotationPortRanges        = prefix + "port-ranges"
+	annotationNodePortSources   = prefix + "node-port-source-ranges"
+	annotationExternalIPSources = prefix + "external-ip-source-ranges"
+	annotationDeniedSources     = prefix + "denied-source-ranges"
+	annotationWeights           = prefix + "weights"
 
 	// Annotations of Cilium, Calico and Cozystack.
-	ciliumAlgorithm    = "service.cilium.io/lb-algorithm"
-	ciliumScaleToZero  = "service.cilium.io/scale-to-zero"
-	ciliumSourcePolicy = "service.cilium.io/src-ranges-policy"
-	ciliumWeight       = "service.cilium.io/weight"
-	calicoStrategy     = "lb.projectcalico.org/external-traffic-strategy"
-	wholeIP            = "networking.cozystack.io/wholeIP"
+	annotationCiliumAlgorithm    = "service.cilium.io/lb-algorithm"
+	annotationCiliumScaleToZero  = "service.cilium.io/scale-to-zero"
+	annotationCiliumSourcePolicy = "service.cilium.io/src-ranges-policy"
+	annotationCiliumWeight       = "service.cilium.io/weight"
+	annotationCalicoStrategy     = "lb.projectcalico.org/external-traffic-strategy"
+	annotationWholeIP            = "networking.cozystack.io/wholeIP"
 )
 
 // Annotations are all annotations that Build reads. pkg/watch stores these, and a few unknown names with prefix, which become problems.
 // docs/annotations.md has the table.
 var Annotations = []Annotation{
-	{Name: algorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md"},
-	{Name: ciliumAlgorithm, Alias: algorithm, Values: "`random`, `maglev`", Meaning: "the same", Page: "algorithms.md"},
-	{Name: calicoStrategy, Alias: algorithm, Values: "`maglev`", Meaning: "the same", Page: "algorithms.md"},
-	{Name: tableSize, Values: "a prime of a fixed list, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
-	{Name: slowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
-	{Name: maximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
-	{Name: atMaximum, Values: "`refuse`, `queue`", Meaning: "the treatment of a new connection while all endpoints are full", Page: "algorithms.md"},
-	{Name: weights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
-	{Name: ciliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
-	{Name: scaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
-	{Name: ciliumScaleToZero, Alias: scaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
-	{Name: terminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
-	{Name: refuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
-	{Name: answerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
-	{Name: portRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
-	{Name: wholeIP, Alias: portRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
-	{Name: nodePortSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
-	{Name: externalIPSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
-	{Name: deniedSources, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
-	{Name: ciliumSourcePolicy, Values: "`allow`, `deny`", Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources", Page: "source-ranges.md"},
+	{Name: annotationAlgorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md"},
+	{Name: annotationCiliumAlgorithm, Alias: annotationAlgorithm, Values: "`random`, `maglev`", Meaning: "the same", Page: "algorithms.md"},
+	{Name: annotationCalicoStrategy, Alias: annotationAlgorithm, Values: "`maglev`", Meaning: "the same", Page: "algorithms.md"},
+	{Name: annotationTableSize, Values: "a prime of a fixed list, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
+	{Name: annotationSlowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
+	{Name: annotationMaximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
+	{Name: annotationAtMaximum, Values: "`refuse`, `queue`", Meaning: "the treatment of a new connection while all endpoints are full", Page: "algorithms.md"},
+	{Name: annotationWeights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
+	{Name: annotationCiliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
+	{Name: annotationScaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
+	{Name: annotationCiliumScaleToZero, Alias: annotationScaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
+	{Name: annotationTerminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
+	{Name: annotationRefuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
+	{Name: annotationAnswerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
+	{Name: annotationPortRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
+	{Name: annotationWholeIP, Alias: annotationPortRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
+	{Name: annotationNodePortSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
+	{Name: annotationExternalIPSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
+	{Name: annotationDeniedSources, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
+	{Name: annotationCiliumSourcePolicy, Values: "`allow`, `deny`", Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources", Page: "source-ranges.md"},
 }
 
 // boolean are the values that [builder.boolean] reads.
@@ -135,9 +135,9 @@ var algorithms = []struct {
 	annotation string
 	names      []string // nil for all
 }{
-	{algorithm, nil},
-	{ciliumAlgorithm, []string{balance.Random, balance.Maglev}},
-	{calicoStrategy, []string{balance.Maglev}},
+	{annotationAlgorithm, nil},
+	{annotationCiliumAlgorithm, []string{balance.Random, balance.Maglev}},
+	{annotationCalicoStrategy, []string{balance.Maglev}},
 }
 
 // MostConnections is the largest valid maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
@@ -157,7 +157,7 @@ const (
 // maximum returns the maximum of connections of each endpoint, and the treatment at the maximum. If the maximum is invalid, maximum adds a problem
 // and returns 0. If the treatment is invalid, it adds a problem and returns Refuse.
 func (b *builder) maximum() (uint16, AtMaximum) {
-	text, given := b.svc.Annotations[maximum]
+	text, given := b.svc.Annotations[annotationMaximum]
 	if !given {
 		return 0, ""
 	}
@@ -170,13 +170,13 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 		b.problem(MaximumField, quoted(text, "the Service has session affinity, so its endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
 		return 0, ""
 	}
-	at := AtMaximum(b.svc.Annotations[atMaximum])
+	at := AtMaximum(b.svc.Annotations[annotationAtMaximum])
 	switch at {
 	case Refuse, Queue:
 		return uint16(n), at
 	case "":
 	default:
-		b.problem(annotationField(atMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
+		b.problem(annotationField(annotationAtMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
 	}
 	return uint16(n), Refuse
 }
@@ -184,14 +184,14 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 // Paths of annotations.
 const (
 	inAnnotations          = "metadata.annotations["
-	AlgorithmField         = inAnnotations + algorithm + "]"
-	MaximumField           = inAnnotations + maximum + "]"
-	ScaleToZeroField       = inAnnotations + scaleToZero + "]"
-	TerminateField         = inAnnotations + terminate + "]"
-	PortRangesField        = inAnnotations + portRanges + "]"
-	ExternalIPSourcesField = inAnnotations + externalIPSources + "]"
-	NodePortSourcesField   = inAnnotations + nodePortSources + "]"
-	DeniedSourcesField     = inAnnotations + deniedSources + "]"
+	AlgorithmField         = inAnnotations + annotationAlgorithm + "]"
+	MaximumField           = inAnnotations + annotationMaximum + "]"
+	ScaleToZeroField       = inAnnotations + annotationScaleToZero + "]"
+	TerminateField         = inAnnotations + annotationTerminate + "]"
+	PortRangesField        = inAnnotations + annotationPortRanges + "]"
+	ExternalIPSourcesField = inAnnotations + annotationExternalIPSources + "]"
+	NodePortSourcesField   = inAnnotations + annotationNodePortSources + "]"
+	DeniedSourcesField     = inAnnotations + annotationDeniedSources + "]"
 )
 
 // annotationField returns the path of an annotation.
@@ -215,13 +215,13 @@ func (b *builder) method() balance.Method {
 		}
 		break
 	}
-	size, given := b.svc.Annotations[tableSize]
+	size, given := b.svc.Annotations[annotationTableSize]
 	if !given || m.Key == balance.Chance {
 		return m
 	}
 	n, err := strconv.ParseUint(size, 10, 32)
 	if err != nil || !slices.Contains(balance.Sizes[:], uint32(n)) {
-		b.problem(annotationField(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
+		b.problem(annotationField(annotationTableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
 		return m
 	}
 	m.Size = uint32(n)
@@ -245,14 +245,14 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 // weightsOf returns the weights of a slice. It calls invalid for each invalid weight. These endpoints have weight 1.
 func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
 	w := sliceWeights{others: 1}
-	if text, given := s.Annotations[ciliumWeight]; given {
+	if text, given := s.Annotations[annotationCiliumWeight]; given {
 		if n, ok := weightOf(text); ok {
 			w.others = n
 		} else {
-			invalid(annotationField(ciliumWeight), quoted(text, notWeight))
+			invalid(annotationField(annotationCiliumWeight), quoted(text, notWeight))
 		}
 	}
-	list, given := s.Annotations[weights]
+	list, given := s.Annotations[annotationWeights]
 	if !given {
 		return w
 	}
@@ -263,9 +263,9 @@ func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string))
 		n, ok := weightOf(right)
 		switch {
 		case err != nil:
-			invalid(annotationField(weights), quoted(item, err.Error()))
+			invalid(annotationField(annotationWeights), quoted(item, err.Error()))
 		case !ok:
-			invalid(annotationField(weights), quoted(item, notWeight))
+			invalid(annotationField(annotationWeights), quoted(item, notWeight))
 		default:
 			w.own[addr.Unmap()] = n
 		}

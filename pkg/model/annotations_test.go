@@ -43,19 +43,19 @@ func TestEachAnnotationHasARow(t *testing.T) {
 
 // TestInvalidAnnotations: an invalid value of any annotation of Services becomes a problem with its path.
 func TestInvalidAnnotations(t *testing.T) {
-	beside := map[string]map[string]string{atMaximum: {maximum: "5"}, tableSize: {algorithm: balance.Maglev}}
-	for _, name := range append(AnnotationsOf(false), prefix+"scale-to-one", weights) {
+	beside := map[string]map[string]string{annotationAtMaximum: {annotationMaximum: "5"}, annotationTableSize: {annotationAlgorithm: balance.Maglev}}
+	for _, name := range append(AnnotationsOf(false), prefix+"scale-to-one", annotationWeights) {
 		svc, field := service(), annotationField(name)
 		svc.Annotations = map[string]string{name: "?"}
 		maps.Copy(svc.Annotations, beside[name])
-		if name == weights || strings.HasSuffix(name, "-one") {
+		if name == annotationWeights || strings.HasSuffix(name, "-one") {
 			field = "metadata.annotations"
 		}
 		got := Build(svc, nil, here, Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways})
 		reported := slices.ContainsFunc(got.Problems, func(p Problem) bool {
 			return p.Field == field && strings.Contains(p.Reason, `"?"`) != (field == "metadata.annotations")
 		})
-		if reported == (name == wholeIP) { // Cozystack defines its values
+		if reported == (name == annotationWholeIP) { // Cozystack defines its values
 			t.Errorf("%s: problems %+v", name, got.Problems)
 		}
 	}
@@ -235,10 +235,10 @@ func TestLimitOfSlots(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			svc := service()
-			svc.Annotations = map[string]string{algorithm: tc.algorithm}
+			svc.Annotations = map[string]string{annotationAlgorithm: tc.algorithm}
 			s := slice("a", eps("1rs 2rs 3rs 4rs")...)
 			if tc.weights != "" {
-				s.Annotations = map[string]string{weights: tc.weights + ",10.1.0.4=0"}
+				s.Annotations = map[string]string{annotationWeights: tc.weights + ",10.1.0.4=0"}
 			}
 			limits := DefaultLimits()
 			limits.Slots = tc.limit
@@ -266,7 +266,7 @@ func TestLimitOfSlots(t *testing.T) {
 func TestHashOfVeryManyEndpoints(t *testing.T) {
 	for n, want := range map[int]string{balance.MostHashed: balance.Maglev, balance.MostHashed + 1: balance.Random} {
 		svc, all := service(), slice("a")
-		svc.Annotations = map[string]string{algorithm: balance.Maglev}
+		svc.Annotations = map[string]string{annotationAlgorithm: balance.Maglev}
 		for i := range n {
 			all.Endpoints = append(all.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/256, i%256)}})
 		}

@@ -74,7 +74,7 @@ func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
 	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault(), starts: opts.Starts}
 	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
 	// on this node are in two lists.
-	if _, limited := svc.Annotations[maximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+	if _, limited := svc.Annotations[annotationMaximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal || internalLocal(svc) {
@@ -153,7 +153,7 @@ func (b *builder) service() {
 	b.setStances()
 	b.ports(ports, nodePorts, b.affinity(), b.method())
 	b.slow = b.slowStart()
-	b.out.ScaleToZero, _ = b.boolean("the Service refuses connections while it has no endpoint", scaleToZero, ciliumScaleToZero)
+	b.out.ScaleToZero, _ = b.boolean("the Service refuses connections while it has no endpoint", annotationScaleToZero, annotationCiliumScaleToZero)
 	b.termination()
 	b.healthCheck()
 	b.unknownAnnotations()

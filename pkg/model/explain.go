@@ -274,25 +274,20 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 	case lacks&(serving|terminating) != 0:
 		return "not ready (the pod's readiness probe or a readiness gate says so)"
 	case lacks&thisNodeHint != 0:
-		return "hinted to other nodes (" + strings.Join(hintedNodes(c.hints), ", ") + ")"
+		return "hinted to other nodes (" + namesOf(c.hints.ForNodes, func(n *discoveryv1.ForNode) string { return n.Name }) + ")"
 	case lacks&thisZoneHint != 0:
-		return "hinted to other zones (" + strings.Join(hintedZones(c.hints), ", ") + "; this node is in " + x.node.Zone + ")"
+		return "hinted to other zones (" + namesOf(c.hints.ForZones, func(z *discoveryv1.ForZone) string { return z.Name }) + "; this node is in " + x.node.Zone + ")"
 	}
 	return "it does not match the policy"
 }
 
-func hintedNodes(h *discoveryv1.EndpointHints) (names []string) {
-	for i := range h.ForNodes {
-		names = append(names, h.ForNodes[i].Name)
+// namesOf joins the names of nodes or zones.
+func namesOf[T any](list []T, name func(*T) string) string {
+	names := make([]string, len(list))
+	for i := range list {
+		names[i] = name(&list[i])
 	}
-	return names
-}
-
-func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
-	for i := range h.ForZones {
-		names = append(names, h.ForZones[i].Name)
-	}
-	return names
+	return strings.Join(names, ", ")
 }
 
 // nothing summarizes the slices of a family. It explains why a service port has no endpoints.
@@ -391,8 +386,8 @@ func terminationNotes(svc *corev1.Service, built *Service) []string {
 		return nil
 	}
 	by := "--terminate-connections"
-	if _, given := svc.Annotations[terminate]; given {
-		by = "its annotation " + terminate
+	if _, given := svc.Annotations[annotationTerminate]; given {
+		by = "its annotation " + annotationTerminate
 	}
 	when := "after 5 s"
 	if built.TerminateAtOnce {

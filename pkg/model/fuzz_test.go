@@ -100,7 +100,7 @@ func FuzzBuild(f *testing.F) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(-1))}}
 		svc.Spec.LoadBalancerSourceRanges = []string{"", "10.0.0.0/8", "10.0.0.0/33", "10.1.0.0/16", "::/0"}
-		svc.Annotations = map[string]string{nodePortSources: "10.0.0.0/8,,10.0.0.0/33", externalIPSources: "none,::/0", deniedSources: "10.0.0.0/9,10.128.0.0/9,::1/128"}
+		svc.Annotations = map[string]string{annotationNodePortSources: "10.0.0.0/8,,10.0.0.0/33", annotationExternalIPSources: "none,::/0", annotationDeniedSources: "10.0.0.0/9,10.128.0.0/9,::1/128"}
 	})
 	for _, svc := range []*corev1.Service{service(), dual(), nasty} {
 		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v6), "here", false)

@@ -469,7 +469,7 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 			for i := range 20_000 { // the API server allows 256 KiB of annotations
 				list = append(list, fmt.Sprint("udp/", 1+3*i))
 			}
-			svc.Annotations = map[string]string{portRanges: strings.Join(list, ",")}
+			svc.Annotations = map[string]string{annotationPortRanges: strings.Join(list, ",")}
 		}), nil, 4 * mb, 1 + 64, 0},
 		{"annotations with the prefix of the program", edit(func(svc *corev1.Service) {
 			svc.Annotations = map[string]string{}

@@ -49,9 +49,9 @@ func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Por
 // portRanges returns the ranges of ports. They are sorted, and neither overlap nor touch. If the annotation is invalid, or limited is true because of a
 // maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it skips the last ranges.
 func (b *builder) portRanges(limited bool) []portRange {
-	text, field, given := b.firstAnnotation(portRanges)
-	if !given && b.svc.Annotations[wholeIP] == "true" {
-		text, field, given = allPorts, annotationField(wholeIP), true
+	text, field, given := b.firstAnnotation(annotationPortRanges)
+	if !given && b.svc.Annotations[annotationWholeIP] == "true" {
+		text, field, given = allPorts, annotationField(annotationWholeIP), true
 	}
 	if !given {
 		return nil

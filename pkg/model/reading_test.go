@@ -47,7 +47,7 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	s := slice(fmt.Sprint("slice-", number))
 	s.Ports = []discoveryv1.EndpointPort{endpointPort("web", corev1.ProtocolTCP, 8080+int32(r.IntN(10)/9)), endpointPort("dns", corev1.ProtocolUDP, 53)}
 	if r.IntN(8) == 0 {
-		s.Annotations = map[string]string{ciliumWeight: fmt.Sprint(r.IntN(4)), weights: fmt.Sprintf("10.1.%d.1=%d", number, r.IntN(3))}
+		s.Annotations = map[string]string{annotationCiliumWeight: fmt.Sprint(r.IntN(4)), annotationWeights: fmt.Sprintf("10.1.%d.1=%d", number, r.IntN(3))}
 	}
 	prefix := "10.1"
 	if number%4 == 3 {
@@ -98,7 +98,7 @@ func TestRebuildIsBuild(t *testing.T) {
 		var last, lastWanted *Service
 		svc, node, now := dual(), here, time.Time{}
 		slow := func(svc *corev1.Service) *corev1.Service {
-			svc.Annotations = map[string]string{slowStart: "20"}
+			svc.Annotations = map[string]string{annotationSlowStart: "20"}
 			return svc
 		}
 		for step := range 150 {

@@ -86,13 +86,13 @@ func StartsOf(list []Share) *Starts {
 
 // slowStart returns the time from the lowest share to the full one, or 0 without slow start. An invalid annotation becomes a problem.
 func (b *builder) slowStart() time.Duration {
-	text, given := b.svc.Annotations[slowStart]
+	text, given := b.svc.Annotations[annotationSlowStart]
 	if !given {
 		return 0
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n < leastSlowStart || n > mostSlowStart {
-		b.problem(annotationField(slowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
+		b.problem(annotationField(annotationSlowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
 			leastSlowStart, mostSlowStart)))
 		return 0
 	}

@@ -32,7 +32,7 @@ func (r *rebuilder) build(seconds int, endpoints, algorithmName string, many boo
 		now = began.Add(time.Duration(seconds) * time.Second)
 	}
 	svc := service()
-	svc.Annotations = map[string]string{slowStart: "90", algorithm: algorithmName}
+	svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: algorithmName}
 	stored := []Slice{&storedSlice{slice: slice("a", eps(endpoints)...)}}
 	if many {
 		stored = append(stored, &storedSlice{slice: slice("b")}, &storedSlice{slice: slice("c")})
@@ -118,7 +118,7 @@ func TestSlowStartOfANewService(t *testing.T) {
 		want      []uint16
 	}{{0, "1rs", []uint16{10}}, {1, "1rs 2rs", []uint16{10, 10}}, {30, "1rs 2rs 3rs", []uint16{10, 10, 1}}} {
 		svc := service()
-		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{slowStart: "30"}
+		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{annotationSlowStart: "30"}
 		read(svc, &room)
 		var built *Service
 		built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: slice("a", eps(tc.endpoints)...)}}, here, Options{}, began.Add(tc.seconds*time.Second))
@@ -129,7 +129,7 @@ func TestSlowStartOfANewService(t *testing.T) {
 func TestSlowStartSeconds(t *testing.T) {
 	for text, want := range map[string]time.Duration{"1": time.Second, "30": 30 * time.Second, "3600": time.Hour, "0": 0, "3601": 0, "-1": 0, "30s": 0, "": 0, "1.5": 0} {
 		svc := service()
-		svc.Annotations = map[string]string{slowStart: text}
+		svc.Annotations = map[string]string{annotationSlowStart: text}
 		b := newBuilder(svc, here, Options{})
 		b.service()
 		if b.slow != want || (len(b.problems.list) == 0) != (want > 0) {
@@ -150,12 +150,12 @@ func TestSlowStartWithWeights(t *testing.T) {
 		{balance.Maglev, "10.1.0.1=5,10.1.0.2=5,10.1.0.3=50", nil},
 	} {
 		svc := service()
-		svc.Annotations = map[string]string{slowStart: "90", algorithm: tc.name}
+		svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: tc.name}
 		var before *Reading
 		var built *Service
 		for step, endpoints := range []string{"1rs 2rs", "1rs 2rs 3rs"} {
 			s := slice("a", eps(endpoints)...)
-			s.Annotations = map[string]string{weights: tc.weights}
+			s.Annotations = map[string]string{annotationWeights: tc.weights}
 			room := Room{Service: *svc}
 			built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: s}}, here, Options{}, began.Add(time.Duration(step)*time.Second))
 		}
@@ -208,7 +208,7 @@ func TestSharesAsJSON(t *testing.T) {
 		t.Fatalf("%v: %s, want three endpoints", err, text)
 	}
 	svc := service()
-	svc.Annotations = map[string]string{slowStart: "90"}
+	svc.Annotations = map[string]string{annotationSlowStart: "90"}
 	got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs 4rs 5rs")...)}, here, Options{Starts: StartsOf(shares)})
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("from %s (-want +got):\n%s", text, diff)

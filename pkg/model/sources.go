@@ -36,7 +36,7 @@ func contain(ranges []AddrRange, a netip.Addr) bool {
 }
 
 // sourcesOf are the annotations with the allowed sources of a kind of frontends.
-var sourcesOf = [...]string{ExternalIP: externalIPSources, NodePort: nodePortSources}
+var sourcesOf = [...]string{ExternalIP: annotationExternalIPSources, NodePort: annotationNodePortSources}
 
 // sources are the source ranges of a Service, by kind of frontends and by family. A nil allowed admits all sources, and a nil denied denies none.
 type sources struct {
@@ -93,7 +93,7 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 func (b *builder) balancerSources() (allowed, denied sourceList) {
 	allowed, denied = sourceList{field: BalancerSourcesField}, sourceList{field: DeniedSourcesField}
 	list, invalid := &allowed, 0
-	policy, given := b.svc.Annotations[ciliumSourcePolicy]
+	policy, given := b.svc.Annotations[annotationCiliumSourcePolicy]
 	if policy == ciliumDeny {
 		list = &denied
 	}
@@ -109,7 +109,7 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 	switch {
 	case given && policy != ciliumAllow && policy != ciliumDeny:
 		allowed.closed = true
-		b.over = append(b.over, b.problemOf(annotationField(ciliumSourcePolicy),
+		b.over = append(b.over, b.problemOf(annotationField(annotationCiliumSourcePolicy),
 			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
 	case invalid > 0 && policy == ciliumDeny:
 		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
@@ -140,7 +140,7 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 
 // addDenied adds the ranges of the annotation with denied sources to a list.
 func (b *builder) addDenied(list *sourceList) {
-	for item := range strings.SplitSeq(b.svc.Annotations[deniedSources], ",") {
+	for item := range strings.SplitSeq(b.svc.Annotations[annotationDeniedSources], ",") {
 		if !b.addItem(list, item) {
 			b.cannotDeny(list, list.field, "a range is invalid")
 		}

@@ -14,7 +14,7 @@ import (
 
 // balanced returns a Service with every kind of frontend, and with annotations: pairs of the short name of a key and a value.
 func balanced(annotations ...string) *corev1.Service {
-	keys := map[string]string{"ports": nodePortSources, "external": externalIPSources, "denied": deniedSources, "cilium": ciliumSourcePolicy}
+	keys := map[string]string{"ports": annotationNodePortSources, "external": annotationExternalIPSources, "denied": annotationDeniedSources, "cilium": annotationCiliumSourcePolicy}
 	return edit(func(svc *corev1.Service) {
 		svc.Spec.Type, svc.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"1.1.1.1"}
 		svc.Spec.Ports[0].NodePort = 30080
@@ -90,7 +90,7 @@ func TestAnnotatedSources(t *testing.T) {
 func TestEachListIsShared(t *testing.T) {
 	svc := dual()
 	svc.Annotations = map[string]string{}
-	for i, key := range []string{nodePortSources, externalIPSources, deniedSources} {
+	for i, key := range []string{annotationNodePortSources, annotationExternalIPSources, annotationDeniedSources} {
 		svc.Annotations[key] = fmt.Sprintf("9.%d.0.0/16, fd09:%d::/32", i, i)
 	}
 	svc.Spec.LoadBalancerSourceRanges = []string{"9.9.0.0/16", "fd09:9::/32"}

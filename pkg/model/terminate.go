@@ -32,7 +32,7 @@ func ParseTermination(text string) (Termination, error) {
 // invalid annotation becomes a problem, and connections stay.
 func (b *builder) termination() {
 	t := b.opts.Terminate
-	if text, given := b.svc.Annotations[terminate]; given {
+	if text, given := b.svc.Annotations[annotationTerminate]; given {
 		var err error
 		if t, err = ParseTermination(text); err != nil {
 			b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))

@@ -88,10 +88,10 @@ func (b *builder) stances() (s stances) {
 		if b.svc.Spec.LoadBalancerClass != nil {
 			s.refuseAll = Against
 		}
-		if b.svc.Annotations[wholeIP] == "true" {
+		if b.svc.Annotations[annotationWholeIP] == "true" {
 			s.refuseAll, s.refuseWithin = Against, Against
 		}
-		if refuses, given := b.boolean("unused ports of its load-balancer and external IPs are not refused", refuseUnused); refuses {
+		if refuses, given := b.boolean("unused ports of its load-balancer and external IPs are not refused", annotationRefuseUnused); refuses {
 			s.refuseAll, s.refuseWithin = For, For
 		} else if given {
 			s.refuseAll, s.refuseWithin = Against, Against
@@ -106,7 +106,7 @@ func (b *builder) stances() (s stances) {
 	case PingAlways:
 		s.ping = For
 	}
-	switch text, given := b.svc.Annotations[answerPing]; {
+	switch text, given := b.svc.Annotations[annotationAnswerPing]; {
 	case !given: // an address with source ranges must not answer: all sources would get the reply
 		if s.pingOutside = s.ping; b.svc.Spec.LoadBalancerClass != nil {
 			s.pingOutside = Neutral
@@ -119,7 +119,7 @@ func (b *builder) stances() (s stances) {
 	default:
 		s.ping = Against
 		if text != "never" {
-			b.problem(annotationField(answerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
+			b.problem(annotationField(annotationAnswerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
 		}
 	}
 	s.pingOutside, s.pingRestricted = s.ping, s.ping

@@ -84,8 +84,8 @@ func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 	return nil
 }
 
-// Holder returns the service port that has a frontend. exists is false if no Service has it.
-func (p *Planner) Holder(k model.Key) (name model.PortName, exists bool) {
+// PortOf returns the service port that has a frontend. exists is false if no Service has it.
+func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
 	c := p.winner(k)
 	if c.service == nil {
 		return name, false

@@ -84,7 +84,7 @@ func TestOverlappingRanges(t *testing.T) {
 		}
 		got := map[model.Key]types.NamespacedName{}
 		p.Keys(func(k model.Key) {
-			if name, has := p.Holder(k); has && k.Last != 0 {
+			if name, has := p.PortOf(k); has && k.Last != 0 {
 				got[k] = name.NamespacedName
 			}
 		})
@@ -134,10 +134,10 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 	if p.Excess(a.Name) != nil || len(p.Excess(b.Name)) != 1 || p.Excess(b.Name)[0].Field != model.PortRangesField {
 		t.Errorf("left out: %v and %v, want only the ranges of the second Service", p.Excess(a.Name), p.Excess(b.Name))
 	}
-	if _, has := p.Holder(b.Ports[0].Frontends[0].Key); !has {
+	if _, has := p.PortOf(b.Ports[0].Frontends[0].Key); !has {
 		t.Error("the second Service has no port")
 	}
-	if _, has := p.Holder(b.Ports[1].Frontends[0].Key); has {
+	if _, has := p.PortOf(b.Ports[1].Frontends[0].Key); has {
 		t.Error("the second Service has a range")
 	}
 	p.Set(a.Name, nil)
@@ -145,7 +145,7 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 		t.Errorf("%v may have room now, want %s", again, b.Name)
 	}
 	p.Set(b.Name, b)
-	if _, has := p.Holder(b.Ports[1].Frontends[0].Key); !has || p.Excess(b.Name) != nil {
+	if _, has := p.PortOf(b.Ports[1].Frontends[0].Key); !has || p.Excess(b.Name) != nil {
 		t.Error("the second Service has no range after the first one was deleted")
 	}
 }

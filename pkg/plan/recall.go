@@ -114,39 +114,39 @@ type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 
 // Recall reads back the numbers and ids that an earlier process assigned to Services. Call it before [Planner.Set] of these Services.
 func (p *Planner) Recall(get Get, services []*model.Service) error {
-	q := questions{get: get}
+	q := lookups{get: get}
 	for _, s := range services {
 		if s != nil {
-			p.askNumbers(&q, s)
+			p.lookUpNumbers(&q, s)
 		}
 	}
-	if err := q.answer(); err != nil {
+	if err := q.run(); err != nil {
 		return err
 	}
 	for _, s := range services {
 		if s != nil {
-			p.askIDs(&q, s)
+			p.lookUpIDs(&q, s)
 		}
 	}
-	for q.open() { // three rounds: the size of each table, the ids in its slots, their endpoints
-		if err := q.answer(); err != nil {
+	for q.pending() { // three rounds: the size of each table, the ids in its slots, their endpoints
+		if err := q.run(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// questions has the keys to look up in each set, and for each key a function that takes the found element.
-type questions struct {
+// lookups has the keys to look up in each set, and for each key a function that takes the found element.
+type lookups struct {
 	get   Get
 	order []*nft.Set
 	keys  map[*nft.Set][]nft.Value
 	found map[*nft.Set][]func(*nft.Found)
 }
 
-func (q *questions) open() bool { return len(q.order) > 0 }
+func (q *lookups) pending() bool { return len(q.order) > 0 }
 
-func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
+func (q *lookups) add(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	if q.keys == nil {
 		q.keys, q.found = map[*nft.Set][]nft.Value{}, map[*nft.Set][]func(*nft.Found){}
 	}
@@ -156,8 +156,8 @@ func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
 }
 
-// answer looks up all keys so far. The functions that take the found elements may add more keys.
-func (q *questions) answer() error {
+// run looks up all keys so far. The functions that take the found elements may add more keys.
+func (q *lookups) run() error {
 	order, keys, found := q.order, q.keys, q.found
 	q.order, q.keys, q.found = nil, nil, nil
 	for _, s := range order {
@@ -174,12 +174,12 @@ func (q *questions) answer() error {
 	return nil
 }
 
-// mostAsked is the number of frontends to look up for each service port. All frontends of a service port have the same number, but another Service
+// mostLookups is the number of frontends to look up for each service port. All frontends of a service port have the same number, but another Service
 // may have won some of them.
-const mostAsked = 4
+const mostLookups = 4
 
-// askNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another Service.
-func (p *Planner) askNumbers(q *questions, s *model.Service) {
+// lookUpNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another Service.
+func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
 		if l == nil {
@@ -195,19 +195,19 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 				p.recalled.numbers[id] = word & portBits
 			}
 		}
-		for i := range sp.Frontends[:min(len(sp.Frontends), mostAsked)] {
+		for i := range sp.Frontends[:min(len(sp.Frontends), mostLookups)] {
 			f := &sp.Frontends[i]
 			set, restricted := l.mapsOf(f)
-			q.ask(set, frontendKey(&f.Key), note)
+			q.add(set, frontendKey(&f.Key), note)
 			if f.Restricted() {
-				q.ask(restricted, frontendKey(&f.Key), note)
+				q.add(restricted, frontendKey(&f.Key), note)
 			}
 		}
 	}
 }
 
-// askIDs looks up the ids of the endpoints of affine service ports.
-func (p *Planner) askIDs(q *questions, s *model.Service) {
+// lookUpIDs looks up the ids of the endpoints of affine service ports.
+func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
 		id := portID{sp.Name, sp.Protocol, sp.Family}
@@ -219,29 +219,29 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 		p.recalled.ids[id] = ids
 		for ls := range lists {
 			key := nft.Value{}.Uint32(number)
-			q.ask(l.draw[ls], key, func(e *nft.Found) {
+			q.add(l.draw[ls], key, func(e *nft.Found) {
 				slots, backends := l.slots[ls], l.backends[ls]
 				if sp.MaxConnections > 0 {
 					slots, backends = l.limitedSlots[ls], l.limited
 				}
 				t, _ := tableAt(e.Data.AsUint32() & 0xff)
-				asked := map[uint32]bool{}
+				seen := map[uint32]bool{}
 				for i := range t.size {
-					q.ask(slots, key.Uint32(i), func(e *nft.Found) {
+					q.add(slots, key.Uint32(i), func(e *nft.Found) {
 						word := e.Data.AsUint32()
-						if asked[word] {
+						if seen[word] {
 							return
 						}
-						asked[word] = true
+						seen[word] = true
 						if sp.Ranged() {
-							q.ask(l.rangeBackends[ls], nft.Value{}.Uint32(word), func(e *nft.Found) {
+							q.add(l.rangeBackends[ls], nft.Value{}.Uint32(word), func(e *nft.Found) {
 								if a, ok := netip.AddrFromSlice(e.Data.Bytes()); ok {
 									ids[netip.AddrPortFrom(a, 0)] = uint16(word & endpointBits)
 								}
 							})
 							return
 						}
-						q.ask(backends, nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
+						q.add(backends, nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
 							ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits)
 						})
 					})

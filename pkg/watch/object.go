@@ -71,7 +71,14 @@ const (
 
 // exclude returns the stored form of an excluded object. It has no data, only the name and the version, which client-go's reflector reads.
 func exclude(metadata []byte) *object {
-	o := &object{excluded: true}
+	o := identify(metadata)
+	o.excluded = true
+	return o
+}
+
+// identify returns an object that has only the name and the version.
+func identify(metadata []byte) *object {
+	o := &object{}
 	f := fieldReader[[]byte]{rest: metadata}
 	for f.next() {
 		switch f.number {
@@ -89,7 +96,7 @@ func exclude(metadata []byte) *object {
 // stored returns the stored form of an encoded object. It strips the bytes without decoding the object: decoding and encoding
 // would take most of the time of a change.
 func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
-	o := exclude(metadata)
+	o := identify(metadata)
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	stripped, err := strip((*buffer)[:0], data, keep)
@@ -97,7 +104,7 @@ func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
 		return nil, fmt.Errorf("store %s: %w", o.NamespacedName, err)
 	}
 	*buffer = stripped
-	o.excluded, o.data = false, string(stripped)
+	o.data = string(stripped)
 	return o, nil
 }
 

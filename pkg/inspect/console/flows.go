@@ -124,7 +124,7 @@ func (s *search) judge(c *Console, p *plan.Planner, desired *conntrack.Desired, 
 	if !known {
 		return
 	}
-	name, _ := p.Holder(k)
+	name, _ := p.PortOf(k)
 	switch {
 	case desired.Stale(flow):
 		if _, before := s.before[flow.ID]; s.before == nil || before {
