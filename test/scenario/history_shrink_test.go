@@ -383,8 +383,9 @@ func (s *shrinker) write(name string) (string, error) {
 			there[file] = true
 		}
 		gone := slices.DeleteFunc(slices.Clone(m.remove), func(file string) bool { return !there[file] })
-		for _, file := range gone {
+		for i, file := range gone {
 			there[file] = false
+			gone[i] = strings.TrimSuffix(file, ".yaml")
 		}
 		add(fmt.Sprintf("%d.delete", n), strings.Join(gone, "\n"))
 		faults := m.faults

@@ -34,6 +34,8 @@ type scenario struct {
 	// leftOut is the reason why the scenario does not apply to kube-proxy, or empty.
 	leftOut string
 	steps   []*step
+	// manifests are the manifests after the last step, by file name.
+	manifests map[string][]byte
 }
 
 // step is one state of the cluster, with the expected results.
@@ -90,7 +92,11 @@ func readScenario(path string) (*scenario, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scenario{path: path, archive: archive}
+	shared, err := os.ReadFile(common)
+	if err != nil {
+		return nil, err
+	}
+	s := &scenario{path: path, archive: archive, manifests: map[string][]byte{"cluster.yaml": shared}}
 	for _, f := range archive.Files {
 		switch f.Name {
 		case "flags":
@@ -110,11 +116,10 @@ func readScenario(path string) (*scenario, error) {
 	if s.settings, err = parseSettings(s.flags); err != nil {
 		return nil, fmt.Errorf("%s: flags: %w", path, err)
 	}
-	shared, err := os.ReadFile(common)
 	if s.steps[0].write["cluster.yaml"] == nil {
 		s.steps[0].write["cluster.yaml"] = shared
 	}
-	return s, err
+	return s, nil
 }
 
 // add adds one file of a step.
@@ -142,12 +147,46 @@ func (s *scenario) add(name string, data []byte) error {
 		st.faults = strings.Split(strings.TrimSpace(string(data)), "\n")
 		return checkFaults(st.faults)
 	case "delete":
-		st.remove = strings.Fields(string(data))
+		return s.remove(st, strings.Fields(string(data)))
 	default:
-		if filepath.Ext(name) != ".yaml" {
-			return errors.New("not a file that a step can have")
+		return s.write(st, match[2], data)
+	}
+	return nil
+}
+
+// write adds a manifest, endpoints, or patches of a manifest to a step.
+func (s *scenario) write(st *step, name string, data []byte) (err error) {
+	base, kind := strings.TrimSuffix(name, filepath.Ext(name)), filepath.Ext(name)
+	switch {
+	case kind == ".yaml":
+	case kind == ".patch":
+		name = base + ".yaml"
+		data, err = patched(s.manifests[name], data)
+	case kind == endpointsFile || name == endpointsFile[1:]:
+		name += ".yaml"
+		data, err = endpointSlices(data)
+	default:
+		err = errors.New("not a file that a step can have")
+	}
+	s.manifests[name], st.write[name] = data, data
+	return err
+}
+
+const endpointsFile = ".endpoints"
+
+// remove removes the manifests and the endpoints with these names.
+func (s *scenario) remove(st *step, names []string) error {
+	for _, name := range names {
+		before := len(st.remove)
+		for _, file := range []string{name + ".yaml", name + endpointsFile + ".yaml"} {
+			if s.manifests[file] != nil {
+				st.remove = append(st.remove, file)
+				delete(s.manifests, file)
+			}
 		}
-		st.write[match[2]] = data
+		if len(st.remove) == before {
+			return fmt.Errorf("there is no manifest %q", name)
+		}
 	}
 	return nil
 }
@@ -234,7 +273,7 @@ func (s *scenario) update(st *step, want string) error {
 		// After the step's manifests, before its packets.
 		belongs := func(f txtar.File) bool {
 			return strings.HasPrefix(f.Name, fmt.Sprintf("%d.", st.number)) &&
-				(strings.HasSuffix(f.Name, ".yaml") || strings.HasSuffix(f.Name, ".delete"))
+				slices.Contains([]string{".yaml", ".patch", endpointsFile, ".delete"}, filepath.Ext(f.Name))
 		}
 		for i, f := range s.archive.Files {
 			if belongs(f) {
@@ -251,6 +290,11 @@ func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
 		{"no step", "only a comment\n", "no step"},
 		{"a gap", "-- 2.objects.yaml --\n", "numbers 1, 2, 3"},
 		{"a stray file", "-- notes --\n", "NUMBER.NAME"},
+		{"a patch of nothing", "-- 1.web.patch --\nspec: {}\n", "no earlier step"},
+		{"a patch of another object", "-- 1.cluster.patch --\nkind: Service\n", "changes 0 objects"},
+		{"a deletion of nothing", "-- 1.delete --\nweb\n", "no manifest"},
+		{"endpoints without ports", "-- 1.endpoints --\nshop/web: pod-0\n", "want NAMESPACE/NAME"},
+		{"an unknown attribute", "-- 1.endpoints --\nshop/web 80: pod-0!zone=a\n", "not an attribute"},
 		{"a misspelt file", "-- 1.wnat --\n", "not a file that a step can have"},
 		{"an unknown fault", "-- 1.faults --\nnfs mount\n", "not a fault"},
 		{"an unknown flag", "-- flags --\n--no-such-flag\n-- 1.want --\n", "flags"},
