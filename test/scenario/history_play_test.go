@@ -356,14 +356,18 @@ func (a *performance) differs(state *fresh, retired bool) (string, error) {
 
 // difference lists the lines that only one of the lists has.
 func difference(wanted, there []string) (diff string) {
-	for _, line := range wanted {
-		if !slices.Contains(there, line) {
-			diff += "- " + line + "\n"
-		}
+	diff = without("- ", wanted, there)
+	return diff + without("+ ", there, wanted)
+}
+
+func without(prefix string, lines, others []string) (diff string) {
+	known := map[string]bool{}
+	for _, line := range others {
+		known[line] = true
 	}
-	for _, line := range there {
-		if !slices.Contains(wanted, line) {
-			diff += "+ " + line + "\n"
+	for _, line := range lines {
+		if !known[line] {
+			diff += prefix + line + "\n"
 		}
 	}
 	return diff

@@ -343,7 +343,7 @@ func (f *fresh) variable(s settings) []string {
 	empty := plan.New(s.plan)
 	always := append(elements(empty), chains(empty)...)
 	all := append(elements(f.planner), chains(f.planner)...)
-	return folded(slices.DeleteFunc(all, func(line string) bool { return slices.Contains(always, line) }))
+	return slices.DeleteFunc(all, func(line string) bool { return slices.Contains(always, line) })
 }
 
 // slot matches an element of a table: the table, the number of the slot, and the endpoint.

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -206,23 +208,99 @@ func (r *rig) checkCluster(t *testing.T) {
 	lab.Same(t, strings.Split(string(want), "\n"), strings.Split(got, "\n"), "plan of %s (-want +got; -update accepts it)", common)
 }
 
-// change keeps the plan of a step, and returns its difference from the plan before the step, or from the plan of an earlier step if that is shorter.
-func (r *rig) change(s *scenario, st *step, state *fresh) (shortest string) {
+// change keeps the plan of a step, and returns its difference from the plan before the step: a list or a summary.
+func (r *rig) change(s *scenario, st *step, state *fresh) string {
 	st.planned = state.variable(s.settings)
-	for n := st.number - 1; n >= 0; n-- {
-		before, since := r.cluster, ""
-		if n > 0 {
-			before = s.steps[n-1].planned
+	before := r.cluster
+	if st.number > 1 {
+		before = s.steps[st.number-2].planned
+	}
+	if st.listed {
+		return difference(folded(before), folded(st.planned))
+	}
+	return summary(difference(before, st.planned))
+}
+
+// changed matches an element or a chain in a difference.
+var changed = regexp.MustCompile(`(?m)^([+-]) (?:chain (ip6?) (\S+)$|(ip6?) (\S+) )`)
+
+// summary counts the elements of each map and set in a difference, and lists the chains. A line without a family applies to both families.
+func summary(diff string) (text string) {
+	type key struct{ sign, family, chain, set string }
+	counts := map[key]int{}
+	for _, m := range changed.FindAllStringSubmatch(diff, -1) {
+		counts[key{m[1], m[2] + m[4], m[3], m[5]}]++
+	}
+	items, chains := map[string][]string{}, map[string]string{}
+	for _, k := range slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.chain, b.chain), cmp.Compare(a.set, b.set))
+	}) {
+		n, other := counts[k], k
+		other.family = map[string]string{"ip": "ip6", "ip6": "ip"}[k.family]
+		line := k.sign + " " + k.family
+		if counts[other] == n {
+			line = k.sign
 		}
-		if n < st.number-1 {
-			since = fmt.Sprintf("since step %d\n", n)
-		}
-		diff := since + difference(before, st.planned)
-		if since == "" || strings.Count(diff, "\n") < strings.Count(shortest, "\n") {
-			shortest = diff
+		switch {
+		case line == k.sign && k.family == "ip6": // the line of IPv4 is for both
+		case k.chain != "":
+			chains[line] += " " + k.chain
+		default:
+			items[line] = append(items[line], fmt.Sprintf("%s %d", k.set, n))
 		}
 	}
-	return shortest
+	for line, names := range chains {
+		items[line] = append(items[line], "chain"+names)
+	}
+	for _, line := range slices.Sorted(maps.Keys(items)) {
+		text += line + " " + strings.Join(items[line], ", ") + "\n"
+	}
+	return text
+}
+
+func TestSummary(t *testing.T) {
+	const diff = `- ip services { a : b }
+- ip services { b : b }
+- ip6 services { a : b }
+- chain ip endpoints-of-2
++ ip services { a comment "x" : c }
++ ip6 services { a : c }
++ ip hairpin { a . a }
++ chain ip endpoints-of-1
++ chain ip6 endpoints-of-1
++ chain ip endpoints-of-3
++ chain ip6 endpoints-of-3
+`
+	lab.Same(t, "+ services 1, chain endpoints-of-1 endpoints-of-3\n+ ip hairpin 1\n- ip services 2, chain endpoints-of-2\n- ip6 services 1\n", summary(diff), "summary")
+}
+
+// TestListedElements: each map and set, except those with constant elements, occurs in a complete list, so that the text of its elements is
+// compared.
+func TestListedElements(t *testing.T) {
+	text, err := os.ReadFile(commonPlan)
+	lab.Must(t, err)
+	lists := "\n" + string(text)
+	paths, err := filepath.Glob("testdata/*.txtar")
+	lab.Must(t, err)
+	for _, path := range paths {
+		s, err := readScenario(path)
+		lab.Must(t, err)
+		for _, st := range s.steps {
+			if st.listed {
+				lists += strings.ReplaceAll("\n"+st.want, "\n+ ", "\n")
+			}
+		}
+	}
+	s, err := parseSettings([]string{"--refuse-unused-ports=all", "--answer-ping=ready"})
+	lab.Must(t, err)
+	for _, table := range plan.New(s.plan).Tables() {
+		for _, set := range table.Sets {
+			constant := set.Dynamic || slices.Contains([]string{plan.StateSet, "lease", "dispatch-full"}, set.Name)
+			if name := set.Family.Keyword() + " " + set.Name; !constant && !strings.Contains(lists, "\n"+name+" { ") {
+				t.Errorf("no file with the name %q has elements of %s", elementsFile, name)
+			}
+		}
+	}
 }
 
 // checkPlan compares the change of the plan with the scenario.

@@ -48,6 +48,8 @@ type step struct {
 	faults []string
 	// want, packets and problems are the contents of the files with these names.
 	want, packets, problems string
+	// listed is set if want is the list of all elements (the file "elements"), and not a summary.
+	listed bool
 	// planned is the plan of the step, without its constant part.
 	planned []string
 }
@@ -137,8 +139,8 @@ func (s *scenario) add(name string, data []byte) error {
 	}
 	st := s.steps[number-1]
 	switch match[2] {
-	case "want":
-		st.want = string(data)
+	case wantFile, elementsFile:
+		st.want, st.listed = string(data), match[2] == elementsFile
 	case "packets":
 		st.packets = string(data)
 	case "problems":
@@ -172,7 +174,12 @@ func (s *scenario) write(st *step, name string, data []byte) (err error) {
 	return err
 }
 
-const endpointsFile = ".endpoints"
+// endpointsFile is the extension of files with endpoints. wantFile has the summary of a change of the plan, elementsFile has its elements.
+const (
+	endpointsFile = ".endpoints"
+	wantFile      = "want"
+	elementsFile  = "elements"
+)
 
 // remove removes the manifests and the endpoints with these names.
 func (s *scenario) remove(st *step, names []string) error {
@@ -262,7 +269,10 @@ func (st *step) enter(folder string) error {
 
 // update writes the change of the plan to the scenario's file.
 func (s *scenario) update(st *step, want string) error {
-	name := fmt.Sprintf("%d.want", st.number)
+	name := fmt.Sprintf("%d.%s", st.number, wantFile)
+	if st.listed {
+		name = fmt.Sprintf("%d.%s", st.number, elementsFile)
+	}
 	at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
 	switch {
 	case want == "" && at >= 0:
