@@ -90,6 +90,7 @@ tar --extract --gzip --to-stdout --file "$chart" kube-nftproxy/Chart.yaml | grep
 within "$chart" kube-nftproxy/values.yaml "  repository: $registry/kube-nftproxy"
 within kube-nftproxy-manifests.tar.gz deploy/base/kustomization.yaml "    newName: $registry/kube-nftproxy"
 within kube-nftproxy-manifests.tar.gz deploy/base/kustomization.yaml "    newTag: $version"
+within kube-nftproxy-manifests.tar.gz deploy/kubeadm/hardened.yaml "          image: $registry/kube-nftproxy:$version"
 layout kube-nftproxy-chart-oci.tar
 manifest=$(jq -r '.manifests | if length == 1 then .[0].digest else error("not one artifact") end' "$work/kube-nftproxy-chart-oci.tar/index.json")
 blob kube-nftproxy-chart-oci.tar "$manifest" | jq --exit-status --arg digest "sha256:$(sum "$chart")" '.config.mediaType == "application/vnd.cncf.helm.config.v1+json" and

@@ -10,7 +10,7 @@
 # See docs/releasing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-REGISTRY=${REGISTRY:-registry.example.com}
+REGISTRY=${REGISTRY:-registry.example.com} # the only place with the registry of the project
 [[ ${VERSION:-} =~ ^v[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "set VERSION to a version such as v0.2.0, not \"${VERSION:-}\"" >&2 && exit 1; }
 [ -z "$(git status --porcelain)" ] || { echo "commit or remove the changes in this checkout: a release has only committed source" >&2 && exit 1; }
 export VERSION ARCHITECTURES=${ARCHITECTURES:-amd64 arm64 s390x ppc64le riscv64}
@@ -41,7 +41,8 @@ chart=$work/chart
 cp --recursive --dereference "$work/deploy/chart" "$chart" && rm -r "$work/deploy/chart"
 sed -i "s/^version: .*/version: ${VERSION#v}/; s/^appVersion: .*/appVersion: $VERSION/" "$chart/Chart.yaml"
 sed -i "s|^  repository: .*|  repository: $REGISTRY/kube-nftproxy|" "$chart/values.yaml"
-sed -i "s|newName: kube-nftproxy|newName: $REGISTRY/kube-nftproxy|; s|newTag: dev|newTag: $VERSION|" "$work/deploy/base/kustomization.yaml"
+sed -i "s|newName: IMAGE|newName: $REGISTRY/kube-nftproxy|; s|newTag: dev|newTag: $VERSION|" "$work/deploy/base/kustomization.yaml"
+sed -i "s|image: IMAGE|image: $REGISTRY/kube-nftproxy:$VERSION|" "$work/deploy/kubeadm/hardened.yaml"
 archive "$chart" kube-nftproxy "$out.part/kube-nftproxy-${VERSION#v}.tgz"
 bin/image/make -chart "$out.part/kube-nftproxy-${VERSION#v}.tgz" -epoch "$SOURCE_DATE_EPOCH" -output "$out.part/kube-nftproxy-chart-oci.tar"
 archive "$work/deploy" deploy "$out.part/kube-nftproxy-manifests.tar.gz"

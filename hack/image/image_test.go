@@ -126,6 +126,21 @@ func TestIndexRefuses(t *testing.T) {
 	}
 }
 
+// TestPlaceholderIsNoImage reads the name in deploy/ that users replace. A kubelet parses the name of an image before it pulls the image.
+func TestPlaceholderIsNoImage(t *testing.T) {
+	for file, key := range map[string]string{"../../deploy/base/kustomization.yaml": "newName: ", "../../deploy/kubeadm/hardened.yaml": "image: "} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(string(text), key)
+		placeholder, _, found := strings.Cut(after, "\n")
+		if tag, err := name.NewTag(placeholder + ":dev"); !found || err == nil {
+			t.Errorf("%s: the placeholder %q is the image %s", file, placeholder, tag)
+		}
+	}
+}
+
 // TestArchiveNames looks at the names by which the tar file is loaded.
 func TestArchiveNames(t *testing.T) {
 	for _, tc := range []struct{ image, containerd, docker string }{

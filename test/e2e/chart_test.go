@@ -109,7 +109,7 @@ func (p *packager) objectsIn(text string) map[string]any {
 }
 
 // required are the required values of the chart, as in configured.
-const required = " --namespace kube-system --set apiServer.host=192.0.2.10 --set 'config.clusterCIDR=10.244.0.0/16\\,fd00:10:244::/56'"
+const required = " --namespace kube-system --set image.repository=" + ourImage + " --set apiServer.host=192.0.2.10 --set 'config.clusterCIDR=10.244.0.0/16\\,fd00:10:244::/56'"
 
 // chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp, raw the base with
 // the patch in docs/stale-connections.md.
@@ -126,7 +126,7 @@ var chartVariants = []struct{ values, folders string }{
 // TestChartEqualsKustomize compares the objects of the chart with those of the folders of deploy/, from a package.
 func TestChartEqualsKustomize(t *testing.T) {
 	p := newPackager(t)
-	p.sh(strings.Replace(fmt.Sprintf(configured, "192.0.2.10:6443"), "kubectl apply -k deploy/base", "", 1))
+	p.sh(setImage + strings.Replace(fmt.Sprintf(configured, "192.0.2.10:6443"), "kubectl apply -k deploy/base", "", 1))
 	p.sh("mkdir deploy/confined && printf 'resources: [../base]\\ncomponents: [../seccomp]\\n' > deploy/confined/kustomization.yaml")
 	patch := mustReadPage(t, "docs/stale-connections.md", "yaml")["The capability for `at-once`"][0]
 	p.sh("mkdir deploy/raw && cat > deploy/raw/kustomization.yaml <<'END'\nresources: [../base]\n" + patch + "END\n")
@@ -151,9 +151,10 @@ func TestChartEqualsKustomize(t *testing.T) {
 	}
 }
 
-// wrongValues are refused with a message; Helm 3 tries the first three.
+// wrongValues are refused with a message; Helm 3 tries the first four.
 var wrongValues = []struct{ set, message string }{
 	{"imge.tag=v1", "additional properties 'imge' not allowed"},
+	{"image.repository=", "Set image.repository to the name of the image in your registry"},
 	{"image.digest=sha256:0", "at '/image/digest'"},
 	{"apiServer.host=", "Set apiServer.host to the address of the API server"},
 	{"apiServer.port=70000", "at '/apiServer/port'"},
@@ -176,7 +177,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		p.sh(helm + " lint --strict deploy/chart" + required)
 		some := wrongValues
 		if helm != "helm-v4" { // the two have the same validator
-			some = some[:3]
+			some = some[:4]
 		}
 		for _, v := range some {
 			out, err := p.try(helm + " template kube-nftproxy deploy/chart" + required + " --set '" + v.set + "'")
@@ -239,7 +240,7 @@ podLabels: {team: net}
 	kubeadm := mustRead(t, "testdata/kubeadm-v1.36.3.yaml")
 	pasted := p.objectsIn(kubeadm)["ConfigMap kube-proxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(map[string]any)
 	pasted["clusterCIDR"] = "10.244.0.0/16"
-	writeManifest(t, filepath.Join(p.dir, "values.yaml"), map[string]any{"config": pasted, "apiServer": map[string]any{"host": "192.0.2.10"}})
+	writeManifest(t, filepath.Join(p.dir, "values.yaml"), map[string]any{"config": pasted, "image": map[string]any{"repository": ourImage}, "apiServer": map[string]any{"host": "192.0.2.10"}})
 	for _, helm := range helms {
 		p.sh(helm + " template kube-nftproxy deploy/chart --namespace kube-system --values values.yaml")
 	}

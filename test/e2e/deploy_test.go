@@ -378,9 +378,11 @@ func testOwnFolder(t *testing.T, s *site) {
 	if len(blocks) != 1 {
 		t.Fatalf("%d blocks, want one", len(blocks))
 	}
-	s.sh(publish)
+	original := filepath.Join(s.checkout, "original")
+	must(t, os.CopyFS(filepath.Join(original, "deploy"), os.DirFS("../../deploy")))
+	s.sh("cd original\n" + publish)
 	s.sh(`mkdir own && cp deploy/base/*.conf own && cat > own/kustomization.yaml <<'END'
-` + strings.ReplaceAll(blocks[0], repositoryURL, "file://"+s.checkout+"/repository") + `END
+` + strings.ReplaceAll(blocks[0], repositoryURL, "file://"+original+"/repository") + `END
 sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' own/config.conf`)
 	out := s.sh("kubectl apply -k own --dry-run=server -o yaml")
 	for _, want := range []string{"clusterCIDR: 10.99.0.0/16", "image: " + ourImage + ":v0.1.0"} {

@@ -59,7 +59,7 @@ func TestKubeadmAddon(t *testing.T) {
 	}
 
 	t.Run("hardened", func(t *testing.T) {
-		s.sh(`sed -i 's|kube-nftproxy:dev|` + ourImage + `:v0.1.0|' deploy/kubeadm/hardened.yaml
+		s.sh(`sed -i 's|IMAGE$|` + ourImage + `:v0.1.0|' deploy/kubeadm/hardened.yaml
 kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/hardened.yaml`)
 		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
 		p, d := s.pod("kube-proxy")
@@ -151,7 +151,7 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	s.reachWeb("pod-0")
 
 	hardened := mustRead(t, "../../deploy/kubeadm/hardened.yaml")
-	s.write(file, strings.ReplaceAll(hardened, "kube-nftproxy:dev", ourImage+":v0.1.0"))
+	s.write(file, strings.ReplaceAll(hardened, "IMAGE", ourImage+":v0.1.0"))
 	s.upgrade(fmt.Sprintf(", patches: {directory: %s/patches}", s.checkout))
 	eventually(t, patience, func() error { // the image is the same, and the old pod may still be there
 		var p *corev1.Pod

@@ -33,8 +33,11 @@ type site struct {
 	audit string
 }
 
-// ourImage is the name of the program's image in the site, beside the one in deploy/.
+// ourImage is the name of the program's image in the site.
 const ourImage = "registry.example.com/kube-nftproxy"
+
+// setImage is an operator's edit of deploy/base, without which no pod starts.
+const setImage = "sed -i 's|newName: IMAGE$|newName: " + ourImage + "|' deploy/base/kustomization.yaml\n"
 
 // auditPolicy logs each request of the two ServiceAccounts.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -72,7 +75,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	err = errors.Join(err, s.api.Kubeconfig(kubeconfig, true), imageOf(ours.Root, program))
 	must(t, err)
 	s.environ = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+dir)
-	all := map[string]kubelet.Image{"kube-nftproxy": ours, ourImage: ours}
+	all := map[string]kubelet.Image{ourImage: ours}
 	for name, image := range images {
 		all[name] = image
 	}
@@ -86,6 +89,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 			s.showLogs(filepath.Join(dir, "kubelet"))
 		}
 	})
+	s.sh(setImage)
 	return s
 }
 
