@@ -15,7 +15,7 @@ bin=$PWD/bin/neighbours cache=$PWD/bin/neighbours
 packages=(
   bash coreutils dash grep sed findutils procps util-linux mount kmod iproute2 iptables nftables ipset
   dbus-daemon firewalld ufw docker.io keepalived fail2ban podman netavark aardvark-dns conntrack wireguard-tools
-  libvirt-daemon-driver-network libvirt-clients dnsmasq-base sshguard
+  libvirt-daemon-driver-network libvirt-clients dnsmasq-base sshguard crowdsec crowdsec-firewall-bouncer
 )
 
 # root FOLDER: unpacks a root file system with the neighbours.
@@ -73,6 +73,13 @@ mkdir -p "$bin/metallb"
   cd test/neighbours/programs/metallb
   CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/" tool
   cp --no-preserve=mode "$(go list -m -f '{{.Dir}}' go.universe.tf/metallb)"/config/crd/bases/*.yaml "$bin/metallb/"
+)
+
+# kube-router, as an engine of NetworkPolicies.
+(
+  cd test/neighbours/programs/kube-router
+  version=$(go list -m -f '{{.Version}}' github.com/cloudnativelabs/kube-router/v2)
+  CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/cloudnativelabs/kube-router/v2/pkg/version.Version=$version" -o "$bin/programs/" tool
 )
 
 (cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)

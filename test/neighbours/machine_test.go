@@ -173,7 +173,7 @@ func (m *machine) end(name string) {
 func (m *machine) eventually(what string, f func() error) {
 	m.t.Helper()
 	var err error
-	for begin := time.Now(); time.Since(begin) < lab.Patience/2; time.Sleep(50 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < lab.Patience; time.Sleep(50 * time.Millisecond) {
 		if err = f(); err == nil {
 			return
 		}

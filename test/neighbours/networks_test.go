@@ -60,6 +60,7 @@ func networks() []neighbour {
 		flannel("vxlan", "iptables"), flannel("vxlan", "nftables"), flannel("host-gw", "iptables"), flannel("host-gw", "nftables"),
 		metalLB(),
 		libvirt(), sshguard(),
+		kubeRouter(), crowdSec(),
 	}
 }
 
