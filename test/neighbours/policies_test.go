@@ -77,7 +77,7 @@ func kubeRouter() neighbour {
 	return neighbour{
 		name: "kube-router (NetworkPolicy, iptables)", version: "kube-router --version 2>&1 | sed -n 's/.*version v\\([0-9.]*\\).*/\\1/p'",
 		policy: "a denied client reaches the pod neither directly, nor by load-balancer IPs, nor by node ports; a pod without egress reaches no Service. " +
-			"kube-router was run on a real API server, with `--run-firewall` only and for IPv4. With `--enable-ipv6`, its rules for this policy refer to an ipset that does not exist, and do not load",
+			"kube-router was run on a real API server, without its router and its service proxy, and for IPv4. With IPv6, its rules for this policy refer to an ipset that does not exist, and do not load",
 		prepare: func(n *node) { n.createPolicies(n.serveAPI()) },
 		install: func(n *node, _ bool) { start(n) },
 		reload:  func(n *node) { n.end("kube-router"); start(n) },
