@@ -65,7 +65,7 @@ conformance: ## upstream's e2e tests of Services on real clusters in namespaces,
 skew: ## kube-nftproxy with API servers of all supported releases (root); builds them first; OUTPUT=. writes docs/conformance.md
 	SKEW=1 OUTPUT='$(OUTPUT)' hack/conformance.sh
 
-neighbours: ## kube-nftproxy beside firewalls, container engines and network plugins, in 15 minutes (root); RUN=regexp; OUTPUT=. writes docs/compatibility.md
+neighbours: ## kube-nftproxy beside firewalls, container engines and network plugins, in 20 minutes (root); RUN=regexp; OUTPUT=. writes docs/compatibility.md
 	RUN='$(RUN)' OUTPUT='$(OUTPUT)' hack/neighbours.sh
 
 bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; VIPS=1: only VIPs and port ranges; GROWTH=1: only the growth of costs; CILIUM=1: beside Cilium's benchmark; OUTPUT=. writes the figures into docs/
