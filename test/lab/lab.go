@@ -1,18 +1,22 @@
 package lab
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Patience is the longest wait of tests for an event that normally takes milliseconds: other programs may use all processors. It
@@ -92,33 +96,43 @@ func (c *Config) complete() error {
 
 // lay adds the hosts with their names and addresses to l, without namespaces.
 func (l *Lab) lay(c Config) {
-	host := func(name, device, v4, v6 string, i int) *Host {
-		return &Host{Name: name, Device: device, IPv4: nth(v4, i), IPv6: nth(v6, i), lab: l}
+	host := func(name, device string) *Host {
+		return &Host{Name: name, Device: device, IPv4: AddressOf(name, inet.IPv4), IPv6: AddressOf(name, inet.IPv6), lab: l}
 	}
-	l.Node = host("node", "", "192.0.2.1", "2001:db8::1", 0)
+	l.Node = host("node", "")
 	for i := range c.Clients {
 		name := "client"
 		if i > 0 {
 			name = fmt.Sprintf("client-%d", i)
 		}
-		l.Clients = append(l.Clients, host(name, fmt.Sprintf("eth%d", i), "192.0.2.100", "2001:db8::100", i))
+		l.Clients = append(l.Clients, host(name, fmt.Sprintf("eth%d", i)))
 	}
 	l.Client = l.Clients[0]
 	for i := range c.Pods {
-		l.Pods = append(l.Pods, host(fmt.Sprintf("pod-%d", i), fmt.Sprintf("veth-pod%d", i),
-			"10.244.0.10", "fd00:10:244::10", i))
+		l.Pods = append(l.Pods, host(fmt.Sprintf("pod-%d", i), fmt.Sprintf("veth-pod%d", i)))
 	}
 	for i := range c.Remotes {
-		l.Remotes = append(l.Remotes, host(fmt.Sprintf("remote-%d", i), fmt.Sprintf("veth-remote%d", i),
-			"10.244.1.10", "fd00:10:244:1::10", i))
+		l.Remotes = append(l.Remotes, host(fmt.Sprintf("remote-%d", i), fmt.Sprintf("veth-remote%d", i)))
 	}
 }
 
-// nth returns the i-th address from first on. IPv6 addresses count in hexadecimal: ::1a follows ::19.
-func nth(first string, i int) netip.Addr {
-	addr := netip.MustParseAddr(first)
-	for range i {
-		addr = addr.Next()
+// addressPlan has the addresses of the first host of each kind. IPv6 addresses count in hexadecimal: ::1a follows ::19.
+var addressPlan = map[string][2]string{
+	"node":   {"192.0.2.1", "2001:db8::1"},
+	"client": {"192.0.2.100", "2001:db8::100"},
+	"pod":    {"10.244.0.10", "fd00:10:244::10"},
+	"remote": {"10.244.1.10", "fd00:10:244:1::10"},
+}
+
+// AddressOf returns the address of a host with a name such as client or pod-1. It returns the zero Addr for other names.
+func AddressOf(name string, f inet.Family) (addr netip.Addr) {
+	kind, number, _ := strings.Cut(name, "-")
+	i, err := strconv.Atoi(cmp.Or(number, "0"))
+	if first, known := addressPlan[kind]; known && err == nil {
+		addr = netip.MustParseAddr(first[f])
+		for range i {
+			addr = addr.Next()
+		}
 	}
 	return addr
 }

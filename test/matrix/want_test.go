@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
@@ -70,7 +71,7 @@ func list(outcomes []outcome) string {
 // want returns the result that the oracle predicts for a cell.
 func want(c cell) wanted {
 	name, _ := c.host()
-	from := hostAddress(name, c.family)
+	from := lab.AddressOf(name, c.family)
 	if c.client == secondary {
 		from = secondaries[c.family]
 	}
@@ -105,13 +106,9 @@ var numbers = sync.OnceValue(func() map[service]int {
 	return all
 })
 
-func hostAddress(name string, f inet.Family) netip.Addr {
-	return netip.MustParseAddr(addressOf[name][f])
-}
-
 func nameOf(addr netip.Addr) string {
-	for name, texts := range addressOf {
-		if slices.Contains(texts[:], addr.String()) {
+	for _, name := range hostNames {
+		if lab.AddressOf(name, inet.FamilyOf(addr)) == addr {
 			return name
 		}
 	}
@@ -123,7 +120,7 @@ func arrival(host string, sees, from netip.Addr) outcome {
 	switch {
 	case !sees.IsValid():
 		return dropped
-	case sees == hostAddress("node", inet.FamilyOf(sees)):
+	case sees == lab.AddressOf("node", inet.FamilyOf(sees)):
 		return reached(host, fromNode)
 	case sees == from:
 		return reached(host, kept)
@@ -155,7 +152,7 @@ func oracleOf(m mode) *oracle.Oracle {
 	}
 	node.RefuseUnusedPorts, node.AnswerPing = m.vips()
 	for f, addr := range secondaries {
-		node.Addresses = append(node.Addresses, hostAddress("node", inet.Family(f)), addr)
+		node.Addresses = append(node.Addresses, lab.AddressOf("node", inet.Family(f)), addr)
 	}
 	o, _ := oracles.LoadOrStore(m, oracle.New(all, node))
 	return o.(*oracle.Oracle)

@@ -201,8 +201,8 @@ func weigh(slice *discoveryv1.EndpointSlice, f inet.Family) {
 		own = append(own, slice.Endpoints[0].Addresses[0]+"=11")
 	}
 	for host, node := range map[string]string{"pod-2": world.NodeName, "remote-2": world.OtherNode} {
-		slice.Endpoints = append(slice.Endpoints, world.Endpoint(hostAddress(host, f), node))
-		own = append(own, hostAddress(host, f).String()+"=0")
+		slice.Endpoints = append(slice.Endpoints, world.Endpoint(lab.AddressOf(host, f), node))
+		own = append(own, lab.AddressOf(host, f).String()+"=0")
 	}
 	slice.Annotations["kube-nftproxy.io/weights"] = strings.Join(own, ",")
 }
@@ -274,22 +274,12 @@ func endpoints(s service, f inet.Family) *discoveryv1.EndpointSlice {
 		if onThisNode(host) {
 			nodeName = world.NodeName
 		}
-		slice.Endpoints = append(slice.Endpoints, world.Endpoint(hostAddress(host, f), nodeName))
+		slice.Endpoints = append(slice.Endpoints, world.Endpoint(lab.AddressOf(host, f), nodeName))
 	}
 	return slice
 }
 
-// addressOf has the addresses of the lab's hosts, as test/lab documents them.
-var addressOf = map[string][2]string{
-	"node":     {"192.0.2.1", "2001:db8::1"},
-	"pod-0":    {"10.244.0.10", "fd00:10:244::10"},
-	"pod-1":    {"10.244.0.11", "fd00:10:244::11"},
-	"remote-0": {"10.244.1.10", "fd00:10:244:1::10"},
-	"remote-1": {"10.244.1.11", "fd00:10:244:1::11"},
-	"pod-2":    {"10.244.0.12", "fd00:10:244::12"},
-	"remote-2": {"10.244.1.12", "fd00:10:244:1::12"},
-	"client":   {"192.0.2.100", "2001:db8::100"},
-}
+var hostNames = []string{"node", "pod-0", "pod-1", "remote-0", "remote-1", "pod-2", "remote-2", "client"}
 
 // writeManifests writes the objects to a folder, with a ServiceCIDR, which an API server creates itself.
 func writeManifests(t *testing.T, c choice) string {

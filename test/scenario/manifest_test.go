@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -54,6 +53,14 @@ func endpointSlices(text []byte) ([]byte, error) {
 		}
 	}
 	return []byte(strings.Join(out, documentSeparator)), nil
+}
+
+// mustSlices returns endpointSlices of the same text.
+func mustSlices(t *testing.T, lines string) string {
+	t.Helper()
+	text, err := endpointSlices([]byte(lines))
+	lab.Must(t, err)
+	return string(text)
 }
 
 var (
@@ -122,11 +129,11 @@ func endpoint(text string, f inet.Family) (e discoveryv1.Endpoint, weight string
 		return e, "", fmt.Errorf("%q is not an endpoint", text)
 	}
 	address, node := match[1], match[2]
-	if host, of, found := endpointHost(address, f); found {
-		address = host
+	if host := lab.AddressOf(address, f); host.IsValid() {
 		if !strings.Contains(text, "@") {
-			node = of
+			node = map[bool]string{false: nodeName, true: "node-2"}[strings.HasPrefix(address, "remote-")]
 		}
+		address = host.String()
 	}
 	e.Addresses = []string{address}
 	if node != "" {
@@ -138,29 +145,6 @@ func endpoint(text string, f inet.Family) (e discoveryv1.Endpoint, weight string
 		}
 	}
 	return e, match[3], nil
-}
-
-// endpointHost returns the address and the node of a host of the lab.
-func endpointHost(name string, f inet.Family) (address, node string, found bool) {
-	kind, number, _ := strings.Cut(name, "-")
-	i, err := strconv.Atoi(number)
-	switch {
-	case name == "node":
-		return [...]string{inet.IPv4: "192.0.2.1", inet.IPv6: "2001:db8::1"}[f], nodeName, true
-	case kind == "pod" && err == nil:
-		return nth([...]string{inet.IPv4: "10.244.0.10", inet.IPv6: "fd00:10:244::10"}[f], i), nodeName, true
-	case kind == "remote" && err == nil:
-		return nth([...]string{inet.IPv4: "10.244.1.10", inet.IPv6: "fd00:10:244:1::10"}[f], i), "node-2", true
-	}
-	return "", "", false
-}
-
-func nth(first string, i int) string {
-	addr := netip.MustParseAddr(first)
-	for range i {
-		addr = addr.Next()
-	}
-	return addr.String()
 }
 
 func setAttribute(e *discoveryv1.Endpoint, name string, value bool) error {

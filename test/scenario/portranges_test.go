@@ -14,23 +14,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// mediaSlices are the endpoints of the example, as a controller would write them.
-const mediaSlices = `
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: media-4, namespace: shop, labels: {kubernetes.io/service-name: media}}
-addressType: IPv4
-ports: [{name: sip, port: 8080, protocol: UDP}]
-endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: media-6, namespace: shop, labels: {kubernetes.io/service-name: media}}
-addressType: IPv6
-ports: [{name: sip, port: 8080, protocol: UDP}]
-endpoints: [{addresses: ["fd00:10:244::10"], nodeName: node-1}]
-`
-
 // TestPortRangesPage applies the example of docs/port-ranges.md: a media server in a pod answers on 10,001 UDP ports. A client outside of the cluster
 // and a pod get an answer from each port, in both families. The ports before and after the range are refused at the cluster IP.
 func TestPortRangesPage(t *testing.T) {
@@ -48,7 +31,7 @@ func TestPortRangesPage(t *testing.T) {
 	common, err := os.ReadFile(common)
 	lab.Must(t, err)
 	service := fences[0][1] + "status: {loadBalancer: {ingress: [{ip: 203.0.113.10}, {ip: \"2001:db8:2::10\"}]}}\n"
-	for name, text := range map[string]string{"cluster.yaml": string(common), "service.yaml": service, "slices.yaml": mediaSlices} {
+	for name, text := range map[string]string{"cluster.yaml": string(common), "service.yaml": service, "slices.yaml": mustSlices(t, "shop/media sip=8080/udp: pod-0")} {
 		lab.Must(t, os.WriteFile(filepath.Join(p.folder, name), []byte(text), 0o600))
 	}
 	lab.Must(t, p.load())
@@ -133,33 +116,18 @@ func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
 }
 
 // rangedService has port ranges at load-balancer IPs.
-const rangedService = `
-apiVersion: v1
+const rangedService = `apiVersion: v1
 kind: Service
 metadata: {name: ranged, namespace: shop, annotations: {kube-nftproxy.io/port-ranges: "tcp/8000-9100, udp/8000-9100"}}
 spec: {type: LoadBalancer, clusterIPs: [10.96.0.10, "fd00:10:96::10"], ports: [{port: 80}]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.20}, {ip: "2001:db8:2::20"}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: ranged-4, namespace: shop, labels: {kubernetes.io/service-name: ranged}}
-addressType: IPv4
-ports: [{port: 8080}]
-endpoints: [{addresses: [10.244.1.10], nodeName: node-2}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: ranged-6, namespace: shop, labels: {kubernetes.io/service-name: ranged}}
-addressType: IPv6
-ports: [{port: 8080}]
-endpoints: [{addresses: ["fd00:10:244:1::10"], nodeName: node-2}]
 `
 
 // TestOtherProgramsBesideRanges: a port that another program translates, or leads to this node by policy routing, is not in the range.
 func TestOtherProgramsBesideRanges(t *testing.T) {
 	l := newLab(t)
 	p := vipStep(t, l, within)
-	step := &step{write: map[string][]byte{"ranged.yaml": []byte(rangedService)}}
+	step := &step{write: map[string][]byte{"ranged.yaml": []byte(rangedService + documentSeparator + mustSlices(t, "shop/ranged 8080: remote-0"))}}
 	lab.Must(t, errors.Join(step.enter(p.folder), p.load()))
 	const alone = `
 {client,pod-0,node} {203.0.113.20,2001:db8:2::20}:{8080/tcp,9090/udp} = remote-0 from node

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -32,9 +31,9 @@ type warmup struct {
 // endpoints sets the number of endpoints, and waits until the kernel has them.
 func (w *warmup) endpoints(n int) {
 	w.Helper()
-	var list []string
+	slice := fmt.Sprintf("shop/web-4 http=%d echo=%d:", firstPort, echoPort)
 	for _, pod := range w.lab.Pods[:n] {
-		list = append(list, fmt.Sprintf("{addresses: [%s], nodeName: %s}", pod.IPv4, nodeName))
+		slice += " " + pod.Name
 	}
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Service
@@ -43,13 +42,7 @@ spec:
   clusterIPs: [%s]
   ports: [{name: http, port: 80}, {name: echo, port: 70}]
 ---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: %d}, {name: echo, port: %d}]
-endpoints: [%s]
-`, w.http.Addr(), firstPort, echoPort, strings.Join(list, ", "))
+`, w.http.Addr()) + mustSlices(w.T, slice)
 	lab.Must(w, os.WriteFile(filepath.Join(w.folder, "web.yaml"), []byte(text), 0o600))
 	lab.Must(w, w.load())
 }

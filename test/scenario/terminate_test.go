@@ -85,13 +85,9 @@ const (
 	services
 )
 
-// endpoints sets the endpoints, in the form "HOST CONDITIONS", of the first two Services, and waits until the kernel has them.
-func (d *departing) endpoints(list ...string) {
+// endpoints sets the endpoints, in the notation of README.md, of all Services but one, and waits until the kernel has them.
+func (d *departing) endpoints(list string) {
 	d.Helper()
-	hosts := map[string]*lab.Host{}
-	for _, h := range d.lab.Hosts() {
-		hosts[h.Name] = h
-	}
 	var text strings.Builder
 	for n := range services {
 		annotations := fmt.Sprintf("kube-nftproxy.io/port-ranges: tcp/%d", echoPort)
@@ -109,23 +105,9 @@ spec:
 `, n, annotations)
 		of := list
 		if n == stays {
-			of = []string{"remote-0 ready: true"}
+			of = "remote-0"
 		}
-		for _, f := range inet.Families {
-			var endpoints []string
-			for _, e := range of {
-				name, conditions, _ := strings.Cut(e, " ")
-				endpoints = append(endpoints, fmt.Sprintf("{addresses: [%q], conditions: {%s}}", hosts[name].Addrs()[f], conditions))
-			}
-			fmt.Fprintf(&text, `---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-%d-%s, namespace: shop, labels: {kubernetes.io/service-name: web-%[1]d}}
-addressType: %[2]s
-ports: [{name: echo, port: %d}]
-endpoints: [%s]
-`, n, f, echoPort, strings.Join(endpoints, ", "))
-		}
+		text.WriteString(documentSeparator + mustSlices(d.T, fmt.Sprintf("shop/web-%d echo=%d: %s", n, echoPort, of)))
 	}
 	lab.Must(d, os.WriteFile(filepath.Join(d.folder, "shop.yaml"), []byte(text.String()), 0o600))
 	lab.Must(d, d.load())
@@ -264,21 +246,21 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 		}
 	})
 	const perFamily = 10
-	d.endpoints("remote-0 ready: true")
+	d.endpoints("remote-0")
 	list := d.clients()
 
-	d.endpoints("remote-0 ready: false, serving: false", "pod-0 ready: true")
+	d.endpoints("remote-0!ready!serving pod-0")
 	d.pass(absence)
 	d.live("with an unready endpoint", list, false)
-	d.endpoints("remote-0 ready: false, serving: false, terminating: true", "pod-0 ready: true")
+	d.endpoints("remote-0!ready!serving+terminating pod-0")
 	d.pass(absence)
 	d.live("with a terminating endpoint", list, false)
-	d.endpoints("pod-0 ready: true")
-	d.endpoints("remote-0 ready: false", "pod-0 ready: true")
+	d.endpoints("pod-0")
+	d.endpoints("remote-0!ready pod-0")
 	d.pass(absence)
 	d.live("with an endpoint that was absent for a moment", list, false)
 
-	d.endpoints("pod-0 ready: true")
+	d.endpoints("pod-0")
 	d.live("before the time of absence", list, false)
 	d.pass(absence)
 	d.ends(perFamily)
@@ -290,12 +272,12 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	}
 	d.live("after a new connection", list, false)
 
-	d.endpoints()
+	d.endpoints("")
 	d.pass(absence)
 	d.ends(perFamily)
 	d.live("without an endpoint", list, true)
 
-	d.endpoints("pod-0 ready: true")
+	d.endpoints("pod-0")
 	for _, c := range list {
 		if c.ending() {
 			d.open(c)
@@ -304,7 +286,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	if d.pipeline, err = d.fault(l.Node, s, restart); err != nil {
 		t.Fatal(err)
 	}
-	d.endpoints("remote-0 ready: true")
+	d.endpoints("remote-0")
 	d.pass(absence)
 	d.live("with an endpoint that left before the start", list, false)
 }

@@ -136,11 +136,10 @@ var alterations = []struct {
 func TestTraceFollowsAlteredRules(t *testing.T) {
 	r := &rig{lab: newLab(t)}
 	folder := t.TempDir()
-	files := map[string]string{"web.yaml": alteredService, "cluster.yaml": ""}
 	common, err := os.ReadFile(common)
 	lab.Must(t, err)
-	files["cluster.yaml"] = string(common)
-	for name, text := range files {
+	slices := mustSlices(t, "shop/web-4 http=8080: pod-0 remote-0\nshop/sticky-4 http=8080: pod-0 remote-0")
+	for name, text := range map[string]string{"web.yaml": alteredService, "slices.yaml": slices, "cluster.yaml": string(common)} {
 		lab.Must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
 	}
 	s, err := parseSettings(nil)
@@ -258,26 +257,8 @@ kind: Service
 metadata: {name: web, namespace: shop}
 spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80}]}
 ---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-4, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 8080}]
-endpoints:
-- {addresses: [10.244.0.10], nodeName: node-1}
-- {addresses: [10.244.1.10], nodeName: node-2}
----
 apiVersion: v1
 kind: Service
 metadata: {name: sticky, namespace: shop}
 spec: {clusterIP: 10.96.0.11, clusterIPs: [10.96.0.11], ports: [{name: http, port: 80}], sessionAffinity: ClientIP}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: sticky-4, namespace: shop, labels: {kubernetes.io/service-name: sticky}}
-addressType: IPv4
-ports: [{name: http, port: 8080}]
-endpoints:
-- {addresses: [10.244.0.10], nodeName: node-1}
-- {addresses: [10.244.1.10], nodeName: node-2}
 `

@@ -219,7 +219,7 @@ func TestICMPErrorsReachEndpoints(t *testing.T) {
 			far := beyondRouter(t, l)
 			l.Client.Run(t, "ip", "link", "set", "far0", "mtu", "1280")
 			p := vipStep(t, l, flags...)
-			step := &step{write: map[string][]byte{"slices.yaml": []byte(echoSlices)}}
+			step := &step{write: map[string][]byte{"endpoints.yaml": []byte(mustSlices(t, "shop/web http=7070: remote-0"))}}
 			lab.Must(t, errors.Join(step.enter(p.folder), p.load()))
 			for i, to := range []string{"203.0.113.10", "2001:db8:2::10"} {
 				tooBig := [...]string{"icmp type destination-unreachable icmp code frag-needed", "icmpv6 type packet-too-big"}[i]
@@ -246,19 +246,3 @@ func TestICMPErrorsReachEndpoints(t *testing.T) {
 		})
 	}
 }
-
-// echoSlices lead to the echo server of an endpoint that is not on the node.
-const echoSlices = `apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-4, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 7070}]
-endpoints: [{addresses: [10.244.1.10], nodeName: node-2}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-6, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv6
-ports: [{name: http, port: 7070}]
-endpoints: [{addresses: ["fd00:10:244:1::10"], nodeName: node-2}]
-`
