@@ -74,7 +74,7 @@ func Table(rows []Row) string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.Name, r.Version, result, policy)
 	}
-	b.WriteString("\nFailed new connections, of all new connections in both orders of installation, and broken established connections:\n\n" +
+	b.WriteString("\nThe first columns show the failed ones of all new connections, in both orders of installation. The last column shows the broken ones of all established\nconnections:\n\n" +
 		"| neighbour | install | reload | restart of kube-nftproxy | remove | broken established connections |\n|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		fmt.Fprintf(&b, "| %s |", r.Name)
