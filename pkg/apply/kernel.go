@@ -36,8 +36,8 @@ type Kernel struct {
 	elements int
 	// atOnce is [mostAtOnce], except in tests.
 	atOnce int
-	// difference is the batch of the last update. The next update reuses its memory.
-	difference *nft.Batch
+	// batch is the memory of the batch of the last update. The next update reuses it.
+	batch      *nft.Batch
 	takeOver   takeOver
 	others     others
 	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
@@ -81,7 +81,7 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, batch: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
@@ -165,7 +165,7 @@ func (k *Kernel) sync() (Result, error) {
 	if first {
 		k.ledger.forgetRetained() // the kernel never had the elements that the plan removed before the first sync
 	}
-	now, err := k.now()
+	m, err := k.readMoment()
 	if err != nil {
 		return Result{}, err
 	}
@@ -179,9 +179,9 @@ func (k *Kernel) sync() (Result, error) {
 	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are deleted"
 	}
-	// now is the moment before the comparison, so a later check notices foreign commits during the comparison.
-	k.others.countForeign(now.generation, k.foreign(now))
-	k.reach(now)
+	// m is the moment before the comparison, so a later check notices foreign commits during the comparison.
+	k.others.countForeign(m.generation, k.foreign(m))
+	k.reach(m)
 	if why == "" {
 		why = k.others.suspicion()
 	}
@@ -196,7 +196,7 @@ func (k *Kernel) sync() (Result, error) {
 	}
 	result, err := k.rewrite(why)
 	if err == nil {
-		k.others.recordRepair(now.generation)
+		k.others.recordRepair(m.generation)
 		k.check.due = false
 	}
 	return result, err
@@ -209,12 +209,12 @@ func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
 	}
-	now, err := k.now()
-	if err != nil || k.foreign(now) == 0 || !k.others.harmless(k.generation, now.generation) {
+	m, err := k.readMoment()
+	if err != nil || k.foreign(m) == 0 || !k.others.harmless(k.generation, m.generation) {
 		return false
 	}
-	k.others.countForeign(now.generation, k.foreign(now))
-	k.reach(now)
+	k.others.countForeign(m.generation, k.foreign(m))
+	k.reach(m)
 	k.known, k.doubted = true, false
 	return true
 }
@@ -223,11 +223,11 @@ func (k *Kernel) restoreTrust() (restored bool) {
 // listener may have missed a commit, CheckRuleset starts a check of all elements. A later call reports the outcome of this check.
 func (k *Kernel) CheckRuleset() (bool, error) {
 	k.others.revive()
-	now, err := k.now()
-	if err != nil || k.foreign(now) != 0 {
+	m, err := k.readMoment()
+	if err != nil || k.foreign(m) != 0 {
 		return err == nil, err
 	}
-	k.reach(now)
+	k.reach(m)
 	k.verify()
 	return k.others.suspicion() != "", nil
 }
@@ -245,7 +245,7 @@ func (k *Kernel) remember() {
 	k.ledger.track()
 }
 
-// update sends the changes since the last sync, in one batch.
+// update sends the changes since the last sync, in one batch. If the constant rules have changed, it rewrites the tables.
 func (k *Kernel) update() (Result, error) {
 	c := k.ledger.take(k.Now())
 	if c.empty() {
@@ -327,11 +327,11 @@ func remake(b *nft.Batch, r *remade) {
 // reuse returns an empty batch. It reuses the memory of the last batch, unless that batch was large.
 func (k *Kernel) reuse() *nft.Batch {
 	const large = 256 << 10
-	if k.difference.Len() > large {
-		k.difference = nft.NewBatch(0)
+	if k.batch.Len() > large {
+		k.batch = nft.NewBatch(0)
 	}
-	k.difference.Reset()
-	return k.difference
+	k.batch.Reset()
+	return k.batch
 }
 
 // table returns a family's table, with its name only.

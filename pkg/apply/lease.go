@@ -33,7 +33,7 @@ type renewals struct {
 type moment struct{ generation, renewals uint32 }
 
 // now returns the current moment.
-func (k *Kernel) now() (m moment, err error) {
+func (k *Kernel) readMoment() (m moment, err error) {
 	k.renewals.mu.Lock()
 	defer k.renewals.mu.Unlock()
 	m.generation, err = k.conn.Generation()

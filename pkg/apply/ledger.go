@@ -29,7 +29,7 @@ type ledger struct {
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
-	// delta is nil while the kernel's tables are unknown. Its changes apply to tables with rules for writtenPods.
+	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync succeeds. Its changes apply to tables with rules for writtenPods.
 	delta       *delta
 	writtenPods [2]plan.LocalPods
 }
@@ -48,7 +48,7 @@ func newLedger(p *plan.Planner) *ledger {
 			l.stateSets[s.Family] = s
 		}
 	}
-	p.Report(l)
+	p.ReportTo(l)
 	return l
 }
 

@@ -262,7 +262,7 @@ func startsAdoptThePlan(t *testing.T, mask uint64) {
 				}
 				second.Set(name, s)
 			}
-			second.Resumed()
+			second.EndRecall()
 			found := newLedger(second)
 			found.resume(inet.IPv4, left.digests[inet.IPv4].key)
 			diff := cmp.Diff(write(t, left).lines(), write(t, found).lines())

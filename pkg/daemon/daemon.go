@@ -351,7 +351,7 @@ func (d *daemon) run(ctx context.Context) error {
 	server("metrics", d.Config.MetricsBindAddress, d.metricsPort(), "FailedToStartMetricServer")
 	part("addresses", func(ctx context.Context) error {
 		return host.FollowAddresses(ctx, func() {
-			d.tracker.Node()
+			d.tracker.MarkNode()
 			d.lookForFamilies()
 		})
 	})

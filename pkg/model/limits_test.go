@@ -259,7 +259,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 				if tc.limit == limitSlices {
 					stored = stored[:len(tc.slices)]
 				}
-				rebuilt, _ := Rebuild(&Room{Service: *manyPorts(tc.ports)}, nil, stored, here, opts, time.Time{})
+				rebuilt, _ := Rebuild(&Scratch{Service: *manyPorts(tc.ports)}, nil, stored, here, opts, time.Time{})
 				if diff := cmp.Diff(got, rebuilt, exact); diff != "" {
 					t.Errorf("from stored slices (-Build +Rebuild):\n%s", diff)
 				}
@@ -275,8 +275,8 @@ func TestNewFirstSliceReplacesTheLastOne(t *testing.T) {
 	for i, name := range []string{"b", "c", "d"} {
 		stored = append(stored, &storedSlice{slice: portsSlice(name, 1, fmt.Sprint(i+2, "r"))})
 	}
-	_, before := Rebuild(&Room{Service: *manyPorts(1)}, nil, stored[1:], here, opts, time.Time{})
-	got, _ := Rebuild(&Room{Service: *manyPorts(1)}, before, stored, here, opts, time.Time{})
+	_, before := Rebuild(&Scratch{Service: *manyPorts(1)}, nil, stored[1:], here, opts, time.Time{})
+	got, _ := Rebuild(&Scratch{Service: *manyPorts(1)}, before, stored, here, opts, time.Time{})
 	if diff := cmp.Diff([]string{"1 2 3"}, hosts(got)); diff != "" || len(exceeded(got)) != 1 {
 		t.Errorf("limits exceeded: %v; endpoints (-want +got):\n%s", exceeded(got), diff)
 	}
@@ -512,19 +512,19 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 
 // TestRoomIsTidied: the memory of an unusually large object is released.
 func TestRoomIsTidied(t *testing.T) {
-	room := Room{}
+	scratch := Scratch{}
 	for _, ports := range []int{2_000, 1} {
 		endpoints := "1r"
 		if ports == 1 {
 			endpoints = strings.Repeat("1r ", 5_000)
 		}
-		read(manyPorts(ports), &room)
-		Rebuild(&room, nil, []Slice{&storedSlice{slice: portsSlice("a", ports, endpoints)}}, here, Options{}, time.Time{})
-		n := cap(room.Service.Spec.Ports) + cap(room.groups)
-		for _, g := range room.groups {
+		read(manyPorts(ports), &scratch)
+		Rebuild(&scratch, nil, []Slice{&storedSlice{slice: portsSlice("a", ports, endpoints)}}, here, Options{}, time.Time{})
+		n := cap(scratch.Service.Spec.Ports) + cap(scratch.groups)
+		for _, g := range scratch.groups {
 			n += cap(g.found)
 		}
-		for _, s := range room.slices {
+		for _, s := range scratch.slices {
 			n += cap(s.Endpoints) + cap(s.Ports)
 		}
 		if n > 2_000 {
@@ -536,8 +536,8 @@ func TestRoomIsTidied(t *testing.T) {
 // After ports of a Service are removed, Rebuild keeps nothing of them.
 func TestRemovedPortsLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
-	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{}, time.Time{})
-	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{}, time.Time{})
+	_, before := Rebuild(&Scratch{Service: *manyPorts(5)}, nil, stored, here, Options{}, time.Time{})
+	got, now := Rebuild(&Scratch{Service: *manyPorts(2)}, before, stored, here, Options{}, time.Time{})
 	lab.Same(t, []string{"1 2 3", "1 2 3"}, hosts(got), "endpoints")
 	if n := len(now.groups.list); n != 3 {
 		t.Errorf("%d groups are kept for 2 ports, want one for each and one for all other ports", n)

@@ -17,13 +17,13 @@ type Slice interface {
 	// Read decodes the slice into an object. It overwrites the object's previous content and reuses the memory of its lists and of
 	// their items, which belong to the caller. It returns false if the slice cannot be decoded.
 	Read(into *discoveryv1.EndpointSlice) bool
-	// Weight returns the number of endpoints times the number of ports. It is much faster than Read.
-	Weight() int
+	// Pairs returns the number of endpoints times the number of ports. It is much faster than Read.
+	Pairs() int
 }
 
-// Room is scratch memory for decoded objects. They are several times as large as the Service that Rebuild makes from them, so Rebuild
+// Scratch is scratch memory for decoded objects. They are several times as large as the Service that Rebuild makes from them, so Rebuild
 // reuses their memory. The zero value is ready for use, by one goroutine at a time.
-type Room struct {
+type Scratch struct {
 	// Service is the Service to build. The caller fills it.
 	Service corev1.Service
 	slices  [manySlices]discoveryv1.EndpointSlice
@@ -31,14 +31,14 @@ type Room struct {
 	builder builder
 }
 
-// Room keeps the memory of a list for the next Service only if the list has at most this many items.
+// Scratch keeps the memory of a list for the next Service only if the list has at most this many items.
 const (
 	keepEndpoints = 1_000
 	keepPorts     = 64
 )
 
 // tidy releases the memory of unusually large objects.
-func (r *Room) tidy() {
+func (r *Scratch) tidy() {
 	r.builder = builder{}
 	if cap(r.Service.Spec.Ports) > keepPorts {
 		r.Service = corev1.Service{}
@@ -101,30 +101,30 @@ func (r *Reading) Starts() *Starts {
 	return r.starts
 }
 
-// Rebuild returns the same Service as [Build] for room.Service, but reads only changed slices. previous is the Reading that the last call for this
+// Rebuild returns the same Service as [Build] for scratch.Service, but reads only changed slices. previous is the Reading that the last call for this
 // Service returned, or nil. The returned Reading is nil for a Service with few slices and without slow start. A slice that cannot be read is ignored.
 //
 // now is the current time. An endpoint that is ready now, but was not ready in the previous Reading, is starting. Before the first sync, now is the
 // zero time, and all endpoints have their full weight.
-func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options, now time.Time) (*Service, *Reading) {
-	svc := &room.Service
+func Rebuild(scratch *Scratch, previous *Reading, stored []Slice, node Node, opts Options, now time.Time) (*Service, *Reading) {
+	svc := &scratch.Service
 	if !proxied(svc) {
 		return nil, nil
 	}
-	defer room.tidy()
-	b := &room.builder
+	defer scratch.tidy()
+	b := &scratch.builder
 	*b = newBuilder(svc, node, opts)
 	b.observed = observed{valid: true, before: previous.Starts(), now: now}
-	b.groups.list = room.groups
+	b.groups.list = scratch.groups
 	if len(stored) < manySlices {
 		var few [manySlices]*discoveryv1.EndpointSlice
 		for i, s := range stored {
-			if s.Read(&room.slices[i]) {
-				few[i] = &room.slices[i]
+			if s.Read(&scratch.slices[i]) {
+				few[i] = &scratch.slices[i]
 			}
 		}
 		b.build(few[:])
-		room.groups = b.groups.list
+		scratch.groups = b.groups.list
 		if b.starts == nil {
 			return b.out, nil
 		}
@@ -132,16 +132,16 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 	}
 	b.service()
 	b.groups.reset(b.out.Ports)
-	current := b.read(previous, stored, &room.slices[0])
-	room.groups, b.groups = b.groups.list, current.groups
+	current := b.read(previous, stored, &scratch.slices[0])
+	scratch.groups, b.groups = b.groups.list, current.groups
 	b.finish()
 	current.starts = b.starts
 	return b.out, current
 }
 
-// read reads the slices that have changed and returns the new Reading. It decodes one slice at a time into room. The builder's
+// read reads the slices that have changed and returns the new Reading. It decodes one slice at a time into scratch. The builder's
 // groups are empty before and after the call.
-func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
+func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.EndpointSlice) *Reading {
 	current := &Reading{node: b.node, ports: b.groups.keys(), listed: b.out.TerminateGone, parts: make(map[Slice]*part, len(stored))}
 	for f := range inet.Families {
 		current.served[f] = b.cluster[f].IsValid()
@@ -154,15 +154,15 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	for _, s := range stored {
 		p := previous.parts[s]
 		if p == nil {
-			p = b.part(s, room, c.keep)
+			p = b.part(s, scratch, c.keep)
 		} else if p.name != "" {
-			c.keep(p.targets, p.endpoints)
+			c.keep(p.targets, p.endpoints) // only counts: cut applies the limits
 		}
 		current.parts[s] = p
 		whole = whole && p.kept == p.endpoints
 	}
 	if !whole || c.slices > b.limits.Slices || c.pairs > b.limits.Pairs {
-		b.cut(current, stored, room)
+		b.cut(current, stored, scratch)
 	}
 	var added, removed []*part
 	for _, s := range stored {
@@ -196,7 +196,7 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 
 // cut applies the limits to the slices in the order of their names. If the limits change the number of endpoints of a slice, cut reads the slice
 // again.
-func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
+func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
 	c := cutter{limits: &b.limits}
@@ -210,7 +210,7 @@ func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.Endpoi
 			keep = -1
 		}
 		if keep != p.kept {
-			p = b.part(s, room, func(int, int) (int, bool) { return keep, ok })
+			p = b.part(s, scratch, func(int, int) (int, bool) { return keep, ok })
 		}
 		current.parts[s] = p
 	}
@@ -219,12 +219,12 @@ func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.Endpoi
 
 // part reads one slice. keep gets the numbers of its targets and endpoints. It returns the number of endpoints to keep, and false if
 // the whole slice is left out.
-func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
+func (b *builder) part(s Slice, scratch *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
-	if !s.Read(room) {
+	if !s.Read(scratch) {
 		return p
 	}
-	p.name, p.targets, p.endpoints = room.Name, b.targetsOf(room), len(room.Endpoints)
+	p.name, p.targets, p.endpoints = scratch.Name, b.targetsOf(scratch), len(scratch.Endpoints)
 	kept, ok := keep(p.targets, p.endpoints)
 	if p.kept = kept; !ok {
 		p.kept = -1
@@ -232,7 +232,7 @@ func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targe
 	}
 	before := b.ofSlices
 	b.ofSlices = nil
-	b.collect(room, kept)
+	b.collect(scratch, kept)
 	p.problems, b.ofSlices = slices.Clip(b.ofSlices), before
 	for i := range b.groups.list {
 		if g := &b.groups.list[i]; len(g.found) > 0 {

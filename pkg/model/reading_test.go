@@ -17,7 +17,7 @@ type storedSlice struct {
 	reads int
 }
 
-func (s *storedSlice) Weight() int { return 0 }
+func (s *storedSlice) Pairs() int { return 0 }
 
 // Read reuses the memory of the object, as a store does.
 func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
@@ -31,8 +31,8 @@ func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// read puts a Service into a room.
-func read(svc *corev1.Service, into *Room) {
+// read puts a Service into a scratch.
+func read(svc *corev1.Service, into *Scratch) {
 	ports := append(into.Service.Spec.Ports[:0], svc.Spec.Ports...)
 	into.Service = *svc
 	into.Service.Spec.Ports = ports
@@ -94,7 +94,7 @@ func TestRebuildIsBuild(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var stored []Slice
 		var before *Reading
-		var room Room
+		var scratch Scratch
 		var last, lastWanted *Service
 		svc, node, now := dual(), here, time.Time{}
 		slow := func(svc *corev1.Service) *corev1.Service {
@@ -121,11 +121,11 @@ func TestRebuildIsBuild(t *testing.T) {
 				list = append(list, s.(*storedSlice).slice)
 			}
 			var got *Service
-			read(svc, &room)
+			read(svc, &scratch)
 			if step > 20 {
 				now = began.Add(time.Duration(step) * time.Second)
 			}
-			got, before = Rebuild(&room, before, stored, node, opts, now)
+			got, before = Rebuild(&scratch, before, stored, node, opts, now)
 			opts.Starts = before.Starts()
 			want := Build(svc, list, node, opts)
 			if diff := cmp.Diff(want, got, exact); diff != "" {
@@ -145,12 +145,12 @@ func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 	for i := range 10 {
 		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})
 	}
-	room := Room{Service: *service()}
-	_, before := Rebuild(&room, nil, stored, here, Options{}, time.Time{})
+	scratch := Scratch{Service: *service()}
+	_, before := Rebuild(&scratch, nil, stored, here, Options{}, time.Time{})
 	changed := &storedSlice{slice: slice("slice-3", eps("99r")...)}
 	kept := stored[3].(*storedSlice)
 	stored[3] = changed
-	got, _ := Rebuild(&room, before, stored, here, Options{}, time.Time{})
+	got, _ := Rebuild(&scratch, before, stored, here, Options{}, time.Time{})
 	if diff := cmp.Diff(list("0 1 2 4 5 6 7 8 9 99"), got.Ports[0].Cluster, exact); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}

@@ -19,9 +19,9 @@ var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // rebuilder builds one Service again and again, as the loop does.
 type rebuilder struct {
-	room   Room
-	before *Reading
-	opts   Options
+	scratch Scratch
+	before  *Reading
+	opts    Options
 }
 
 // build returns the Service with slow start of 90 seconds at some seconds after began, or before the first sync if seconds is below 0. Its endpoints are in the
@@ -37,9 +37,9 @@ func (r *rebuilder) build(seconds int, endpoints, algorithmName string, many boo
 	if many {
 		stored = append(stored, &storedSlice{slice: slice("b")}, &storedSlice{slice: slice("c")})
 	}
-	read(svc, &r.room)
+	read(svc, &r.scratch)
 	var built *Service
-	built, r.before = Rebuild(&r.room, r.before, stored, here, r.opts, now)
+	built, r.before = Rebuild(&r.scratch, r.before, stored, here, r.opts, now)
 	return built
 }
 
@@ -110,7 +110,7 @@ func TestSlowStart(t *testing.T) {
 
 // All endpoints of a Service that has just been created have their full weight, even if its slices arrive one after the other.
 func TestSlowStartOfANewService(t *testing.T) {
-	var room Room
+	var scratch Scratch
 	var before *Reading
 	for _, tc := range []struct {
 		seconds   time.Duration
@@ -119,9 +119,9 @@ func TestSlowStartOfANewService(t *testing.T) {
 	}{{0, "1rs", []uint16{10}}, {1, "1rs 2rs", []uint16{10, 10}}, {30, "1rs 2rs 3rs", []uint16{10, 10, 1}}} {
 		svc := service()
 		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{annotationSlowStart: "30"}
-		read(svc, &room)
+		read(svc, &scratch)
 		var built *Service
-		built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: slice("a", eps(tc.endpoints)...)}}, here, Options{}, began.Add(tc.seconds*time.Second))
+		built, before = Rebuild(&scratch, before, []Slice{&storedSlice{slice: slice("a", eps(tc.endpoints)...)}}, here, Options{}, began.Add(tc.seconds*time.Second))
 		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "weights after %d s", tc.seconds)
 	}
 }
@@ -156,8 +156,8 @@ func TestSlowStartWithWeights(t *testing.T) {
 		for step, endpoints := range []string{"1rs 2rs", "1rs 2rs 3rs"} {
 			s := slice("a", eps(endpoints)...)
 			s.Annotations = map[string]string{annotationWeights: tc.weights}
-			room := Room{Service: *svc}
-			built, before = Rebuild(&room, before, []Slice{&storedSlice{slice: s}}, here, Options{}, began.Add(time.Duration(step)*time.Second))
+			scratch := Scratch{Service: *svc}
+			built, before = Rebuild(&scratch, before, []Slice{&storedSlice{slice: s}}, here, Options{}, began.Add(time.Duration(step)*time.Second))
 		}
 		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "%s, weights %s", tc.name, tc.weights)
 	}

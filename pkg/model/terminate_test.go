@@ -76,9 +76,9 @@ func TestListed(t *testing.T) {
 		for _, s := range tc.slices {
 			stored = append(stored, &storedSlice{slice: s})
 		}
-		room := &Room{}
-		read(service(), room)
-		rebuilt, _ := Rebuild(room, nil, stored, here, opts, time.Time{})
+		scratch := &Scratch{}
+		read(service(), scratch)
+		rebuilt, _ := Rebuild(scratch, nil, stored, here, opts, time.Time{})
 		for _, got := range []*Service{Build(service(), tc.slices, here, opts), rebuilt} {
 			if !slices.Equal(got.Listed, want) || got.TerminateGone == (tc.want == "-") {
 				t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)

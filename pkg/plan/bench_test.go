@@ -64,7 +64,7 @@ func BenchmarkSetMany(b *testing.B) {
 		}
 		p.Set(rounds[0][i].Name, rounds[0][i])
 	}
-	p.Report(&counter{})
+	p.ReportTo(&counter{})
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		p.Expect(changed)
@@ -95,7 +95,7 @@ func BenchmarkSetOne(b *testing.B) {
 				p.Set(rounds[0][i].Name, rounds[0][i])
 			}
 			sink := &counter{}
-			p.Report(sink)
+			p.ReportTo(sink)
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {

@@ -86,7 +86,7 @@ type contest struct {
 }
 
 // noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner. Call it before the claims of
-// the earlier form are withdrawn.
+// the earlier form are withdrawn. It also records the UDP frontends whose flows may be stale.
 func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {

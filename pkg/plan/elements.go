@@ -19,8 +19,8 @@ type Sink interface {
 	Expect(int)
 }
 
-// Report makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an earlier one.
-func (p *Planner) Report(to Sink) {
+// ReportTo makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an earlier one.
+func (p *Planner) ReportTo(to Sink) {
 	p.sink = to
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
 }
@@ -128,16 +128,16 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	services, part, contested := p.list, 0, p.Conflicts() > 0
 	if p.taken.elements > most {
 		services = slices.Clone(services)
-		slices.SortFunc(services, func(a, b *service) int { return a.weight - b.weight })
+		slices.SortFunc(services, func(a, b *service) int { return a.elements - b.elements })
 	}
 	for _, s := range services {
-		if part > 0 && s.weight > most-part {
+		if part > 0 && s.elements > most-part {
 			if err := next(); err != nil {
 				return err
 			}
 			part = 0
 		}
-		part += s.weight
+		part += s.elements
 		for fam, sources := range s.sources {
 			if sources != nil {
 				p.layouts[fam].allSourceElements(sources, f)

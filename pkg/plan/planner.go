@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.Report].
+// Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.ReportTo].
 // Only one goroutine at a time may use it.
 type Planner struct {
 	options  Options
@@ -60,9 +60,9 @@ type Planner struct {
 	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].
 	flows map[model.Key]struct{}
 
-	// sink receives the differences; nil before [Planner.Report].
+	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// contests, takenOut and slots are scratch memory of one call, reused by the next one.
+	// contests, takenOut and slots are scratch memory of one call, reused by the next one. noteWinners fills contests, and the rest of Set reads it.
 	contests []contest
 	takenOut []use
 	slots    [2]slots
@@ -78,8 +78,8 @@ type service struct {
 	sources [2]*sources
 	// at is the index of the Service in [Planner.list].
 	at int
-	// weight is the number of elements that count against the room. lacks are the parts without room, nil if there are none.
-	weight int
+	// elements is the number of elements that count against the room. lacks are the parts without room, nil if there are none.
+	elements int
 	// portRanges is the number of ranges of ports times addresses.
 	portRanges int
 	lacks      *lacking
@@ -109,7 +109,7 @@ func (c *claim) rank() int {
 	return 2
 }
 
-// New returns a planner for an empty cluster. It reports nothing before [Planner.Report].
+// New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
@@ -286,16 +286,17 @@ func newParts(n int) (*service, []port) {
 	return &service{ports: make([]*port, 0, n)}, make([]port, n)
 }
 
-// newService prepares a Service for the plan. It keeps the slots and numbers of the earlier form, which may be nil.
+// newService prepares a Service for the plan. It keeps the slots and numbers of the earlier form, which may be nil. It takes over arrangements of
+// the earlier form and changes them in place. Afterwards, read the lists of the earlier form only with [port.list].
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
 	out.name, out.created = s.Name, s.Created
-	weight := Weight(s)
-	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
-		out.leaveOut("spec", reason).elements = weight
+	elements := ElementsIn(s)
+	if reason := p.lacksElements(s.Name.Namespace, elements, old); reason != "" {
+		out.leaveOut("spec", reason).elements = elements
 		return out
 	}
-	out.weight = weight
+	out.elements = elements
 	holds := p.assignHolders(out, s, old)
 	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {

@@ -39,7 +39,7 @@ type recorder struct {
 // record makes a planner report to a new recorder.
 func record(t *testing.T, p *Planner) *recorder {
 	r := &recorder{t: t, elements: map[nft.ID]nft.Element{}}
-	p.Report(r)
+	p.ReportTo(r)
 	return r
 }
 

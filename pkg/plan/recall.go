@@ -97,8 +97,8 @@ func (p *Planner) Remembering(f inet.Family) *nft.Set { return p.layouts[f].disp
 // Recalling reports whether the planner still recalls numbers of an earlier process.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// Resumed stops the recall of numbers. Call it after [Planner.Set] of all Services of the start.
-func (p *Planner) Resumed() {
+// EndRecall stops the recall of numbers. Call it after [Planner.Set] of all Services of the start.
+func (p *Planner) EndRecall() {
 	p.recalled = nil
 	for _, t := range p.numbers {
 		if t != nil {

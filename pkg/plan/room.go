@@ -97,16 +97,16 @@ func (t taken) less(o *taken) bool {
 	return less
 }
 
-// Weight returns the number of elements that the named Service takes of [Room].
-func (p *Planner) Weight(name types.NamespacedName) int {
+// ElementsFor returns the number of elements that the named Service takes of [Room].
+func (p *Planner) ElementsFor(name types.NamespacedName) int {
 	if s := p.services[name]; s != nil {
-		return s.weight
+		return s.elements
 	}
 	return 0
 }
 
-// Weight returns the number of elements that a Service would take of [Room]; 0 for nil.
-func Weight(s *model.Service) (n int) {
+// ElementsIn returns the number of elements that a Service would take of [Room]; 0 for nil.
+func ElementsIn(s *model.Service) (n int) {
 	if s == nil {
 		return 0
 	}
@@ -123,7 +123,7 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	most := p.options.Room.Elements
 	all, own := p.taken.elements, p.takenBy(namespace).elements
 	if old != nil {
-		all, own = all-old.weight, own-old.weight
+		all, own = all-old.elements, own-old.elements
 	}
 	return lacksRoom("the Service is not served: it needs", n, "elements", own, all, most)
 }
@@ -146,12 +146,12 @@ func (p *Planner) weigh(s *service, n int) {
 	if s == nil {
 		return
 	}
-	p.taken.elements += n * s.weight
+	p.taken.elements += n * s.elements
 	p.taken.portRanges += n * s.portRanges
 	t := p.roomOf(s.name.Namespace)
 	p.countHolders(s, t, n)
 	t.portRanges += n * s.portRanges
-	if t.elements += n * s.weight; *t == (taken{}) {
+	if t.elements += n * s.elements; *t == (taken{}) {
 		delete(p.namespaces, s.name.Namespace)
 	}
 }

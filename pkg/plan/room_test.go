@@ -47,7 +47,7 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 		if affinity == 0 {
 			s.Ports[0].Affinity = 0
 		}
-		if n := Weight(s); n != want {
+		if n := ElementsIn(s); n != want {
 			t.Errorf("affinity %d: %d elements, want %d", affinity, n, want)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb plans new changes, within the time for one batch, and returns the planned Services.
+// absorb reads the Node and the ServiceCIDRs if they changed. Then it plans the changed Services within the time for one batch, and returns the
+// planned Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)

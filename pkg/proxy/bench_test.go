@@ -45,7 +45,7 @@ func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service)
 	return true
 }
 
-func (s *storedSource) Stored(n types.NamespacedName) (list []model.Slice) {
+func (s *storedSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
 	for _, slice := range s.slices[n] {
 		list = append(list, slice)
 	}
@@ -57,7 +57,7 @@ type encodedSlice struct {
 	endpoints int
 }
 
-func (s *encodedSlice) Weight() int { return s.endpoints }
+func (s *encodedSlice) Pairs() int { return s.endpoints }
 
 func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	if err := watch.ReadSlice(s.data, into); err != nil {
@@ -165,7 +165,7 @@ func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 	})
 	p.connect(nil)
 	for name := range s.services {
-		p.Tracker.Service(name)
+		p.Tracker.MarkService(name)
 	}
 	return p
 }
@@ -226,7 +226,7 @@ func (k *countingKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		return apply.Result{Kind: apply.Partial}, nil
 	}
 	k.known = true
-	p.Report(k)
+	p.ReportTo(k)
 	return apply.Result{Kind: apply.Full}, nil
 }
 
@@ -277,7 +277,7 @@ func BenchmarkSync(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				b.StopTimer()
 				name := s.put(b, i%size.services, size.endpoints, 1+i/size.services)
-				p.Tracker.Slice(name, track.Trigger{})
+				p.Tracker.MarkSlice(name, track.Trigger{})
 				b.StartTimer()
 				settle(b, p)
 			}
@@ -297,7 +297,7 @@ func BenchmarkBurst(b *testing.B) {
 		b.StopTimer()
 		for k := range changed {
 			i := n*changed + k
-			p.Tracker.Slice(s.put(b, i%services, endpoints, 1+i/services), track.Trigger{})
+			p.Tracker.MarkSlice(s.put(b, i%services, endpoints, 1+i/services), track.Trigger{})
 		}
 		b.StartTimer()
 		settle(b, p)
@@ -335,7 +335,7 @@ func BenchmarkEvent(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				n := len(s.slices[name])
 				s.slices[name][i%n] = stored[i/n%2][i%n]
-				p.Tracker.Slice(name, track.Trigger{})
+				p.Tracker.MarkSlice(name, track.Trigger{})
 				for p.sync(ctx); p.queue.waiting() > 0; {
 					p.sync(ctx)
 				}
@@ -365,7 +365,7 @@ func BenchmarkRolling(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
 					b.StopTimer()
 					s.putSlice(b, name, i%slices, replaced, 1+i/slices)
-					p.Tracker.Slice(name, track.Trigger{})
+					p.Tracker.MarkSlice(name, track.Trigger{})
 					b.StartTimer()
 					settle(b, p)
 				}
@@ -392,7 +392,7 @@ func BenchmarkFirstRolling(b *testing.B) {
 					p := s.on(b, kernel)
 					settle(b, p)
 					s.putSlice(b, name, 0, replaced, 1)
-					p.Tracker.Slice(name, track.Trigger{})
+					p.Tracker.MarkSlice(name, track.Trigger{})
 					b.StartTimer()
 					settle(b, p)
 					b.StopTimer()

@@ -40,11 +40,11 @@ type builder struct {
 	// clock returns the current time, or the zero time before the first sync. now is its value at the start of a build.
 	clock func() time.Time
 	now   time.Time
-	// readings holds the readings of Services with many slices or with slow start. steps has the steps of slow start. room is the loop's scratch
+	// readings holds the readings of Services with many slices or with slow start. steps has the steps of slow start. scratch is the loop's scratch
 	// memory for objects.
 	readings map[types.NamespacedName]*model.Reading
 	steps    steps
-	room     model.Room
+	scratch  model.Scratch
 }
 
 func newBuilder(c *Config, node *model.Node, clock func() time.Time) *builder {
@@ -61,7 +61,7 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 	b.now = b.clock()
 	if len(names) <= blockSize {
 		for _, name := range names {
-			s, reading := b.buildService(&b.room, name, b.readings[name])
+			s, reading := b.buildService(&b.scratch, name, b.readings[name])
 			b.remember(name, reading)
 			b.recall([]*model.Service{s})
 			if !take(name, s) || late != nil && late() {
@@ -77,9 +77,9 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 	var others sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(w.blocks)) - 1 {
 		others.Go(func() {
-			var room model.Room
+			var scratch model.Scratch
 			for w.enter() {
-				if !w.buildNext(&room) {
+				if !w.buildNext(&scratch) {
 					return
 				}
 			}
@@ -118,7 +118,7 @@ type pool struct {
 	stop  chan struct{}
 }
 
-// enter waits for room for another block. It returns false if no further block is needed.
+// enter waits for scratch for another block. It returns false if no further block is needed.
 func (w *pool) enter() bool {
 	select {
 	case w.ahead <- struct{}{}:
@@ -129,12 +129,12 @@ func (w *pool) enter() bool {
 }
 
 // buildNext builds the next block. It returns false if none is left.
-func (w *pool) buildNext(room *model.Room) bool {
+func (w *pool) buildNext(scratch *model.Scratch) bool {
 	next := int(w.begun.Add(1)) - 1
 	if next >= len(w.blocks) {
 		return false
 	}
-	w.builder.buildBlock(room, w.blocks[next], w.late)
+	w.builder.buildBlock(scratch, w.blocks[next], w.late)
 	return true
 }
 
@@ -152,7 +152,7 @@ func (w *pool) await(b *block) {
 			<-b.built
 			return
 		}
-		if !w.buildNext(&w.builder.room) {
+		if !w.buildNext(&w.builder.scratch) {
 			<-b.built
 			return
 		}
@@ -167,7 +167,7 @@ func (b *builder) recall(services []*model.Service) {
 	}
 	if err := b.recaller.Recall(b.planner, services); err != nil {
 		klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; session affinity of some clients may be lost")
-		b.planner.Resumed()
+		b.planner.EndRecall()
 	}
 }
 
@@ -182,13 +182,13 @@ func (b *builder) newBlock(names []types.NamespacedName) *block {
 	return k
 }
 
-func (b *builder) buildBlock(room *model.Room, k *block, late func() bool) {
+func (b *builder) buildBlock(scratch *model.Scratch, k *block, late func() bool) {
 	k.services = make([]*model.Service, len(k.names))
 	if k.readings == nil {
 		k.readings = make([]*model.Reading, len(k.names))
 	}
 	for i, name := range k.names {
-		k.services[i], k.readings[i] = b.buildService(room, name, k.readings[i])
+		k.services[i], k.readings[i] = b.buildService(scratch, name, k.readings[i])
 		if k.n = i + 1; late != nil && late() {
 			break
 		}
@@ -198,11 +198,11 @@ func (b *builder) buildBlock(room *model.Room, k *block, late func() bool) {
 
 // buildService builds a Service from its objects. If the Service has many slices or slow start, it uses the previous reading and returns
 // the new one. Otherwise the returned reading is nil.
-func (b *builder) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
-	if !b.objects.ReadService(name, &room.Service) {
+func (b *builder) buildService(scratch *model.Scratch, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
+	if !b.objects.ReadService(name, &scratch.Service) {
 		return nil, nil
 	}
-	return model.Rebuild(room, before, b.objects.Stored(name), *b.node, b.options, b.now)
+	return model.Rebuild(scratch, before, b.objects.StoredSlices(name), *b.node, b.options, b.now)
 }
 
 // remember keeps the reading of a Service, or removes the previous one if r is nil.

@@ -25,7 +25,7 @@ type countingSource struct {
 	reads atomic.Int32
 }
 
-func (s *countingSource) Stored(n types.NamespacedName) (list []model.Slice) {
+func (s *countingSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
 	for _, slice := range s.Slices(n) {
 		list = append(list, countedSlice{s, slice})
 	}
@@ -37,7 +37,7 @@ type countedSlice struct {
 	slice  *discoveryv1.EndpointSlice
 }
 
-func (s countedSlice) Weight() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
+func (s countedSlice) Pairs() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
 
 func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.source.reads.Add(1)

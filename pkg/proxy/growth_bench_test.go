@@ -62,7 +62,7 @@ func BenchmarkGrowth(b *testing.B) {
 					} else {
 						name = s.put(b, i*7%size.services, size.endpoints, 1+i*7/size.services)
 					}
-					p.Tracker.Slice(name, track.Trigger{})
+					p.Tracker.MarkSlice(name, track.Trigger{})
 					start := time.Now()
 					settle(b, p)
 					changes[i] = time.Since(start)

@@ -204,16 +204,16 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
 		start := time.Now()
-		p.builder.buildService(&p.builder.room, name, p.builder.readings[name])
+		p.builder.buildService(&p.builder.scratch, name, p.builder.readings[name])
 		m.build = max(m.build, time.Since(start))
-		p.Tracker.Service(name)
+		p.Tracker.MarkService(name)
 	}
 	ctx := klog.NewContext(b.Context(), klog.New(m.log))
 	start := time.Now()
 	for again := true; again; again = p.queue.waiting() > 0 {
 		before := p.account.syncs
 		p.sync(ctx)
-		if p.rejected {
+		if p.failed {
 			b.Fatalf("the sync has failed: %v", p.account.failure)
 		}
 		for n := before; n < p.account.syncs; n++ {

@@ -32,10 +32,10 @@ type Intake interface {
 	Taken(*track.Dirty)
 }
 
-// Server is a part that serves on sockets of this node.
+// Server is a part that works only while this instance serves, such as a part that listens on sockets of this node.
 type Server interface {
-	// Serve starts or stops serving: another instance of the program may serve instead. It does not wait. The loop calls Serve(true)
-	// after each sync and twice a second, so that a server that could not start tries again.
+	// Serve starts the work, or stops it because another instance serves. It does not wait. The loop calls Serve(true) after each sync and
+	// twice a second: a server that could not start tries again, and departures looks for due terminations.
 	Serve(bool)
 }
 
@@ -57,8 +57,8 @@ type Sync struct {
 	// Result describes the commit. If Err is not nil, the sync failed.
 	Result apply.Result
 	Err    error
-	// First is true until a sync succeeds.
-	First bool
+	// First is true until a sync succeeds. Waiting is true if changed Services wait in the queue.
+	First, Waiting bool
 	// Compared is the reason of the doubt that made the sync compare the tables with the plan, or "" without a doubt. If the reason is a foreign
 	// change, Author is the author of the last foreign change.
 	Compared metrics.Reason
@@ -74,13 +74,13 @@ func (quiet) Synced(*Sync)                                 {}
 func (quiet) Queued(time.Time)                             {}
 func (quiet) Taken(*track.Dirty)                           {}
 
-// connect adds the parts of the configuration as listeners. earlier are the UDP frontends of an earlier process.
+// connect makes the guard, the builder and the tally, and adds the parts of the configuration as listeners. earlier are the UDP frontends of an earlier process.
 //
 // The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that they are current when it is called. Servers
 // start after all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
-	p.builder = newBuilder(&p.Config, &p.facts.Node, p.sinceStart)
+	p.builder = newBuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
 	p.tally = newTally(&p.Config, &p.problems)
 	times, checks := newChangeTimes(p.Metrics.Programmed), newHealthChecks(&p.Config)
 	p.listeners = []Listener{

@@ -28,8 +28,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	p.awaitAddresses(ctx)
 	defer p.Checks.Close()
-	p.Tracker.Node()
-	p.Tracker.ServiceCIDRs()
+	p.Tracker.MarkNode()
+	p.Tracker.MarkServiceCIDRs()
 	if p.Turn != nil {
 		p.Turn.Ready()
 	}
@@ -90,7 +90,7 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // without a change, too: if this sync keeps failing, /healthz reports it as overdue
-	if p.started && !p.rejected {
+	if p.started && !p.failed {
 		if p.guard.doubtIfTouched(); !p.guard.trusted() {
 			if !p.commit(ctx, start, nil) || p.idle() {
 				return
@@ -146,10 +146,10 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 		return false
 	}
 	if p.Planner.Recalling() {
-		p.Planner.Resumed()
+		p.Planner.EndRecall()
 	}
 	for attempt := 1; ; attempt++ {
-		s := &Sync{Start: start, Services: planned, First: !p.started, Begun: p.Now()}
+		s := &Sync{Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now()}
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)
 		s.End = p.Now()
 		if s.Err == nil {
@@ -159,7 +159,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 		}
 		again := p.guard.checkAfter(s.Err) && attempt < attempts
 		p.announce(s)
-		p.rejected = true
+		p.failed = true
 		var pause time.Duration
 		if !again {
 			pause = p.Schedule.Failed(s.End).Sub(s.End)
@@ -187,7 +187,7 @@ func (p *Proxy) announce(s *Sync) {
 func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 	r := &s.Result
 	p.Schedule.Succeeded(s.End)
-	p.started, p.rejected, p.lastCommit, p.againAt = true, false, s.End, time.Time{}
+	p.started, p.failed, p.lastCommit, p.againAt = true, false, s.End, time.Time{}
 	if r.Again > 0 {
 		p.againAt = s.End.Add(r.Again)
 	}
@@ -237,8 +237,8 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 	return at
 }
 
-// sinceStart returns the current time, or the zero time before the first sync.
-func (p *Proxy) sinceStart() time.Time {
+// timeIfStarted returns the current time, or the zero time before the first sync.
+func (p *Proxy) timeIfStarted() time.Time {
 	if !p.started {
 		return time.Time{}
 	}
@@ -249,7 +249,7 @@ func (p *Proxy) sinceStart() time.Time {
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
-		p.Tracker.Node()
+		p.Tracker.MarkNode()
 	}
 	p.serve(true)
 	changed, err := p.guard.check()

@@ -22,7 +22,7 @@ func (b *bench) setNode(node *corev1.Node) {
 	b.source.mu.Lock()
 	b.source.node = node
 	b.source.mu.Unlock()
-	b.Tracker.Node()
+	b.Tracker.MarkNode()
 }
 
 func node(podCIDRs ...string) *corev1.Node {
@@ -156,7 +156,7 @@ func TestANodeAddressServesOnceAnInterfaceHasIt(t *testing.T) {
 			t.Errorf("no interface has the address: node ports are served at %v", got)
 		}
 		local.Store(&[]netip.Addr{up})
-		b.Tracker.Node() // as host.FollowAddresses does
+		b.Tracker.MarkNode() // as host.FollowAddresses does
 		if got := served(); len(got) != 1 || !strings.Contains(got[0], up.String()) {
 			t.Errorf("an interface has the address: node ports are served at %v", got)
 		}

@@ -91,7 +91,7 @@ func TestNodePortUsersReceiveChanges(t *testing.T) {
 		b.source.mu.Lock()
 		delete(b.source.services, name)
 		b.source.mu.Unlock()
-		b.Tracker.Service(name)
+		b.Tracker.MarkService(name)
 		expect()
 	})
 	ofIPv4 := &model.Service{Ports: []*model.ServicePort{{Family: inet.IPv4, Frontends: []model.Frontend{{Kind: model.NodePort, Key: model.Key{Port: 30080, Protocol: inet.TCP}}}}}}

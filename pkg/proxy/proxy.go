@@ -23,8 +23,8 @@ import (
 type Objects interface {
 	// ReadService decodes a Service into an object. It returns false if there is no such Service.
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
-	// Stored returns the slices of a Service, for decoding on demand.
-	Stored(service types.NamespacedName) []model.Slice
+	// StoredSlices returns the slices of a Service, for decoding on demand.
+	StoredSlices(service types.NamespacedName) []model.Slice
 }
 
 // Cluster has the other objects that the plan depends on. Do not change returned objects: they may be shared.
@@ -38,8 +38,8 @@ type Cluster interface {
 type Source interface {
 	Objects
 	Cluster
-	// Synced returns a channel that is closed after all Services and all EndpointSlices were read.
-	Synced() <-chan struct{}
+	// Loaded returns a channel that is closed after all Services and all EndpointSlices were read.
+	Loaded() <-chan struct{}
 }
 
 // Tables are the kernel's tables.
@@ -129,9 +129,9 @@ type Proxy struct {
 	problems problemBook
 	standby  standby
 	alarm    alarm
-	// started is true after the first successful sync. rejected is true if the last sync failed. The next sync then plans new changes
+	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
 	// before it commits, because one of them may remove the cause.
-	started, rejected bool
+	started, failed bool
 	// lastCommit is the end of the last successful sync. againAt is the time of the next sync that makes a set larger or deletes unused chains; zero
 	// if neither is necessary.
 	lastCommit, againAt time.Time

@@ -46,7 +46,7 @@ type fakeSource struct {
 	took time.Duration
 }
 
-func (s *fakeSource) Synced() <-chan struct{} { return s.synced }
+func (s *fakeSource) Loaded() <-chan struct{} { return s.synced }
 
 func (s *fakeSource) Node() *corev1.Node {
 	s.mu.Lock()
@@ -97,7 +97,7 @@ func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice
 	return s.slices[n]
 }
 
-func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
+func (s *fakeSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
 	for _, slice := range s.Slices(n) {
 		list = append(list, readSlice{slice})
 	}
@@ -107,7 +107,7 @@ func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
 // readSlice is a decoded slice.
 type readSlice struct{ slice *discoveryv1.EndpointSlice }
 
-func (s readSlice) Weight() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
+func (s readSlice) Pairs() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
 
 func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.slice.DeepCopyInto(into)
@@ -161,7 +161,7 @@ func (k *fakeKernel) Expect(int) {}
 
 func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 	if !p.ReportsTo(k) {
-		p.Report(k)
+		p.ReportTo(k)
 	}
 	return nil
 }
@@ -333,7 +333,7 @@ func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.Nam
 	b.source.mu.Lock()
 	b.source.services[name], b.source.slices[name] = svc, []*discoveryv1.EndpointSlice{sliceOf(name, corev1.ProtocolTCP, addrs...)}
 	b.source.mu.Unlock()
-	b.Tracker.Service(name)
+	b.Tracker.MarkService(name)
 	return name
 }
 
@@ -576,7 +576,7 @@ func TestFlowsOfChangedFrontendsAreSearched(t *testing.T) {
 		b.source.mu.Lock()
 		delete(b.source.services, name)
 		b.source.mu.Unlock()
-		b.Tracker.Service(name)
+		b.Tracker.MarkService(name)
 		time.Sleep(5 * time.Second)
 		if got := b.flows.take(); len(got) != 1 || !got[0].Stale(to("10.244.1.2:8080")) {
 			t.Errorf("after the Service was deleted: %+v, want one request in which its flows are stale", got)
@@ -654,7 +654,7 @@ func TestANodeAddressIsAdded(t *testing.T) {
 			mu.Lock()
 			local = append(local, netip.MustParseAddr(a))
 			mu.Unlock()
-			b.Tracker.Node()
+			b.Tracker.MarkNode()
 			time.Sleep(5 * time.Second)
 		}
 		for i, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
@@ -724,7 +724,7 @@ func (b *bench) setProtocol(name types.NamespacedName, protocol corev1.Protocol,
 	b.source.mu.Lock()
 	b.source.slices[name] = []*discoveryv1.EndpointSlice{sliceOf(name, protocol, addrs...)}
 	b.source.mu.Unlock()
-	b.Tracker.Slice(name, track.Trigger{})
+	b.Tracker.MarkSlice(name, track.Trigger{})
 }
 
 // sliceOf returns a slice of a Service with endpoints at port 8080.

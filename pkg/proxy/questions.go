@@ -17,7 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Facts are the inputs of the plan besides Services. They are immutable: the loop replaces them after a change.
+// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the builder
+// reads their Node.
 type Facts struct {
 	Node          model.Node
 	NodeAddresses [2][]netip.Addr

@@ -200,7 +200,7 @@ func TestObserverReceivesChanges(t *testing.T) {
 				b.source.mu.Lock()
 				delete(b.source.services, name)
 				b.source.mu.Unlock()
-				b.Tracker.Service(name)
+				b.Tracker.MarkService(name)
 			}, view.Change{Service: "default/svc-2", What: "gone", Removed: []string{"10.244.2.1:8080"}, FrontendsRemoved: []string{"10.96.0.3:80/tcp"}}},
 		} {
 			lab.Same(t, []view.Change{c.want}, step(c.f), "")

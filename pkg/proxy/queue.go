@@ -119,8 +119,8 @@ func (q *queue) remove(name types.NamespacedName) (old *giver) {
 	return old
 }
 
-// put adds a giver.
-func (q *queue) put(name types.NamespacedName, g *giver) {
+// putGiver adds a giver.
+func (q *queue) putGiver(name types.NamespacedName, g *giver) {
 	q.givers = append(q.givers, name)
 	q.giving[name] = g
 	for i := range g.taken {
@@ -128,9 +128,9 @@ func (q *queue) put(name types.NamespacedName, g *giver) {
 	}
 }
 
-// give removes and returns the next giver and the givers that exchange frontends with it. It returns nil if there is no giver, or if
+// popGivers removes and returns the next giver and the givers that exchange frontends with it. It returns nil if there is no giver, or if
 // the next giver must wait.
-func (q *queue) give() (names []types.NamespacedName) {
+func (q *queue) popGivers() (names []types.NamespacedName) {
 	for i, name := range q.givers {
 		g := q.giving[name]
 		if g == nil {
@@ -167,28 +167,28 @@ func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 	return names
 }
 
-// slice plans Services within the time for one batch.
-type slice struct {
+// timeSlice plans Services within the time for one batch.
+type timeSlice struct {
 	*Proxy
 	begun time.Time
-	// absorbed lists the planned Services.
-	absorbed []types.NamespacedName
+	// planned lists the planned Services.
+	planned []types.NamespacedName
 	// fresh is true if the Services have just changed. Older changes may still wait in the queue.
 	fresh bool
-	// large is true after a large Service was planned: no other Service is planned for the same batch.
-	large bool
+	// hasLarge is true after a large Service was planned: no other Service is planned for the same batch.
+	hasLarge bool
 }
 
-// largeWeight is the number of elements above which a changed Service waits in the queue and is the last Service of its batch.
+// largeElements is the number of elements above which a changed Service waits in the queue and is the last Service of its batch.
 // Planning and committing this number of elements takes some ten milliseconds.
-const largeWeight = 10_000
+const largeElements = 10_000
 
 // late reports whether the loop must stop building. It then plans the built Services, unless this takes the same time again.
-func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
+func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
-func (s *slice) over() bool {
-	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.guard.touched() {
+func (s *timeSlice) over() bool {
+	if s.hasLarge || len(s.planned)%blockSize == 0 && len(s.planned) > 0 && s.guard.touched() {
 		return true
 	}
 	return s.Now().Sub(s.begun) >= 2*longestSlice
@@ -196,23 +196,23 @@ func (s *slice) over() bool {
 
 // plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
 // first one.
-func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
-	taken := 0
+func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
+	handled := 0
 	s.builder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
-		taken++
-		if !s.postpone(name, service, taken < len(names)) {
-			s.large = s.large || s.started && plan.Weight(service) > largeWeight
+		handled++
+		if !s.postpone(name, service, handled < len(names)) {
+			s.hasLarge = s.hasLarge || s.started && plan.ElementsIn(service) > largeElements
 			s.planService(name, service)
-			s.absorbed = append(s.absorbed, name)
+			s.planned = append(s.planned, name)
 		}
 		return !s.over()
 	})
-	return names[taken:]
+	return names[handled:]
 }
 
-// postpone puts a Service that releases frontends into the queue, and reports whether it did. more is true if the caller has further
-// Services to plan. Without them, and if no other Service waits, postpone does nothing.
-func (s *slice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
+// postpone removes a Service from the queue. If the Service releases frontends, postpone puts it back as a giver, and returns true. more is true if
+// the caller has further Services to plan. Without them, and if no other Service waits, postpone puts no Service back.
+func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)
 	if !more && q.waiting() == 0 {
@@ -223,30 +223,32 @@ func (s *slice) postpone(name types.NamespacedName, service *model.Service, more
 		return false
 	}
 	g := &giver{given: given, taken: taken}
-	if !s.fresh || slices.ContainsFunc(given, anyoneMay) {
+	if !s.fresh || slices.ContainsFunc(given, claimableEarly) {
 		g.after = q.tail()
 	}
 	if old != nil {
 		g.after = min(g.after, old.after)
 	}
-	q.put(name, g)
+	q.putGiver(name, g)
 	return true
 }
 
-// anyoneMay reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node port to another
+// claimableEarly reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node port to another
 // Service only after its release, so the change of the new owner is later.
-func anyoneMay(f model.Frontend) bool { return f.Kind != model.ClusterIP && f.Kind != model.NodePort }
+func claimableEarly(f model.Frontend) bool {
+	return f.Kind != model.ClusterIP && f.Kind != model.NodePort
+}
 
-// give plans the givers that may be planned now.
-func (s *slice) give() {
+// planGivers plans the givers that may be planned now.
+func (s *timeSlice) planGivers() {
 	for first := true; first || !s.late(); first = false {
-		names := s.queue.give()
+		names := s.queue.popGivers()
 		if names == nil {
 			return
 		}
 		s.builder.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
 			s.planService(name, service)
-			s.absorbed = append(s.absorbed, name)
+			s.planned = append(s.planned, name)
 			return true
 		})
 	}
@@ -254,10 +256,10 @@ func (s *slice) give() {
 
 // planFresh plans Services that have just changed. It puts the Services for which there is no time into the queue.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
-	s := slice{Proxy: p, begun: p.Now(), fresh: true}
+	s := timeSlice{Proxy: p, begun: p.Now(), fresh: true}
 	if p.started {
 		names = slices.DeleteFunc(names, func(name types.NamespacedName) bool {
-			large := p.large(name)
+			large := p.isLarge(name)
 			if large {
 				p.queue.push([]types.NamespacedName{name})
 			}
@@ -267,37 +269,37 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	return s.planAll(names, p.queue.push)
 }
 
-// planAll plans Services, and then givers if no Service is left. It passes the Services for which there was no time to requeue, and returns the planned
+// planAll plans Services. If none is left, it then plans givers. It calls leave with the Services for which there was no time. It returns the planned
 // Services.
-func (s *slice) planAll(names []types.NamespacedName, requeue func(rest []types.NamespacedName)) []types.NamespacedName {
+func (s *timeSlice) planAll(names []types.NamespacedName, leave func(rest []types.NamespacedName)) []types.NamespacedName {
 	s.Planner.Expect(len(names))
-	s.absorbed = make([]types.NamespacedName, 0, len(names))
+	s.planned = make([]types.NamespacedName, 0, len(names))
 	rest := s.plan(names)
-	requeue(rest)
+	leave(rest)
 	if len(rest) == 0 {
-		s.give()
+		s.planGivers()
 	}
 	s.afterPlanning()
-	return s.absorbed
+	return s.planned
 }
 
-// large reports whether a Service is large in the plan or in the API. It does not build the Service, because building a large Service delays all
+// isLarge reports whether a Service is large in the plan or in the API. It does not build the Service, because building a large Service delays all
 // other changes.
-func (p *Proxy) large(name types.NamespacedName) bool {
-	n := p.Planner.Weight(name)
-	if n > largeWeight/8 {
-		return n > largeWeight // slices that make it large change one by one
+func (p *Proxy) isLarge(name types.NamespacedName) bool {
+	n := p.Planner.ElementsFor(name)
+	if n > largeElements/8 {
+		return n > largeElements // a Service of this size grows by one EndpointSlice after the other, so the plan is a good estimate
 	}
 	n = 0
-	for _, s := range p.Source.Stored(name) {
-		n += s.Weight()
+	for _, s := range p.Source.StoredSlices(name) {
+		n += s.Pairs()
 	}
-	return n > largeWeight
+	return n > largeElements
 }
 
 // planWaiting plans Services from the queue.
 func (p *Proxy) planWaiting() []types.NamespacedName {
-	s := slice{Proxy: p, begun: p.Now()}
+	s := timeSlice{Proxy: p, begun: p.Now()}
 	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
 	return s.planAll(names, func(rest []types.NamespacedName) { p.queue.pop(names[:len(names)-len(rest)]) })

@@ -20,7 +20,7 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	p.account.waits = "to read all Services and EndpointSlices"
 	for waited := patience; ; {
 		select {
-		case <-p.Source.Synced():
+		case <-p.Source.Loaded():
 			p.account.waits = "for the first sync"
 			return true
 		case <-ctx.Done():

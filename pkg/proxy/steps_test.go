@@ -155,7 +155,7 @@ func TestStepsOfADeletedService(t *testing.T) {
 		delete(b.source.services, name)
 		delete(b.source.slices, name)
 		b.source.mu.Unlock()
-		b.Tracker.Service(name)
+		b.Tracker.MarkService(name)
 		await(2 * time.Second)
 		builds := b.countBuilds()
 		await(time.Hour)

@@ -189,7 +189,7 @@ func TestARejectedChangeDoesNotBlockItsCorrection(t *testing.T) {
 		b.source.mu.Lock()
 		delete(b.source.services, bad)
 		b.source.mu.Unlock()
-		b.Tracker.Service(bad)
+		b.Tracker.MarkService(bad)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if !b.Kernel.Known() {

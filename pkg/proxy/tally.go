@@ -47,7 +47,7 @@ func (t *tally) Taken(dirty *track.Dirty) {
 func (t *tally) Synced(s *Sync) {
 	t.problems.show(t.metrics)
 	r := &s.Result
-	outcome := metrics.SyncResult{Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Duration: s.End.Sub(s.Start), End: s.End}
+	outcome := metrics.SyncResult{Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Waiting: s.Waiting, Duration: s.End.Sub(s.Start), End: s.End}
 	if s.Err != nil {
 		t.metrics.SyncFailed(outcome)
 		return
@@ -104,7 +104,7 @@ func (h nodeHealth) Node(n *Node) { h.Health.Node(n.Object) }
 
 func (h nodeHealth) Synced(s *Sync) {
 	if s.Err == nil {
-		h.Serves(s.End)
+		h.RecordSync(s.End)
 	}
 }
 

@@ -65,6 +65,6 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 			problems = append(problems, service.Problems...)
 		}
 	}
-	p.Resumed()
+	p.EndRecall()
 	return problems, nil
 }

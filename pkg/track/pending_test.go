@@ -11,8 +11,8 @@ func TestPending(t *testing.T) {
 		t.Errorf("of nothing: %+v", got)
 	}
 	first := start.Add(time.Minute)
-	tr.Service(web)
-	tr.Service(db)
+	tr.MarkService(web)
+	tr.MarkService(db)
 	want := Pending{Services: 2, Since: first, Latest: first}
 	for range 2 { // Pending takes no marks
 		if got := tr.Pending(); got != want {

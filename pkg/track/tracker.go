@@ -29,17 +29,17 @@ func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }
 
-// Service marks a Service after its object was added, changed or removed.
-func (t *Tracker) Service(name types.NamespacedName) {
+// MarkService marks a Service after its object was added, changed or removed.
+func (t *Tracker) MarkService(name types.NamespacedName) {
 	t.mark(func(d *Dirty) {
 		d.addService(name)
 		d.ServiceChanges++
 	})
 }
 
-// Slice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of that change in
+// MarkSlice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of that change in
 // the cluster; zero means unknown.
-func (t *Tracker) Slice(service types.NamespacedName, trigger Trigger) {
+func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
 	t.mark(func(d *Dirty) {
 		d.addService(service)
 		d.SliceChanges++
@@ -49,13 +49,13 @@ func (t *Tracker) Slice(service types.NamespacedName, trigger Trigger) {
 	})
 }
 
-// Node marks the proxy's own Node.
-func (t *Tracker) Node() {
+// MarkNode marks the proxy's own Node.
+func (t *Tracker) MarkNode() {
 	t.mark(func(d *Dirty) { d.Node = true })
 }
 
-// ServiceCIDRs marks the set of all ServiceCIDR objects.
-func (t *Tracker) ServiceCIDRs() {
+// MarkServiceCIDRs marks the set of all ServiceCIDR objects.
+func (t *Tracker) MarkServiceCIDRs() {
 	t.mark(func(d *Dirty) { d.ServiceCIDRs = true })
 }
 

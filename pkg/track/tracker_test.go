@@ -50,19 +50,19 @@ func TestTake(t *testing.T) {
 		},
 		{
 			name: "a service twice is one name and two events",
-			mark: func(tr *Tracker) { tr.Service(web); tr.Service(web) },
+			mark: func(tr *Tracker) { tr.MarkService(web); tr.MarkService(web) },
 			want: Dirty{Services: names(web), ServiceChanges: 2, Since: first},
 		},
 		{
 			name: "service and slice of different services",
-			mark: func(tr *Tracker) { tr.Service(web); tr.Slice(db, Trigger{}) },
+			mark: func(tr *Tracker) { tr.MarkService(web); tr.MarkSlice(db, Trigger{}) },
 			want: Dirty{Services: names(web, db), ServiceChanges: 1, SliceChanges: 1, Since: first},
 		},
 		{
 			name: "triggers from before the start are dropped",
 			mark: func(tr *Tracker) {
-				tr.Slice(web, Trigger{At: start.Add(-time.Second)})
-				tr.Slice(web, Trigger{At: start.Add(time.Second)})
+				tr.MarkSlice(web, Trigger{At: start.Add(-time.Second)})
+				tr.MarkSlice(web, Trigger{At: start.Add(time.Second)})
 			},
 			want: Dirty{
 				Services: names(web), SliceChanges: 2, Since: first,
@@ -71,7 +71,7 @@ func TestTake(t *testing.T) {
 		},
 		{
 			name: "a removed slice drops no trigger",
-			mark: func(tr *Tracker) { tr.Slice(web, Trigger{At: start.Add(time.Second)}); tr.Slice(web, Trigger{}) },
+			mark: func(tr *Tracker) { tr.MarkSlice(web, Trigger{At: start.Add(time.Second)}); tr.MarkSlice(web, Trigger{}) },
 			want: Dirty{
 				Services: names(web), SliceChanges: 2, Since: first,
 				Triggers: map[types.NamespacedName][]Trigger{web: {{At: start.Add(time.Second)}}},
@@ -79,12 +79,12 @@ func TestTake(t *testing.T) {
 		},
 		{
 			name: "node",
-			mark: func(tr *Tracker) { tr.Node() },
+			mark: func(tr *Tracker) { tr.MarkNode() },
 			want: Dirty{Node: true, Since: first},
 		},
 		{
 			name: "service CIDRs",
-			mark: func(tr *Tracker) { tr.ServiceCIDRs() },
+			mark: func(tr *Tracker) { tr.MarkServiceCIDRs() },
 			want: Dirty{ServiceCIDRs: true, Since: first},
 		},
 	} {
@@ -116,15 +116,15 @@ func TestReady(t *testing.T) {
 	if signalled() {
 		t.Fatal("a new tracker is ready")
 	}
-	tr.Node()
-	tr.Service(web)
+	tr.MarkNode()
+	tr.MarkService(web)
 	if !signalled() {
 		t.Fatal("not ready after two marks")
 	}
 	if signalled() {
 		t.Fatal("two marks signalled twice")
 	}
-	tr.ServiceCIDRs()
+	tr.MarkServiceCIDRs()
 	if !signalled() {
 		t.Fatal("not ready after a mark without a Take in between")
 	}
@@ -133,7 +133,7 @@ func TestReady(t *testing.T) {
 func TestTriggersAreBounded(t *testing.T) {
 	tr := newTracker()
 	for i := range 3 * MostTriggers {
-		tr.Slice(web, Trigger{At: start.Add(time.Duration(i) * time.Second)})
+		tr.MarkSlice(web, Trigger{At: start.Add(time.Duration(i) * time.Second)})
 	}
 	old := tr.Take()
 	if got := len(old.Triggers[web]); got != MostTriggers {
@@ -152,7 +152,7 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 	for m := range markers {
 		wg.Go(func() {
 			for i := range marks {
-				tr.Slice(types.NamespacedName{Namespace: fmt.Sprint(m), Name: fmt.Sprint(i)}, Trigger{})
+				tr.MarkSlice(types.NamespacedName{Namespace: fmt.Sprint(m), Name: fmt.Sprint(i)}, Trigger{})
 			}
 		})
 	}
@@ -185,7 +185,7 @@ func BenchmarkSlice(b *testing.B) {
 	trigger := Trigger{At: start.Add(time.Second)}
 	b.ReportAllocs()
 	for b.Loop() {
-		tr.Slice(web, trigger)
+		tr.MarkSlice(web, trigger)
 	}
 }
 
@@ -202,8 +202,8 @@ func BenchmarkTake(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for _, name := range list {
-					tr.Service(name)
-					tr.Slice(name, trigger)
+					tr.MarkService(name)
+					tr.MarkSlice(name, trigger)
 				}
 				if d := tr.Take(); len(d.Services) != n {
 					b.Fatalf("took %d Services, want %d", len(d.Services), n)
@@ -222,9 +222,9 @@ func TestTogether(t *testing.T) {
 		defer close(done)
 		for range rounds {
 			tr.Together(func() {
-				tr.Service(web)
+				tr.MarkService(web)
 				runtime.Gosched()
-				tr.Service(db)
+				tr.MarkService(db)
 			})
 		}
 	}()

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
-// watchers returns Services and EndpointSlices for watches. A watch converts protobuf objects of its kind to their stored form without decoding
+// watchers returns clients that watch Services and EndpointSlices. A watch converts protobuf objects of its kind to their stored form without decoding
 // them.
 func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
 	encoding := kubeapi.Serializer()

@@ -158,7 +158,7 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	informers, err := NewInformers(Config{Client: client, Connection: connection, NodeName: "node-1", Tracker: tracker})
 	lab.Must(t, err)
 	run(t, informers)
-	await(t, "sync", informers.Synced())
+	await(t, "sync", informers.Loaded())
 	awaitMarks(t, tracker, func(d track.Dirty) bool {
 		return d.ServiceCIDRs && d.Node && d.ServiceChanges == 1 && d.SliceChanges == 1
 	})

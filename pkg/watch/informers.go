@@ -191,10 +191,10 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 // serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not refuse them.
 const serviceCIDRsPatience = 10 * time.Second
 
-// Synced returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been read and marked.
+// Loaded returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been read and marked.
 // The source also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to them. Older API servers do not
 // have ServiceCIDRs.
-func (i *Informers) Synced() <-chan struct{} {
+func (i *Informers) Loaded() <-chan struct{} {
 	return i.synced
 }
 

@@ -128,7 +128,7 @@ func TestInformers(t *testing.T) {
 	client := fake.NewClientset(service("shop", "web"), slice("shop", "web-1", "web"), node, cidr)
 	watching := watchAll(client, "services", "endpointslices")
 	informers, tracker := startInformers(t, client)
-	await(t, "sync", informers.Synced())
+	await(t, "sync", informers.Loaded())
 	await(t, "watch", watching)
 	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs && d.Node && marked(web)(d) })
 
@@ -198,7 +198,7 @@ func testInformersSelect(t *testing.T, serviceProxyName string, want []string) {
 		return false, nil, nil
 	})
 	informers, tracker := startInformersFor(t, client, serviceProxyName)
-	await(t, "sync", informers.Synced())
+	await(t, "sync", informers.Loaded())
 	if serviceProxyName == "" {
 		awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs })
 	}
@@ -225,12 +225,12 @@ func TestInformersWaitForAllKinds(t *testing.T) {
 			informers, _ := startInformers(t, client)
 			await(t, "request", asked)
 			select {
-			case <-informers.Synced():
+			case <-informers.Loaded():
 				t.Errorf("synced before %s were listed", late)
 			default:
 			}
 			close(release)
-			await(t, "sync", informers.Synced())
+			await(t, "sync", informers.Loaded())
 		})
 	}
 }
@@ -252,7 +252,7 @@ func TestInformersContinueWithoutServiceCIDRs(t *testing.T) {
 			})
 			informers, _ := startInformers(t, client)
 			await(t, "refusal", refused)
-			await(t, "sync", informers.Synced())
+			await(t, "sync", informers.Loaded())
 			if informers.Service(web) == nil || informers.ServiceCIDRs() != nil {
 				t.Errorf("Service() = %v, ServiceCIDRs() = %v", informers.Service(web), informers.ServiceCIDRs())
 			}
@@ -280,7 +280,7 @@ func TestInformersWaitForServiceCIDRsAfterAFailure(t *testing.T) {
 				return failures.Add(1) == 1, nil, failure
 			})
 			informers, _ := startInformers(t, client)
-			await(t, "sync", informers.Synced())
+			await(t, "sync", informers.Loaded())
 			if n := failures.Load(); n < 2 || len(informers.ServiceCIDRs()) != 1 {
 				t.Errorf("synced after %d lists of ServiceCIDRs with %v, want the existing one", n, informers.ServiceCIDRs())
 			}

@@ -21,7 +21,7 @@ func (m marker) service(before, after *object) {
 	if same(before, after) {
 		return
 	}
-	m.tracker.Service(existing(before, after).NamespacedName)
+	m.tracker.MarkService(existing(before, after).NamespacedName)
 }
 
 // slice marks both Services if a slice moves from one Service to another. (kube-proxy keeps the endpoints in both Services.)
@@ -33,10 +33,10 @@ func (m marker) slice(before, after *object) {
 	previous, hadOwner := before.ownerName()
 	owner, owned := after.ownerName()
 	if hadOwner && previous != owner {
-		m.tracker.Slice(previous, track.Trigger{})
+		m.tracker.MarkSlice(previous, track.Trigger{})
 	}
 	if owned {
-		m.tracker.Slice(owner, newTrigger(before, after))
+		m.tracker.MarkSlice(owner, newTrigger(before, after))
 	}
 }
 
@@ -64,14 +64,14 @@ func (m marker) node(before, after *object) {
 	if same(before, after) || existing(before, after).Name != m.nodeName {
 		return
 	}
-	m.tracker.Node()
+	m.tracker.MarkNode()
 }
 
 func (m marker) serviceCIDR(before, after *object) {
 	if same(before, after) {
 		return
 	}
-	m.tracker.ServiceCIDRs()
+	m.tracker.MarkServiceCIDRs()
 }
 
 func existing(before, after *object) *object {

@@ -95,9 +95,9 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	}
 	put("s-1", "10.0.0.1")
 	put("s-2", "10.0.0.2")
-	before := s.Stored(web)
+	before := s.StoredSlices(web)
 	put("s-2", "10.0.0.3")
-	after := s.Stored(web)
+	after := s.StoredSlices(web)
 	if len(before) != 2 || len(after) != 2 {
 		t.Fatalf("%d slices, then %d, want 2", len(before), len(after))
 	}
@@ -156,7 +156,7 @@ func TestReadingIntoAUsedObject(t *testing.T) {
 	var sliceRoom discoveryv1.EndpointSlice
 	for _, name := range []types.NamespacedName{web, db, web, web, db} {
 		var unused discoveryv1.EndpointSlice
-		stored := s.Stored(name)[0]
+		stored := s.StoredSlices(name)[0]
 		if !s.ReadService(name, &room) || !stored.Read(&sliceRoom) || !stored.Read(&unused) {
 			t.Fatalf("%v is unreadable", name)
 		}

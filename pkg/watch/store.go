@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Store holds the objects that a source has read. All methods may be called from any goroutine. Each call decodes a new object, which
-// the caller owns. The objects have only the fields that the proxy reads (see wire.go).
+// Store holds the objects that a source has read. All methods may be called from any goroutine. Service, Slices, Node and
+// ServiceCIDRs decode new objects, which the caller owns. ReadService overwrites an object, and StoredSlices decodes on demand. The objects have only the fields that the proxy reads (see wire.go).
 type Store struct {
 	nodeName, serviceProxyName            string
 	report                                func(model.Problem)
@@ -69,7 +69,7 @@ func (s *Store) Services() []types.NamespacedName {
 // Slices returns the EndpointSlices of a Service, of all address types, in order of their names.
 func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice {
 	var list []*discoveryv1.EndpointSlice
-	for _, stored := range s.Stored(service) {
+	for _, stored := range s.StoredSlices(service) {
 		if slice := new(discoveryv1.EndpointSlice); stored.Read(slice) {
 			slice.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
 			list = append(list, slice)
@@ -78,8 +78,8 @@ func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// Stored returns the same slices as [Store.Slices], for decoding on demand.
-func (s *Store) Stored(service types.NamespacedName) []model.Slice {
+// StoredSlices returns the same slices as [Store.Slices], for decoding on demand.
+func (s *Store) StoredSlices(service types.NamespacedName) []model.Slice {
 	found := s.slices.of(service)
 	list := make([]model.Slice, len(found))
 	for i, stored := range found {
@@ -100,7 +100,7 @@ func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 }
 
 // Weight implements [model.Slice].
-func (s storedSlice) Weight() int { return count(s.data, fieldEndpoints) * count(s.data, fieldPorts) }
+func (s storedSlice) Pairs() int { return count(s.data, fieldEndpoints) * count(s.data, fieldPorts) }
 
 // Node returns this Node, or nil if it does not exist.
 func (s *Store) Node() *corev1.Node {

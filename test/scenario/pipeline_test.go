@@ -241,7 +241,7 @@ func (p *pipeline) settle() error {
 	timeout := time.After(patience)
 	for range 2 {
 		before, changed, _ := p.kernel.state()
-		p.tracker.ServiceCIDRs()
+		p.tracker.MarkServiceCIDRs()
 		for now := before; now == before; now, changed, _ = p.kernel.state() {
 			select {
 			case <-changed:
@@ -317,7 +317,7 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 			f.services = append(f.services, service)
 		}
 	}
-	f.planner.Resumed()
+	f.planner.EndRecall()
 	return f, nil
 }
 
@@ -402,7 +402,7 @@ func (f *fresh) adopted(h *lab.Host) error {
 		if err := kernel.Recall(f.planner, nil); err != nil {
 			return errors.Join(err, kernel.Close())
 		}
-		f.planner.Resumed()
+		f.planner.EndRecall()
 		result, err := kernel.Sync(f.planner)
 		if err == nil && result.Kind != apply.Adopted {
 			err = fmt.Errorf("a restart is %s: %s", result.Kind, result.Why)

@@ -125,7 +125,7 @@ func (n *node) plan(s shape) {
 	next := n.service(s)
 	lab.Must(n, n.kernel.Recall(n.planner, []*model.Service{next}))
 	n.planner.Set(service, next)
-	n.planner.Resumed()
+	n.planner.EndRecall()
 }
 
 func (n *node) sync(want apply.Kind) {

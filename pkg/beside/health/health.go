@@ -44,11 +44,11 @@ type Health struct {
 	config Config
 
 	mu sync.Mutex
-	// updated is the time of the last call of Updated or Serves; zero before the first one.
+	// updated is the time of the last call of Updated or RecordSync; zero before the first one.
 	updated time.Time
 	// queued is the time of the first request since that call; zero if no sync is pending.
 	queued time.Time
-	// serves is true after the first call of Serves.
+	// serves is true after the first call of RecordSync.
 	serves bool
 	// eligible is the last known eligibility of the Node.
 	eligible bool
@@ -72,7 +72,7 @@ type uncounted struct{}
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or Serves has an effect. Call it
+// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or RecordSync has an effect. Call it
 // also before a sync without a request: otherwise, Health would not detect the failure of this sync.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
@@ -83,7 +83,7 @@ func (h *Health) Queued(now time.Time) {
 }
 
 // Updated records that no sync is due: when the sync loop starts, and while another instance serves. The proxy is then healthy until the next
-// requested sync is overdue. Call it, and Serves, from the goroutine that calls Queued.
+// requested sync is overdue. Call it, and RecordSync, from the goroutine that calls Queued.
 func (h *Health) Updated(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Serves records a successful sync: no request is pending, and the proxy is ready from now on. It replaces a call of Updated.
-func (h *Health) Serves(now time.Time) {
+// RecordSync records a successful sync: no request is pending, and the proxy is ready from now on. It replaces a call of Updated.
+func (h *Health) RecordSync(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.updated, h.queued, h.serves = now, time.Time{}, true

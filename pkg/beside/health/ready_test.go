@@ -25,21 +25,21 @@ func TestReadyz(t *testing.T) {
 			h.Queued(start)
 			h.Updated(start)
 		}, 0, http.StatusServiceUnavailable, "not ready\n" + reason + "\n"},
-		{"after the first sync", "192.0.2.1:1", func(h *Health) { h.Serves(start) }, 1000 * time.Hour, http.StatusOK, "ok\n"},
+		{"after the first sync", "192.0.2.1:1", func(h *Health) { h.RecordSync(start) }, 1000 * time.Hour, http.StatusOK, "ok\n"},
 		{"another instance serves since a sync", "127.0.0.1:1", func(h *Health) {
-			h.Serves(start)
+			h.RecordSync(start)
 			h.Updated(start)
 		}, timeout, http.StatusOK, "ok\n"},
 		{"a Node that is being deleted", "127.0.0.1:1", func(h *Health) {
-			h.Serves(start)
+			h.RecordSync(start)
 			h.Node(leaving())
 		}, 0, http.StatusOK, "ok\n"},
 		{"a sync is due", "127.0.0.1:1", func(h *Health) {
-			h.Serves(start)
+			h.RecordSync(start)
 			h.Queued(start)
 		}, timeout - 1, http.StatusOK, "ok\n"},
 		{"a sync is overdue", "127.0.0.1:1", func(h *Health) {
-			h.Serves(start)
+			h.RecordSync(start)
 			h.Queued(start)
 		}, timeout, http.StatusServiceUnavailable, "not ready\n" + reason + "\n"},
 	} {

@@ -106,11 +106,11 @@ func (m *Metrics) registerSync(r registry) {
 // registerChanges registers kube-proxy's metrics of changes and of service ports without local endpoints.
 func (m *Metrics) registerChanges(r registry) {
 	m.endpointsPending = r.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-		"Changes of EndpointSlices that are not in the rules yet.")
+		"Changes of EndpointSlices since the last sync after which no Service waited.")
 	m.endpointsTotal = r.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total",
 		"Changes of EndpointSlices seen.")
 	m.servicesPending = r.gauge("kubeproxy_sync_proxy_rules_service_changes_pending",
-		"Changes of Services that are not in the rules yet.")
+		"Changes of Services since the last sync after which no Service waited.")
 	m.servicesTotal = r.counter("kubeproxy_sync_proxy_rules_service_changes_total",
 		"Changes of Services seen.")
 	m.noLocalEndpoints = r.gauges("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
@@ -263,20 +263,24 @@ func (m *Metrics) touch() {
 type SyncResult struct {
 	// Full is true if the sync wrote or compared the whole tables, instead of changes.
 	Full bool
+	// Waiting is true if changed Services still wait for a sync.
+	Waiting bool
 	// Duration is the time from the start to the end of the sync.
 	Duration time.Duration
 	// End is the end of the sync.
 	End time.Time
 }
 
-// Synced records a successful sync: no change is pending.
+// Synced records a successful sync. Unless Services still wait, no change is pending.
 func (m *Metrics) Synced(r SyncResult) {
 	m.ran(r)
 	for _, f := range m.families {
 		m.lastSync.WithLabelValues(f.String()).Set(unix(r.End))
 	}
-	m.endpointsPending.Set(0)
-	m.servicesPending.Set(0)
+	if !r.Waiting {
+		m.endpointsPending.Set(0)
+		m.servicesPending.Set(0)
+	}
 }
 
 // SyncFailed records a failed sync: changes stay pending.

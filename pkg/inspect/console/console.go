@@ -42,8 +42,8 @@ type Loop interface {
 // Source holds the API objects.
 type Source interface {
 	settings.Source
-	// Synced returns a channel that is closed when Services and EndpointSlices were both read.
-	Synced() <-chan struct{}
+	// Loaded returns a channel that is closed when Services and EndpointSlices were both read.
+	Loaded() <-chan struct{}
 }
 
 // Parts are the parts of the daemon that a console reads. The functions must be safe for concurrent use.

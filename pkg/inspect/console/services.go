@@ -318,7 +318,7 @@ type claim struct {
 // unreadKinds returns the required kinds of objects that cannot be read.
 func (c *Console) unreadKinds() (kinds []string) {
 	select {
-	case <-c.Source.Synced():
+	case <-c.Source.Loaded():
 		return nil
 	default:
 	}

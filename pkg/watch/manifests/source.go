@@ -111,8 +111,8 @@ func (m *Source) Run(ctx context.Context) error {
 	return m.follow(ctx, watcher)
 }
 
-// Synced returns a channel that is closed after the first read of the folder.
-func (m *Source) Synced() <-chan struct{} {
+// Loaded returns a channel that is closed after the first read of the folder.
+func (m *Source) Loaded() <-chan struct{} {
 	return m.synced
 }
 

@@ -167,7 +167,7 @@ func TestManifestsRead(t *testing.T) {
 		t.Errorf("Node() = %v, ServiceCIDRs() = %v, want both", f.source.Node(), f.source.ServiceCIDRs())
 	}
 	lab.Same(t, []string(nil), f.reported(), "problems")
-	await(t, "sync", f.source.Synced())
+	await(t, "sync", f.source.Loaded())
 }
 
 func TestManifestsWithoutAFolder(t *testing.T) {
@@ -340,7 +340,7 @@ func TestManifestsOutOfFileDescriptors(t *testing.T) {
 		t.Errorf("the first load without file descriptors: %v, want %v", err, syscall.EMFILE)
 	}
 	select {
-	case <-f.source.Synced():
+	case <-f.source.Loaded():
 		t.Error("a folder whose files could not be read counts as read")
 	default:
 	}
@@ -418,7 +418,7 @@ func TestManifestsFollow(t *testing.T) {
 					t.Errorf("Run: %v", err)
 				}
 			})
-			await(t, "sync", f.source.Synced())
+			await(t, "sync", f.source.Loaded())
 			f.tracker.Take()
 			tc.change(t, f)
 			for {
