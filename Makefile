@@ -23,7 +23,7 @@ demo: ## demonstrate the program in network namespaces, in two minutes (root); A
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
 
-test: ## all lanes that CI runs: lint, house, unit, hostile, netns and e2e at the same time, ratios (root)
+test: ## all lanes that CI runs: lint, house, unit, netns, hostile, e2e, ratios (root)
 	hack/test.sh
 
 test-unit: ## unit tests with the race detector, without privileges

@@ -6,7 +6,6 @@
 #   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
-#   root   netns and e2e as one lane, which takes less time: tests of one compute while tests of the other wait
 #   ratios kube-proxy and kube-nftproxy, measured on one small cluster; fails if a ratio is wrong by a factor
 #   twin   the tests with the build tag twin, with the real kube-proxy; runs only if named
 #   release  a whole release, twice, and its files: cosign, Helm, QEMU; runs only if named
@@ -14,7 +13,7 @@
 # The output of each lane, and of the build of Kubernetes, is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-lanes=(lint house unit hostile root ratios)
+lanes=(lint house unit netns hostile e2e ratios)
 [ $# -gt 0 ] || set -- "${lanes[@]}"
 out=bin/test
 rm -rf $out && mkdir -p $out
@@ -52,42 +51,42 @@ tests() { # lane, arguments of go test...
 unprivileged=()
 [ "$(id -u)" -ne 0 ] || unprivileged=(-exec 'setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all')
 
-as_root() { [ "$(id -u)" -eq 0 ] || { echo "this lane creates network namespaces: run it as root" >&2 && return 1; }; }
+root() { [ "$(id -u)" -eq 0 ] || { echo "this lane creates network namespaces: run it as root" >&2 && return 1; }; }
 
-# build starts to build the programs of the lanes e2e and root. It takes minutes, and uses only the time in which the other lanes wait. built waits for its end.
+# build starts to build the programs of the lane e2e. It takes minutes, and uses only the time in which the other lanes wait. built waits for its end.
 build() { nice -n 19 hack/kubernetes.sh etcd kube-apiserver kube-proxy kubectl kubeadm helm-v3 helm-v4 >$out/kubernetes.log 2>&1 & building=$!; }
 built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.log && return 1; }; }
 
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }
 unit() { all | xargs go list >/dev/null && tests unit -race "${unprivileged[@]}" $(all); }
-# privileged runs packages as root, with the tools that they need; no test may be skipped.
-privileged() { # lane, arguments of go test...
+netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.
-  as_root && built && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests "$@"
+  root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(namespaces | grep -v '/test/hostile$')
 }
-netns() { privileged netns $(namespaces | grep -v '/test/hostile$'); }
-hostile() { as_root && built && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
-# Each package with the tag, and each of their parallel tests, runs an API server.
-e2e() { privileged e2e -tags e2e -p 2 -parallel 2 $(tagged e2e); }
-root() {
-  local slow=github.com/kube-nftproxy/kube-nftproxy/test/e2e
-  privileged root -timeout 30m -tags e2e -p 3 -parallel 3 $slow $({ namespaces && tagged e2e; } | grep -vE "/test/hostile$|^$slow$" | awk '!seen[$0]++')
+hostile() { root && built && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
+e2e() {
+  root || return 1
+  local packages
+  packages=$(tagged e2e)
+  [ -n "$packages" ] || return 0
+  # Each package and each parallel test runs an API server.
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 2 $packages
 }
 ratios() {
-  as_root || return 1
+  root || return 1
   hack/build.sh && hack/kubernetes.sh etcd kube-apiserver kube-proxy && go build -o bin/compare ./test/compare &&
     bin/compare -check -outcomes $out/ratios.json
 }
 twin() {
-  as_root || return 1
+  root || return 1
   local packages
   packages=$(tagged twin)
   hack/kubernetes.sh etcd kube-apiserver kube-proxy && REQUIRE_NETNS=1 tests twin -tags twin -run 'Twin|KubeProxy' -p 1 $packages
 }
 release() {
-  as_root || return 1
+  root || return 1
   hack/deps.sh "qemu-s390x qemu-user" "skopeo skopeo" "man man-db" && hack/kubernetes.sh registry helm-v3 helm-v4 cosign && tests release -timeout 120m -tags release ./test/release
 }
 site() { tests site -tags site ./test/site; }
@@ -97,7 +96,7 @@ go build -o bin/summary ./hack/summary || exit 1
 results=()
 trap 'bin/summary "${results[@]}" || exit 1' EXIT
 status=0
-[[ " $* " != *" e2e "* && " $* " != *" root "* ]] || build
+[[ " $* " != *" e2e "* ]] || build
 for lane in "$@"; do
   if [ $status -ne 0 ]; then
     results+=("$lane:-:not run:$out/$lane.json")
