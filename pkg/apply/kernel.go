@@ -37,9 +37,9 @@ type Kernel struct {
 	// atOnce is [mostAtOnce], except in tests.
 	atOnce int
 	// batch is the memory of the batch of the last update. The next update reuses it.
-	batch      *nft.Batch
-	takeOver   takeOver
-	others     others
+	batch    *nft.Batch
+	takeOver takeOver
+	others   others
 	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
 	readable map[*nft.Set]bool
 	check    check

@@ -71,7 +71,10 @@ func TestTake(t *testing.T) {
 		},
 		{
 			name: "a removed slice drops no trigger",
-			mark: func(tr *Tracker) { tr.MarkSlice(web, Trigger{At: start.Add(time.Second)}); tr.MarkSlice(web, Trigger{}) },
+			mark: func(tr *Tracker) {
+				tr.MarkSlice(web, Trigger{At: start.Add(time.Second)})
+				tr.MarkSlice(web, Trigger{})
+			},
 			want: Dirty{
 				Services: names(web), SliceChanges: 2, Since: first,
 				Triggers: map[types.NamespacedName][]Trigger{web: {{At: start.Add(time.Second)}}},
