@@ -32,7 +32,7 @@ type renewals struct {
 // moment is the ruleset's generation, with the number of renewals that it includes.
 type moment struct{ generation, renewals uint32 }
 
-// now returns the current moment.
+// readMoment returns the current moment.
 func (k *Kernel) readMoment() (m moment, err error) {
 	k.renewals.mu.Lock()
 	defer k.renewals.mu.Unlock()

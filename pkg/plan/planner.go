@@ -54,7 +54,7 @@ type Planner struct {
 
 	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
-	// recalled has the numbers of an earlier process or planner; nil after [Planner.Resumed].
+	// recalled has the numbers of an earlier process or planner; nil after [Planner.EndRecall].
 	recalled *recalled
 
 	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].

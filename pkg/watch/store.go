@@ -99,7 +99,7 @@ func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return s.store.decode("EndpointSlice", s.object, into)
 }
 
-// Weight implements [model.Slice].
+// Pairs implements [model.Slice].
 func (s storedSlice) Pairs() int { return count(s.data, fieldEndpoints) * count(s.data, fieldPorts) }
 
 // Node returns this Node, or nil if it does not exist.
