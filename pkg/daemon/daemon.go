@@ -360,7 +360,12 @@ func (d *daemon) run(ctx context.Context) error {
 	part("terminations", func(ctx context.Context) error { d.terminations.Run(ctx); return nil })
 	part("memory", d.watchMemory)
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
-	part("loopback", func(ctx context.Context) error { d.loopback.Run(ctx); return nil })
+	loopbackEnded := make(chan struct{})
+	part("loopback", func(ctx context.Context) error {
+		defer close(loopbackEnded)
+		d.loopback.Run(ctx)
+		return nil
+	})
 	part("demand", func(ctx context.Context) error { d.demand.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
@@ -375,13 +380,19 @@ func (d *daemon) run(ctx context.Context) error {
 	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
-		// This process leaves the other instances only after it has stopped committing.
+		// This process leaves the other instances only after it has stopped committing, and has deleted the table of node ports on loopback: the
+		// next instance writes a table with the same name.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
-		defer others.Wait()
-		defer leave()
-		return d.proxy(ctx)
+		err := d.proxy(ctx)
+		if err != nil {
+			cancel(fmt.Errorf("proxy: %w", err)) // the part loopback exits
+		}
+		<-loopbackEnded
+		leave()
+		others.Wait()
+		return err
 	})
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
