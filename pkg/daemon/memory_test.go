@@ -3,14 +3,13 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 func TestContainerLimit(t *testing.T) {
@@ -101,26 +100,16 @@ func TestFollowMemory(t *testing.T) {
 
 // TestCodeIsReleased: the pages of the program's file become fewer, and the program continues.
 func TestCodeIsReleased(t *testing.T) {
-	before := residentFile(t)
+	resident := func() float64 {
+		mib, err := program.MemoryOf(os.Getpid(), "RssFile")
+		lab.Must(t, err)
+		return mib
+	}
+	before := resident()
 	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	releaseCode(string(maps))
-	if after := residentFile(t); before == 0 || after >= before {
-		t.Errorf("%d kB of files are mapped, and %d kB afterwards", before, after)
+	if after := resident(); before == 0 || after >= before {
+		t.Errorf("%v MiB of files are mapped, and %v MiB afterwards", before, after)
 	}
-}
-
-// residentFile returns the resident memory of files in kB.
-func residentFile(t *testing.T) (kB int) {
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(text), "RssFile:")
-	if _, err := fmt.Sscan(rest, &kB); err != nil {
-		t.Fatal(err)
-	}
-	return kB
 }

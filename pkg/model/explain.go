@@ -61,7 +61,7 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	x.builder.out = &Service{Name: built.Name}
 	x.clusterIPs()
 	x.groups.reset(built.Ports)
-	x.scratch = x.limits.Pairs
+	x.room = x.limits.Pairs
 	epSlices = byName(epSlices) // Build keeps the first ones
 	for _, s := range epSlices {
 		x.slice(s)
@@ -78,8 +78,8 @@ type explainer struct {
 	builder
 	out   *Explanation
 	found map[groupKey][]candidate
-	// scratch is the number of candidates that fit below the limit.
-	scratch int
+	// room is the number of candidates that fit below the limit.
+	room int
 	// none holds the result of nothingOf for each family, or nil.
 	none [2]*nothing
 }
@@ -139,7 +139,7 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 	}
 	weights := weightsOf(s, func(string, string) {})
 	for i := range s.Endpoints {
-		if !first && (!ofService || x.scratch == 0) {
+		if !first && (!ofService || x.room == 0) {
 			return
 		}
 		c := x.candidate(s, &s.Endpoints[i])
@@ -150,10 +150,10 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 			}
 			continue
 		}
-		if !ofService || x.scratch == 0 {
+		if !ofService || x.room == 0 {
 			continue
 		}
-		x.scratch--
+		x.room--
 		c.Addr = netip.AddrPortFrom(addr, uint16(*p.Port))
 		c.endpoint, c.Weight = x.endpoint(&s.Endpoints[i], addr, &weights), weights.of(addr)
 		c.AddrPort = c.Addr

@@ -510,8 +510,8 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 	}
 }
 
-// TestRoomIsTidied: the memory of an unusually large object is released.
-func TestRoomIsTidied(t *testing.T) {
+// TestScratchIsTidied: the memory of an unusually large object is released.
+func TestScratchIsTidied(t *testing.T) {
 	scratch := Scratch{}
 	for _, ports := range []int{2_000, 1} {
 		endpoints := "1r"

@@ -31,7 +31,7 @@ func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// read puts a Service into a scratch.
+// read puts a Service into scratch memory.
 func read(svc *corev1.Service, into *Scratch) {
 	ports := append(into.Service.Spec.Ports[:0], svc.Spec.Ports...)
 	into.Service = *svc

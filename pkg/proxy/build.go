@@ -118,7 +118,7 @@ type pool struct {
 	stop  chan struct{}
 }
 
-// enter waits for scratch for another block. It returns false if no further block is needed.
+// enter waits until another block may start. It returns false if no further block is needed.
 func (w *pool) enter() bool {
 	select {
 	case w.ahead <- struct{}{}:

@@ -50,9 +50,9 @@ func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
 
-// Next returns the time of the next run, and whether it is due. If it is due, Next forgets all requests so far. The caller must then start it, and report its end with
-// Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller must wait until at
-// or until a request, and call Next again.
+// Next returns the time of the next run, and whether it is due. If it is due, Next forgets all requests so far. The caller must then start it, and
+// report its end with Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller must wait
+// until at or until a request, and call Next again.
 //
 // Before the first request, nothing is due: at is the maximum interval after now.
 func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {

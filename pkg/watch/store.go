@@ -14,7 +14,8 @@ import (
 )
 
 // Store holds the objects that a source has read. All methods may be called from any goroutine. Service, Slices, Node and
-// ServiceCIDRs decode new objects, which the caller owns. ReadService overwrites an object, and StoredSlices decodes on demand. The objects have only the fields that the proxy reads (see wire.go).
+// ServiceCIDRs decode new objects, which the caller owns. ReadService overwrites an object, and StoredSlices decodes on demand. The objects have only
+// the fields that the proxy reads (see wire.go).
 type Store struct {
 	nodeName, serviceProxyName            string
 	report                                func(model.Problem)

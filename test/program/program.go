@@ -156,8 +156,11 @@ func (p *Program) Get(ctx context.Context, url string) (status int, body []byte,
 }
 
 // Memory returns a value of /proc/PID/status, such as VmRSS, in MiB.
-func (p *Program) Memory(field string) (mib float64, err error) {
-	return memory(fmt.Sprintf("/proc/%d/status", p.Pid()), field)
+func (p *Program) Memory(field string) (mib float64, err error) { return MemoryOf(p.Pid(), field) }
+
+// MemoryOf returns a value of /proc/PID/status, such as VmRSS, in MiB.
+func MemoryOf(pid int, field string) (mib float64, err error) {
+	return memory(fmt.Sprintf("/proc/%d/status", pid), field)
 }
 
 // KernelMemory returns the memory of all objects and counters of the machine's kernel, in MiB. Other programs change it by some MiB.

@@ -120,7 +120,10 @@ func endpointPort(text string) (p discoveryv1.EndpointPort, err error) {
 	return p, err
 }
 
-var endpointPattern = regexp.MustCompile(`^([^@*!+]+)(?:@([a-z0-9-]*))?(?:\*([0-9]+))?((?:[!+][a-z0-9=-]+)*)$`)
+var (
+	endpointPattern  = regexp.MustCompile(`^([^@*!+]+)(?:@([a-z0-9-]*))?(?:\*([0-9]+))?((?:[!+][a-z0-9=-]+)*)$`)
+	attributePattern = regexp.MustCompile(`[!+][^!+]+`)
+)
 
 // endpoint parses HOST or ADDRESS, with a node, a weight and attributes.
 func endpoint(text string, f inet.Family) (e discoveryv1.Endpoint, weight string, err error) {
@@ -139,7 +142,7 @@ func endpoint(text string, f inet.Family) (e discoveryv1.Endpoint, weight string
 	if node != "" {
 		e.NodeName = &node
 	}
-	for _, attribute := range regexp.MustCompile(`[!+][^!+]+`).FindAllString(match[4], -1) {
+	for _, attribute := range attributePattern.FindAllString(match[4], -1) {
 		if err := setAttribute(&e, attribute[1:], attribute[0] == '+'); err != nil {
 			return e, "", err
 		}
@@ -182,22 +185,14 @@ func patched(manifest, patches []byte) ([]byte, error) {
 	}
 	documents := bytes.Split(manifest, []byte("\n"+documentSeparator))
 	for _, text := range bytes.Split(patches, []byte("\n"+documentSeparator)) {
-		patch, err := yaml.YAMLToJSON(text)
+		patch, wanted, err := identified(text)
 		if err != nil {
-			return nil, err
-		}
-		var wanted identity
-		if err := json.Unmarshal(patch, &wanted); err != nil {
 			return nil, err
 		}
 		changed := 0
 		for i, document := range documents {
-			object, err := yaml.YAMLToJSON(document)
+			object, named, err := identified(document)
 			if err != nil {
-				return nil, err
-			}
-			var named identity
-			if err := json.Unmarshal(object, &named); err != nil {
 				return nil, err
 			}
 			if wanted.Kind != "" && wanted.Kind != named.Kind || wanted.Metadata.Name != "" && wanted.Metadata.Name != named.Metadata.Name {
@@ -222,6 +217,14 @@ func patched(manifest, patches []byte) ([]byte, error) {
 type identity struct {
 	Kind     string
 	Metadata struct{ Name string }
+}
+
+// identified returns a YAML document as JSON, with its identity.
+func identified(document []byte) (object []byte, of identity, err error) {
+	if object, err = yaml.YAMLToJSON(document); err == nil {
+		err = json.Unmarshal(object, &of)
+	}
+	return object, of, err
 }
 
 func TestEndpointNotation(t *testing.T) {
