@@ -21,7 +21,7 @@ import (
 // Later changes cause little garbage.
 const (
 	growthAtStart = 200
-	growthLater   = 50
+	growthLater   = 25
 )
 
 // groupFolder is the directory of the container's control group.
@@ -65,29 +65,44 @@ func (d *daemon) synced() {
 		}
 		go func() {
 			debug.FreeOSMemory()
-			if maps, err := os.ReadFile("/proc/self/maps"); err == nil {
-				releaseCode(string(maps))
+			if smaps, err := os.ReadFile("/proc/self/smaps"); err == nil {
+				releaseCode(string(smaps))
 			}
 		}()
 	})
 }
 
 // releaseCode unmaps the pages of the program's file that cannot be written: code and tables. The argument has the mappings of the process, in
-// the format of proc_pid_maps(5). The kernel maps a page again, from its page cache, when the program uses it.
-func releaseCode(maps string) {
+// the format of proc_pid_smaps(5). The kernel maps a page again, from its page cache, when the program uses it. So mappings with pages that differ
+// from the file stay: relocated tables, and breakpoints.
+func releaseCode(smaps string) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return
 	}
-	for line := range strings.Lines(maps) {
-		var from, to uintptr
-		var access string
-		_, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &access)
-		if err == nil && strings.HasSuffix(line, " "+program+"\n") && !strings.Contains(access, "w") {
-			// An error leaves the pages mapped.
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED)
+	var from, to uintptr // the present mapping; equal if it stays
+	release := func() {
+		if to > from {
+			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED) // an error leaves the pages mapped
 		}
 	}
+	for line := range strings.Lines(smaps) {
+		fields := strings.Fields(line)
+		switch {
+		case fields[0] == "Anonymous:" || fields[0] == "Swap:":
+			if fields[1] != "0" {
+				to = from
+			}
+		case !strings.HasSuffix(fields[0], ":"):
+			release()
+			var access string
+			_, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &access)
+			if err != nil || !strings.HasSuffix(line, " "+program+"\n") || strings.Contains(access, "w") {
+				to = from
+			}
+		}
+	}
+	release()
 }
 
 // containerUse reads the memory use of a control group, including the kernel's memory for tables. It excludes inactive files,
