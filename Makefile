@@ -23,11 +23,11 @@ demo: ## demonstrate the program in network namespaces, in two minutes (root); A
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
 
-test: ## all lanes that CI runs: lint, house, unit, netns, hostile, e2e, ratios (root)
+test: ## all lanes that CI runs: lint, house, unit, race, netns, hostile, e2e, ratios (root)
 	hack/test.sh
 
-test-unit: ## unit tests with the race detector, without privileges
-	hack/test.sh unit
+test-unit: ## unit tests without privileges, with the race detector in packages that start goroutines
+	hack/test.sh unit race
 
 test-netns: ## all tests that need no API server, with real packets in network namespaces (root)
 	hack/test.sh netns
@@ -87,7 +87,7 @@ lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 	hack/test.sh lint
 
 verify: ## run the checks before a commit: lint, house rules, unit tests
-	hack/test.sh lint house unit
+	hack/test.sh lint house unit race
 
 update: ## rewrite expected results of tests: goldens, the table in docs/flags.md, and the terminal picture of the README
 	hack/update.sh

@@ -2,7 +2,8 @@
 # Runs the lanes of the tests, stops at the first failure, and prints a summary. Usage: hack/test.sh [lane ...]
 #   lint   checks of the source: see lint.sh
 #   house  rules about source, documents and manifests
-#   unit   all tests without privileges, with the race detector; tests that need root are skipped
+#   unit   tests without privileges of the packages that start no goroutines; tests that need root are skipped
+#   race   the same for all other packages, with the race detector
 #   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
@@ -13,7 +14,7 @@
 # The output of each lane, and of the build of Kubernetes, is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-lanes=(lint house unit netns hostile e2e ratios)
+lanes=(lint house unit race netns hostile e2e ratios)
 [ $# -gt 0 ] || set -- "${lanes[@]}"
 out=bin/test
 rm -rf $out && mkdir -p $out
@@ -29,6 +30,13 @@ all() {
 namespaces() {
   local folders
   folders=$(grep -rlE --include='*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS' cmd pkg test | xargs -n 1 dirname | sort -u)
+  all | grep -E "/(${folders//$'\n'/|})\$"
+}
+
+# concurrent lists the packages that start goroutines. In the other packages, the race detector finds nothing, and makes the tests slower.
+concurrent() {
+  local folders
+  folders=$(grep -rlE --include='*.go' '^\s*go |\.Go\(' cmd pkg test hack | xargs -n 1 dirname | sort -u)
   all | grep -E "/(${folders//$'\n'/|})\$"
 }
 
@@ -59,7 +67,8 @@ built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.lo
 
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }
-unit() { all | xargs go list >/dev/null && tests unit -race "${unprivileged[@]}" $(all); }
+unit() { tests unit "${unprivileged[@]}" $(all | grep -vxF "$(concurrent)"); }
+race() { tests race -race "${unprivileged[@]}" $(concurrent); }
 netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.
