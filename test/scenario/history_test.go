@@ -95,7 +95,7 @@ func lengthOf(seed uint64) int { return lengths[seed%uint64(len(lengths))] }
 
 // By default, histories are played for a number of steps, or for a time on a slow machine.
 const (
-	defaultSteps = 500
+	defaultSteps = 100
 	defaultTime  = time.Minute
 )
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,13 +21,23 @@ type program struct {
 	argv []string
 }
 
-// programs returns the nft of this machine, and those in the directories of the environment variable NFT_CHROOTS.
+// programs returns the nft of this machine, and those in the directories of the environment variable NFT_CHROOTS that have other versions.
 func programs() []program {
 	list := []program{{"nft", []string{"nft"}}}
+	versions := []string{list[0].version()}
 	for _, dir := range filepath.SplitList(os.Getenv("NFT_CHROOTS")) {
-		list = append(list, program{filepath.Base(dir), []string{"chroot", dir, "/usr/sbin/nft"}})
+		p := program{filepath.Base(dir), []string{"chroot", dir, "/usr/sbin/nft"}}
+		if v := p.version(); v == "" || !slices.Contains(versions, v) {
+			list, versions = append(list, p), append(versions, v)
+		}
 	}
 	return list
+}
+
+// version returns the output of nft --version, or "".
+func (p program) version() string {
+	out, _ := exec.Command(p.argv[0], append(p.argv[1:], "--version")...).Output() //nolint:errcheck // without a version, the test runs the program
+	return string(out)
 }
 
 func (p program) run(h *lab.Host, input string, args ...string) (string, error) {
