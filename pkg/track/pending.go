@@ -8,7 +8,7 @@ type Pending struct {
 	Services int
 	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is Since if marks wait. Otherwise it is the Since of the last marks that were taken; zero before the first mark.
+	// Latest is the time of the first mark that waits. If none waits, it is the Since of the last taken marks, or zero before the first mark.
 	Latest time.Time
 }
 

@@ -10,7 +10,8 @@ import (
 // Tracker is a set of dirty names. All methods may be called from any goroutine. The cost of marking does not depend on the size
 // of the set.
 type Tracker struct {
-	now   func() time.Time
+	now func() time.Time
+	// since is the time from which triggers count.
 	since time.Time
 	ready chan struct{}
 

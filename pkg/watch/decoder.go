@@ -31,7 +31,7 @@ func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resour
 // storeFunc returns the stored form of an encoded object.
 type storeFunc func([]byte) (*object, error)
 
-// codecs are client-go's codecs. Only protobuf objects of one kind have another decoder.
+// codecs are client-go's codecs, with a [decoder] for protobuf objects of one kind.
 type codecs struct {
 	runtime.NegotiatedSerializer
 	kind  schema.GroupVersionKind

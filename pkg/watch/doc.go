@@ -4,6 +4,6 @@
 // Out: names, marked in a [track.Tracker]; and the objects themselves, which [Store] returns by name.
 // Never: interprets an object; package model does.
 //
-// A reflector of client-go passes a change to [objects]. A watched object in protobuf has its stored form already ([decoder]). All other objects, such as
-// the items of a list, get it in [transformer].
+// The stored form of an object is stripped and encoded, see [object]. [decoder] makes it from a watched protobuf object, and [transformer] from all other
+// objects, such as the items of a list. A reflector of client-go passes each change to [objects].
 package watch

@@ -101,7 +101,7 @@ func (s *objects) unlink(before *object) {
 	s.byService[owner] = rest
 }
 
-// keep removes each object for whose name wanted returns false.
+// keep removes all objects except those with a wanted name.
 func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	for _, o := range s.list() {
 		if !wanted(o.NamespacedName) {

@@ -126,7 +126,7 @@ func ReadSlice(data string, into *discoveryv1.EndpointSlice) error {
 	return f.err
 }
 
-// forget drops the strings of a slice, and keeps the memory of its lists and items. Beyond the length of a shorter list, the strings would keep
+// forget drops the strings of a slice, and keeps the memory of its lists and items. Otherwise, the strings beyond the length of a shorter list would keep
 // earlier slices alive.
 func forget(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {

@@ -30,7 +30,7 @@ const (
 )
 
 // The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. All other
-// fields are empty for the program. An [object] has the name and the namespace apart from its encoded form.
+// fields are empty for the program. The name and the namespace are fields of [object].
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
