@@ -38,7 +38,7 @@ type storedSource struct {
 }
 
 func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
-	if err := watch.ReadService(s.services[n], into); err != nil {
+	if err := watch.DecodeService(s.services[n], into); err != nil {
 		panic(err)
 	}
 	into.Namespace, into.Name = n.Namespace, n.Name
@@ -60,7 +60,7 @@ type encodedSlice struct {
 func (s *encodedSlice) Pairs() int { return s.endpoints }
 
 func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	if err := watch.ReadSlice(s.data, into); err != nil {
+	if err := watch.DecodeSlice(s.data, into); err != nil {
 		panic(err)
 	}
 	return true

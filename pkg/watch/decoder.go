@@ -17,8 +17,8 @@ import (
 // them.
 func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resource, err error) {
 	encoding := kubeapi.Serializer()
-	client := func(version schema.GroupVersion, kind string, store storeFunc) (*rest.RESTClient, error) {
-		return kubeapi.Connect(cfg, version, codecs{encoding, version.WithKind(kind), store})
+	client := func(version schema.GroupVersion, kind string, convert converter) (*rest.RESTClient, error) {
+		return kubeapi.Connect(cfg, version, codecs{encoding, version.WithKind(kind), convert})
 	}
 	core, err := client(corev1.SchemeGroupVersion, "Service", t.service)
 	if err != nil {
@@ -28,14 +28,14 @@ func (t transformer) watchers(cfg *rest.Config) (services, slices kubeapi.Resour
 	return kubeapi.Resource{Client: core, Name: "services"}, kubeapi.Resource{Client: discovery, Name: "endpointslices"}, err
 }
 
-// storeFunc returns the stored form of an encoded object.
-type storeFunc func([]byte) (*object, error)
+// converter returns the stored form of an encoded object.
+type converter func([]byte) (*object, error)
 
 // codecs are client-go's codecs, with a [decoder] for protobuf objects of one kind.
 type codecs struct {
 	runtime.NegotiatedSerializer
-	kind  schema.GroupVersionKind
-	store storeFunc
+	kind    schema.GroupVersionKind
+	convert converter
 }
 
 // SupportedMediaTypes implements runtime.NegotiatedSerializer.
@@ -43,7 +43,7 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 	list := slices.Clone(c.NegotiatedSerializer.SupportedMediaTypes())
 	for i := range list {
 		if list[i].MediaType == runtime.ContentTypeProtobuf {
-			list[i].Serializer = decoder{list[i].Serializer, c.kind, c.store}
+			list[i].Serializer = decoder{list[i].Serializer, c.kind, c.convert}
 		}
 	}
 	return list
@@ -52,8 +52,8 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 // decoder converts the bytes from the API server directly to the stored form.
 type decoder struct {
 	runtime.Serializer
-	kind  schema.GroupVersionKind
-	store storeFunc
+	kind    schema.GroupVersionKind
+	convert converter
 }
 
 // magic is the prefix of the API's protobuf. A runtime.Unknown with the object follows.
@@ -69,6 +69,6 @@ func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into run
 		len(find(find(encoded, fieldMetadata), fieldName)) == 0 {
 		return d.Serializer.Decode(data, defaults, into)
 	}
-	o, err := d.store(encoded)
+	o, err := d.convert(encoded)
 	return o, &d.kind, err
 }

@@ -100,7 +100,7 @@ func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 		if r.Context().Err() != nil || err == nil && !unavailable(resp.StatusCode) {
 			return resp, err
 		}
-		n := s.failed(host, resp, err)
+		n := s.switchFrom(host, resp, err)
 		var unsent *net.OpError
 		if !errors.As(err, &unsent) || unsent.Op != "dial" || r.Body != nil || tried >= n {
 			return resp, err
@@ -113,8 +113,8 @@ func unavailable(status int) bool {
 	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// failed makes the next server the current one, unless another request has done so. It returns the number of servers.
-func (s *servers) failed(host string, resp *http.Response, err error) int {
+// switchFrom makes the next server the current one, unless another request has done so. It returns the number of servers.
+func (s *servers) switchFrom(host string, resp *http.Response, err error) int {
 	if err == nil {
 		err = fmt.Errorf("it answered %s", resp.Status)
 	}

@@ -15,11 +15,11 @@ type fieldReader[T []byte | string] struct {
 	// err is the first error. next returns false after it.
 	err error
 
-	// These values describe the current field, which next has read. encoded is the whole field, and tag the length of its tag.
+	// These values describe the current field, which next has read. encoded is the whole field, and tagLen the length of its tag.
 	number  int
 	kind    protowire.Type
 	encoded T
-	tag     int
+	tagLen  int
 	// content is the string or the message, value the number.
 	content T
 	value   uint64
@@ -33,7 +33,7 @@ func (f *fieldReader[T]) next() bool {
 	}
 	data := f.rest
 	tag, n := varint(data)
-	f.number, f.kind, f.tag = int(tag>>3), protowire.Type(tag&7), n
+	f.number, f.kind, f.tagLen = int(tag>>3), protowire.Type(tag&7), n
 	var end int
 	var none T
 	f.content, f.value = none, 0
@@ -83,18 +83,18 @@ func (f *fieldReader[T]) within(number int) (content T) {
 			content = inner.text()
 		}
 	}
-	f.failed(inner.err)
+	f.fail(inner.err)
 	return content
 }
 
 func (f *fieldReader[T]) expect(kind protowire.Type) {
 	if f.kind != kind {
-		f.failed(errWire)
+		f.fail(errWire)
 	}
 }
 
-// failed sets the first error.
-func (f *fieldReader[T]) failed(err error) {
+// fail sets the first error.
+func (f *fieldReader[T]) fail(err error) {
 	if f.err == nil {
 		f.err = err
 	}

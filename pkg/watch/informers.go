@@ -74,7 +74,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			w, err := from.watchFrom(ctx, o)
 			i.link.record(ctx, err)
 			if isSilent(err) {
-				cfg.failed(name, err)
+				cfg.reportFailure(name, err)
 			}
 			return w, err
 		},
@@ -245,13 +245,13 @@ func isRefusal(err error) bool {
 func (c *Config) reporting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {
-			c.failed(resource, err)
+			c.reportFailure(resource, err)
 		}
 		then(ctx, r, err)
 	}
 }
 
-func (c *Config) failed(resource string, err error) {
+func (c *Config) reportFailure(resource string, err error) {
 	if c.Failed != nil {
 		c.Failed(resource, err)
 	}

@@ -93,9 +93,9 @@ func identify(metadata []byte) *object {
 	return o
 }
 
-// stored returns the stored form of an encoded object. It strips the bytes without decoding the object: decoding and encoding
+// newObject returns the stored form of an encoded object. It strips the bytes without decoding the object: decoding and encoding
 // would take most of the time of a change.
-func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
+func newObject(metadata []byte, keep []kept, data []byte) (*object, error) {
 	o := identify(metadata)
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
@@ -122,9 +122,9 @@ func (o *object) DeepCopyObject() runtime.Object { return o }
 func (o *object) decode(into message) (err error) {
 	switch into := into.(type) {
 	case *corev1.Service:
-		err = ReadService(o.data, into)
+		err = DecodeService(o.data, into)
 	case *discoveryv1.EndpointSlice:
-		err = ReadSlice(o.data, into)
+		err = DecodeSlice(o.data, into)
 	default:
 		err = into.Unmarshal([]byte(o.data))
 	}

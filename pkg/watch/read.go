@@ -8,9 +8,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReadService decodes the stored fields of a Service, see keptOfService. It overwrites an object, and reuses the memory of its lists. The strings
+// DecodeService decodes the stored fields of a Service, see keptOfService. It overwrites an object, and reuses the memory of its lists. The strings
 // share the memory of data, except names of ports, which outlive the object in the plan. The generated decoder would allocate each string.
-func ReadService(data string, into *corev1.Service) error {
+func DecodeService(data string, into *corev1.Service) error {
 	clear(into.Spec.Ports) // beyond the new length, the strings would keep earlier objects alive
 	unused := into.Spec
 	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: unused.Ports[:0], ClusterIPs: unused.ClusterIPs[:0], IPFamilies: unused.IPFamilies[:0]}}
@@ -18,11 +18,11 @@ func ReadService(data string, into *corev1.Service) error {
 	for f.next() {
 		switch f.number {
 		case 1:
-			f.failed(readMetadata(f.text(), &into.ObjectMeta))
+			f.fail(readMetadata(f.text(), &into.ObjectMeta))
 		case 2:
-			f.failed(readServiceSpec(f.text(), &into.Spec, &unused))
+			f.fail(readServiceSpec(f.text(), &into.Spec, &unused))
 		case 3:
-			f.failed(into.Status.Unmarshal([]byte(f.text())))
+			f.fail(into.Status.Unmarshal([]byte(f.text())))
 		}
 	}
 	return f.err
@@ -33,7 +33,7 @@ func readMetadata(data string, into *metav1.ObjectMeta) error {
 	for f.next() {
 		switch f.number {
 		case 8:
-			f.failed(into.CreationTimestamp.Unmarshal([]byte(f.text())))
+			f.fail(into.CreationTimestamp.Unmarshal([]byte(f.text())))
 		case fieldAnnotations:
 			if into.Annotations == nil {
 				into.Annotations = map[string]string{}
@@ -50,7 +50,7 @@ func readServiceSpec(data string, into, unused *corev1.ServiceSpec) error {
 	for f.next() {
 		switch f.number {
 		case 1:
-			f.failed(readServicePort(f.text(), extend(&into.Ports)))
+			f.fail(readServicePort(f.text(), extend(&into.Ports)))
 		case 3:
 			into.ClusterIP = f.text()
 		case 4:
@@ -69,7 +69,7 @@ func readServiceSpec(data string, into, unused *corev1.ServiceSpec) error {
 			if into.SessionAffinityConfig == nil {
 				into.SessionAffinityConfig = &corev1.SessionAffinityConfig{}
 			}
-			f.failed(into.SessionAffinityConfig.Unmarshal([]byte(f.text())))
+			f.fail(into.SessionAffinityConfig.Unmarshal([]byte(f.text())))
 		case 18:
 			into.ClusterIPs = append(into.ClusterIPs, f.text())
 		case 19:
@@ -101,9 +101,9 @@ func readServicePort(data string, into *corev1.ServicePort) error {
 	return f.err
 }
 
-// ReadSlice decodes the stored fields of an EndpointSlice, see keptOfSlice. It overwrites an object, and reuses the memory of its lists and of
+// DecodeSlice decodes the stored fields of an EndpointSlice, see keptOfSlice. It overwrites an object, and reuses the memory of its lists and of
 // their items. All strings share the memory of data.
-func ReadSlice(data string, into *discoveryv1.EndpointSlice) error {
+func DecodeSlice(data string, into *discoveryv1.EndpointSlice) error {
 	forget(into)
 	endpoints := into.Endpoints[:0]
 	if n := count(data, fieldEndpoints); n > cap(endpoints) {
@@ -114,11 +114,11 @@ func ReadSlice(data string, into *discoveryv1.EndpointSlice) error {
 	for f.next() {
 		switch f.number {
 		case fieldMetadata:
-			f.failed(readMetadata(f.text(), &into.ObjectMeta))
+			f.fail(readMetadata(f.text(), &into.ObjectMeta))
 		case fieldEndpoints:
-			f.failed(readEndpoint(f.text(), extend(&into.Endpoints)))
+			f.fail(readEndpoint(f.text(), extend(&into.Endpoints)))
 		case fieldPorts:
-			f.failed(readEndpointPort(f.text(), extend(&into.Ports)))
+			f.fail(readEndpointPort(f.text(), extend(&into.Ports)))
 		case 4:
 			into.AddressType = discoveryv1.AddressType(f.text())
 		}
@@ -157,7 +157,7 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 		case 1:
 			into.Addresses = append(into.Addresses, f.text())
 		case 2:
-			f.failed(readConditions(f.text(), &into.Conditions, &unused.Conditions))
+			f.fail(readConditions(f.text(), &into.Conditions, &unused.Conditions))
 		case 6:
 			into.NodeName = pointer(unused.NodeName, f.text())
 		case 7:
@@ -166,7 +166,7 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 			if into.Hints == nil {
 				into.Hints = &discoveryv1.EndpointHints{}
 			}
-			f.failed(readHints(f.text(), into.Hints))
+			f.fail(readHints(f.text(), into.Hints))
 		}
 	}
 	return f.err

@@ -39,9 +39,9 @@ func (t transformer) transform(item any) (any, error) {
 	case *object:
 		return item, nil
 	case *corev1.Service:
-		return storeDecoded(item, t.service)
+		return convertDecoded(item, t.service)
 	case *discoveryv1.EndpointSlice:
-		return storeDecoded(item, t.slice)
+		return convertDecoded(item, t.slice)
 	case *corev1.Node:
 		return encode(item, stripNode(item))
 	case *networkingv1.ServiceCIDR:
@@ -50,13 +50,13 @@ func (t transformer) transform(item any) (any, error) {
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
 
-// storeDecoded returns the stored form of a decoded object.
-func storeDecoded(item message, store func([]byte) (*object, error)) (*object, error) {
+// convertDecoded returns the stored form of a decoded object.
+func convertDecoded(item message, convert converter) (*object, error) {
 	data, err := item.Marshal()
 	if err != nil {
 		return nil, fmt.Errorf("encode %T %s/%s: %w", item, item.GetNamespace(), item.GetName(), err)
 	}
-	return store(data)
+	return convert(data)
 }
 
 // service returns the stored form of an encoded Service.
@@ -74,7 +74,7 @@ func (t transformer) service(data []byte) (*object, error) {
 // stored returns the stored form of an encoded object. It reports an unreadable object and returns it as excluded, because an error
 // would hide all other objects.
 func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
-	o, err := stored(metadata, keep, data)
+	o, err := newObject(metadata, keep, data)
 	if err != nil {
 		o = exclude(metadata)
 		t.report(unreadable(kind, o.NamespacedName, err))

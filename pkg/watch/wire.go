@@ -103,7 +103,7 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 				unknown++
 			}
 		case stored.fields != nil:
-			into = append(into, f.encoded[:f.tag]...)
+			into = append(into, f.encoded[:f.tagLen]...)
 			start := len(into)
 			var err error
 			if into, err = strip(into, f.content, stored.fields); err != nil {

@@ -216,7 +216,7 @@ func noteEmbedded(of, embedded reflect.Type, keep kept, known map[string]bool) {
 	}
 }
 
-// FuzzRead: a stripped object that ReadService or ReadSlice accepts is the same for the generated decoder.
+// FuzzRead: a stripped object that DecodeService or DecodeSlice accepts is the same for the generated decoder.
 func FuzzRead(f *testing.F) {
 	counter := 0
 	service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
@@ -237,8 +237,8 @@ func FuzzRead(f *testing.F) {
 			read      func(string) error
 			got, want message
 		}{
-			{keptOfService, func(s string) error { return ReadService(s, &gotService) }, &gotService, &wantService},
-			{withZones(), func(s string) error { return ReadSlice(s, &gotSlice) }, &gotSlice, &wantSlice},
+			{keptOfService, func(s string) error { return DecodeService(s, &gotService) }, &gotService, &wantService},
+			{withZones(), func(s string) error { return DecodeSlice(s, &gotSlice) }, &gotSlice, &wantSlice},
 		} {
 			stripped, err := strip(nil, data, o.keep.fields)
 			if err != nil || o.read(string(stripped)) != nil {
