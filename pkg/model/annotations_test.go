@@ -175,6 +175,7 @@ func TestWeights(t *testing.T) {
 		{"quarantine of an endpoint", "", "10.1.0.1=0", "2 3", nil, 0},
 		{"quarantine of a slice, but one endpoint", "0", "10.1.0.2=5", "2 3", []uint16{5, 1}, 0},
 		{"invalid", "65536", "10.1.0.1=-1,x=3,,10.1.0.2=3", "1 2 3", []uint16{1, 3, 1}, 4},
+		{"invalid in a slice with a weight", "2", "10.1.0.1=x", "1 2 3", []uint16{2, 2, 1}, 1},
 		{"an endpoint of another slice", "", "10.1.0.3=7", "1 2 3", nil, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -108,7 +108,7 @@ type builder struct {
 	// out is the result. single, if not nil, has its memory.
 	out    *Service
 	single *single
-	// slow is the time of slow start, or 0. starts are the starting endpoints, which an observation replaces.
+	// slow is the time of slow start, or 0. starts are the starting endpoints. observe replaces them if observed is valid.
 	slow     time.Duration
 	starts   *Starts
 	observed observed
@@ -121,7 +121,7 @@ type builder struct {
 	sources sources
 	groups  groups
 	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds problems that do not count against the
-	// limit of problems: exceeded limits, and lists in which all source ranges are invalid.
+	// limit of problems: exceeded limits, and invalid sources that close frontends.
 	problems       problems
 	over, ofSlices []Problem
 
@@ -358,7 +358,7 @@ func internalLocal(svc *corev1.Service) bool {
 }
 
 // externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is ignored. Invalid
-// and ignored externalIPs are external frontends here, too.
+// and ignored externalIPs count as external frontends, too.
 func externalLocal(svc *corev1.Service) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return false

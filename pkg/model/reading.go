@@ -70,7 +70,7 @@ type Reading struct {
 	listed bool // Service.TerminateGone
 	ports  []groupKey
 	parts  map[Slice]*part
-	groups groups
+	groups groups // the endpoints of all parts
 }
 
 // part is the content of one slice. The endpoints of each group are sorted.

@@ -21,8 +21,8 @@ const maxEndpointProblems = 3
 // traits are the facts about an endpoint that determine whether it is used.
 type traits uint8
 
-// The traits, the least important first. compareEndpoints uses this order for two endpoints with the same address and port. It prefers an endpoint
-// without terminating, and otherwise the endpoint with the more important trait.
+// The traits, the least important first. Of two endpoints with the same address and port, compareEndpoints prefers the one that is not terminating.
+// If both are equal in this, it prefers the one with the more important trait.
 const (
 	anyZoneHint  traits = 1 << iota // has a hint for some zone
 	thisZoneHint                    // has a hint for this node's zone
@@ -65,7 +65,7 @@ type merged struct {
 	traits []traits
 	// weights are nil if all are 1.
 	weights []uint16
-	// present is the set of traits of all endpoints. It has few members even if there are many endpoints.
+	// present has the combinations of traits that occur. They are few even if there are many endpoints.
 	present traitSet
 	// twice is true if duplicates were removed.
 	twice bool
@@ -100,20 +100,20 @@ func presentIn(list []traits) (s traitSet) {
 	return s
 }
 
-// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds endpoints on this
-// node, or for Service.Listed all endpoints, from slice ports that match no service port. If there are many groups, byKey is their index.
+// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group is for slice ports that match no
+// service port. It has only their endpoints on this node, or for Service.Listed all endpoints. With indexFrom groups or more, byKey is their index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
 }
 
-const indexFrom = 8 // groups
+const indexFrom = 9
 
 // reset makes one empty group for each service port, and one for all other ports. It reuses memory.
 func (g *groups) reset(ports []*ServicePort) {
 	n := len(ports) + 1
 	g.byKey = nil
-	if n > indexFrom {
+	if n >= indexFrom {
 		g.byKey = make(map[groupKey]int, n)
 	}
 	g.list = slices.Grow(g.list[:0], n)[:n]
@@ -286,7 +286,7 @@ func (c *cutter) report(b *builder) {
 	}
 }
 
-// byName returns slices without nil, in the order in which the limits keep them.
+// byName returns slices without nil, in the order of their names.
 func byName(list []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
 	slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })

@@ -228,7 +228,8 @@ func (b *builder) deniedSources(f inet.Family, list *sourceList, own []netip.Add
 	return denied
 }
 
-// prefixes returns the fewest prefixes that hold the addresses of the ranges of one family, not nil, and whether they contain this node's address.
+// prefixes returns the fewest prefixes that hold the addresses of the ranges of one family, and whether they contain this node's address. The list is
+// never nil.
 func (b *builder) prefixes(f inet.Family, ranges []netip.Prefix) (list []AddrRange, fromNode bool) {
 	for _, r := range ranges {
 		if inet.FamilyOf(r.Addr()) == f {
