@@ -242,8 +242,8 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 	return w.others
 }
 
-// weightsOf returns the weights of a slice. It calls invalid for each invalid weight, and ignores the weight.
-func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
+// readWeights returns the weights of a slice. It calls invalid for each invalid weight, and ignores the weight.
+func readWeights(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
 	w := sliceWeights{others: 1}
 	if text, given := s.Annotations[annotationCiliumWeight]; given {
 		if n, ok := weightOf(text); ok {

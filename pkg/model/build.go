@@ -120,10 +120,10 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
-	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds problems that do not count against the
+	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. unlimited holds problems that do not count against the
 	// limit of problems: exceeded limits, and invalid sources that close frontends.
-	problems       problems
-	over, ofSlices []Problem
+	problems            problems
+	unlimited, ofSlices []Problem
 
 	// fewFronts and fewPorts are scratch memory for one address of each family and for few ports.
 	fewFronts [2][1]Frontend
@@ -167,14 +167,14 @@ func (b *builder) problemOf(field, reason string) Problem {
 	return Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason}
 }
 
-// exceeds adds a problem about an exceeded limit, once for each limit.
-func (b *builder) exceeds(limit Limit, field string, have, most int, out, remedy string) {
-	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == limit }) {
+// reportExcess adds a problem about an exceeded limit, once for each limit.
+func (b *builder) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
+	if slices.ContainsFunc(b.unlimited, func(p Problem) bool { return p.Limit == limit }) {
 		return
 	}
 	p := b.problemOf(field, limit.exceeded(have, most, out, remedy))
 	p.Limit = limit
-	b.over = append(b.over, p)
+	b.unlimited = append(b.unlimited, p)
 }
 
 // clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first usable address according to ipFamilies. Without
@@ -269,7 +269,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	keep := n
 	if keep > b.limits.Addresses {
 		keep = b.limits.Addresses
-		b.exceeds(limitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
+		b.reportExcess(limitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
 	}
 	fixed := 0
 	for _, f := range inet.Families {
@@ -279,7 +279,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	}
 	if most := b.limits.Frontends; keep > 0 && fixed+keep*ports > most {
 		fit := max(0, most-fixed) / ports
-		b.exceeds(limitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
+		b.reportExcess(limitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
 			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedy)
 		keep = fit
 	}
@@ -482,10 +482,10 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
-		b.exceeds(limitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
+		b.reportExcess(limitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
 	ports = slices.Grow(b.fewPorts[:0], min(n, most))
-	var t taken
+	var used usedKeys
 	for i := range min(n, most) {
 		in := &b.svc.Spec.Ports[i]
 		p := port{name: in.Name}
@@ -498,10 +498,10 @@ func (b *builder) usablePorts() (ports []port, nodePorts int) {
 			b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is not a port", in.Port))
 			continue
 		}
-		if len(b.svc.Spec.Ports) > 1 && !t.claim(b, i, &p) {
+		if len(b.svc.Spec.Ports) > 1 && !used.reserve(b, i, &p) {
 			continue
 		}
-		if p.nodePort = b.usableNodePort(i, p.protocol, &t); p.nodePort != 0 {
+		if p.nodePort = b.usableNodePort(i, p.protocol, &used); p.nodePort != 0 {
 			nodePorts++
 		}
 		ports = append(ports, p)
@@ -509,7 +509,7 @@ func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	return ports, nodePorts
 }
 
-func (b *builder) usableNodePort(i int, protocol inet.Protocol, t *taken) uint16 {
+func (b *builder) usableNodePort(i int, protocol inet.Protocol, used *usedKeys) uint16 {
 	in := b.svc.Spec.Ports[i].NodePort
 	if in == 0 {
 		return 0
@@ -519,7 +519,7 @@ func (b *builder) usableNodePort(i int, protocol inet.Protocol, t *taken) uint16
 		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is not a port", in))
 		return 0
 	}
-	if len(b.svc.Spec.Ports) > 1 && t.take(portKey{nodePort: true, protocol: protocol, number: number}) {
+	if len(b.svc.Spec.Ports) > 1 && used.add(portKey{nodePort: true, protocol: protocol, number: number}) {
 		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is used twice for %s", in, protocol))
 		return 0
 	}
@@ -534,34 +534,34 @@ type portKey struct {
 	protocol inet.Protocol
 }
 
-// taken holds the keys of the ports seen so far.
-type taken map[portKey]bool
+// usedKeys holds the keys of the ports so far.
+type usedKeys map[portKey]bool
 
-// take adds the key and reports whether it was taken before.
-func (t *taken) take(k portKey) bool {
-	if *t == nil {
-		*t = taken{}
+// add adds a key and reports whether it was used before.
+func (u *usedKeys) add(k portKey) bool {
+	if *u == nil {
+		*u = usedKeys{}
 	}
-	before := (*t)[k]
-	(*t)[k] = true
+	before := (*u)[k]
+	(*u)[k] = true
 	return before
 }
 
-// claim takes the name and the number of item i of spec.ports. If one of them is taken, it takes neither, adds a problem, and returns
+// reserve adds the name and the number of item i of spec.ports. If one of them is used, it adds neither, adds a problem, and returns
 // false.
-func (t *taken) claim(b *builder, i int, p *port) bool {
+func (u *usedKeys) reserve(b *builder, i int, p *port) bool {
 	name := portKey{name: p.name, protocol: p.protocol}
 	number := portKey{number: p.number, protocol: p.protocol}
 	switch {
-	case (*t)[number]:
+	case (*u)[number]:
 		b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is used twice for %s", p.number, p.protocol))
 		return false
-	case (*t)[name]:
+	case (*u)[name]:
 		b.problem(index("spec.ports", i)+".name", quoted(p.name, "is used twice for "+p.protocol.String()))
 		return false
 	}
-	t.take(number)
-	t.take(name)
+	u.add(number)
+	u.add(name)
 	return true
 }
 
@@ -596,10 +596,10 @@ func (b *builder) applySlotLimit() (random bool) {
 	slow, remedy := b.slow, "use smaller tables and weights, or divide the Service"
 	b.slow = 0
 	if without := b.slots(); slow == 0 || without > most {
-		b.exceeds(limitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
+		b.reportExcess(limitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
 		return true
 	}
-	b.exceeds(limitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
+	b.reportExcess(limitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
 	return false
 }
 
@@ -639,7 +639,7 @@ func (b *builder) finish() {
 		g := b.groupOf(i)
 		m := g.merged
 		if n := len(m.addrs); n > most {
-			m = m.usable(most)
+			m = m.best(most)
 			excess, ports = max(excess, n), ports+1
 		}
 		if random {
@@ -652,12 +652,12 @@ func (b *builder) finish() {
 		sp.choose(&m, shares)
 	}
 	if ports > 0 {
-		b.exceeds(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
+		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()
 	b.setListed()
-	list := append(b.problems.all(b.problemOf("spec", "")), b.over...)
+	list := append(b.problems.all(b.problemOf("spec", "")), b.unlimited...)
 	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
 		sortByObject(b.ofSlices)
 		if n > most {

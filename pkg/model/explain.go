@@ -80,8 +80,8 @@ type explainer struct {
 	found map[groupKey][]candidate
 	// room is the number of candidates that fit below the limit.
 	room int
-	// none holds the result of nothingOf for each family, or nil.
-	none [2]*nothing
+	// summaries holds the result of summarize for each family, or nil.
+	summaries [2]*summary
 }
 
 // candidate is a Candidate with its traits and hints, which determine whether it is used.
@@ -137,7 +137,7 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 	if x.found == nil {
 		x.found = map[groupKey][]candidate{}
 	}
-	weights := weightsOf(s, func(string, string) {})
+	weights := readWeights(s, func(string, string) {})
 	for i := range s.Endpoints {
 		if !first && (!ofService || x.room == 0) {
 			return
@@ -290,8 +290,8 @@ func namesOf[T any](list []T, name func(*T) string) string {
 	return strings.Join(names, ", ")
 }
 
-// nothing summarizes the slices of a family. It explains why a service port has no endpoints.
-type nothing struct {
+// summary summarizes the slices of a family. It explains why a service port has no endpoints.
+type summary struct {
 	// here is true if the family has slices. elsewhere is true if slices of another address type have endpoints.
 	here, elsewhere bool
 	// endpoints is the number of endpoints of the family.
@@ -302,11 +302,11 @@ type nothing struct {
 
 const mostNames = 20
 
-func (x *explainer) nothingOf(f inet.Family, epSlices []*discoveryv1.EndpointSlice) *nothing {
-	if x.none[f] != nil {
-		return x.none[f]
+func (x *explainer) summarize(f inet.Family, epSlices []*discoveryv1.EndpointSlice) *summary {
+	if x.summaries[f] != nil {
+		return x.summaries[f]
 	}
-	n := &nothing{}
+	n := &summary{}
 	for _, s := range epSlices {
 		if s == nil {
 			continue
@@ -329,13 +329,13 @@ func (x *explainer) nothingOf(f inet.Family, epSlices []*discoveryv1.EndpointSli
 	if more := len(n.names) - mostNames; more > 0 {
 		n.names = append(n.names[:mostNames], fmt.Sprintf("and %d more", more))
 	}
-	x.none[f] = n
+	x.summaries[f] = n
 	return n
 }
 
 // whyNone returns the reason why a service port has no endpoints in any slice.
 func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
-	n := x.nothingOf(sp.Family, epSlices)
+	n := x.summarize(sp.Family, epSlices)
 	switch {
 	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"

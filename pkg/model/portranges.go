@@ -75,7 +75,7 @@ func (b *builder) portRanges(limited bool) []portRange {
 	}
 	if n, most := len(list)*addrs, b.limits.PortRanges; n > most {
 		fit := most / addrs
-		b.exceeds(limitPortRanges, field, n, most, fmt.Sprintf("the last %d ranges are not served", len(list)-fit), "use fewer, larger ranges, or divide the Service")
+		b.reportExcess(limitPortRanges, field, n, most, fmt.Sprintf("the last %d ranges are not served", len(list)-fit), "use fewer, larger ranges, or divide the Service")
 		list = list[:fit]
 	}
 	return list

@@ -149,14 +149,14 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 	if previous == nil || previous.node != current.node || previous.served != current.served || previous.listed != current.listed || !slices.Equal(previous.ports, current.ports) {
 		previous = &Reading{}
 	}
-	c := cutter{limits: &b.limits}
+	c := sliceBudget{limits: &b.limits}
 	whole := true
 	for _, s := range stored {
 		p := previous.parts[s]
 		if p == nil {
-			p = b.part(s, scratch, c.keep)
+			p = b.part(s, scratch, c.admit)
 		} else if p.name != "" {
-			c.keep(p.targets, p.endpoints) // only counts: cut applies the limits
+			c.admit(p.targets, p.endpoints) // only to count: cut applies the limits
 		}
 		current.parts[s] = p
 		whole = whole && p.kept == p.endpoints
@@ -199,13 +199,13 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
-	c := cutter{limits: &b.limits}
+	c := sliceBudget{limits: &b.limits}
 	for _, s := range sorted {
 		p := current.parts[s]
 		if p.name == "" {
 			continue
 		}
-		keep, ok := c.keep(p.targets, p.endpoints)
+		keep, ok := c.admit(p.targets, p.endpoints)
 		if !ok {
 			keep = -1
 		}
@@ -217,15 +217,15 @@ func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.End
 	c.report(b)
 }
 
-// part reads one slice. keep gets the numbers of its targets and endpoints. It returns the number of endpoints to keep, and false if
+// part reads one slice. admit gets the numbers of its targets and endpoints. It returns the number of endpoints to keep, and false if
 // the whole slice is left out.
-func (b *builder) part(s Slice, scratch *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
+func (b *builder) part(s Slice, scratch *discoveryv1.EndpointSlice, admit func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
 	if !s.Read(scratch) {
 		return p
 	}
 	p.name, p.targets, p.endpoints = scratch.Name, b.targetsOf(scratch), len(scratch.Endpoints)
-	kept, ok := keep(p.targets, p.endpoints)
+	kept, ok := admit(p.targets, p.endpoints)
 	if p.kept = kept; !ok {
 		p.kept = -1
 		return p
@@ -324,9 +324,9 @@ func (m *merged) change(removed, added []endpoint) bool {
 	*m = merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n)}
 	next := 0 // index of the first old endpoint that is not copied yet
 	copyUntil := func(e netip.AddrPort) (there bool) {
-		n, there := slices.BinarySearchFunc(old.addrs[next:], e, netip.AddrPort.Compare)
-		m.addrs, m.traits = append(m.addrs, old.addrs[next:next+n]...), append(m.traits, old.traits[next:next+n]...)
-		next += n
+		i, there := slices.BinarySearchFunc(old.addrs[next:], e, netip.AddrPort.Compare)
+		m.addrs, m.traits = append(m.addrs, old.addrs[next:next+i]...), append(m.traits, old.traits[next:next+i]...)
+		next += i
 		return there
 	}
 	for len(removed)+len(added) > 0 {

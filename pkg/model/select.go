@@ -168,9 +168,9 @@ func (g *group) merge() {
 	g.present, g.found = presentIn(g.traits), g.found[:0]
 }
 
-// usable returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they terminate, then
+// best returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they terminate, then
 // others. Among equals, it prefers lower addresses.
-func (m *merged) usable(n int) merged {
+func (m *merged) best(n int) merged {
 	var of, keep [3]int
 	for _, t := range m.traits {
 		of[t.tier()]++
@@ -244,24 +244,24 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 		}
 		return
 	}
-	c := cutter{limits: &b.limits}
+	c := sliceBudget{limits: &b.limits}
 	for _, s := range byName(list) {
-		if keep, ok := c.keep(b.targetsOf(s), len(s.Endpoints)); ok {
+		if keep, ok := c.admit(b.targetsOf(s), len(s.Endpoints)); ok {
 			b.collect(s, keep)
 		}
 	}
 	c.report(b)
 }
 
-// cutter counts slices and pairs against their limits. Its numbers of endpoints to keep are final only if the caller passes the slices
-// in order of their names. Its totals do not depend on the order.
-type cutter struct {
+// sliceBudget counts slices and pairs against their limits. The results of admit are final only if the caller passes the slices in order of
+// their names. The totals do not depend on the order.
+type sliceBudget struct {
 	limits        *Limits
 	slices, pairs int
 }
 
-// keep counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is left out.
-func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
+// admit counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is left out.
+func (c *sliceBudget) admit(targets, endpoints int) (n int, ok bool) {
 	c.slices++
 	if c.slices > c.limits.Slices {
 		return 0, false
@@ -275,13 +275,13 @@ func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
 }
 
 // report reports the limits that the slices exceed.
-func (c *cutter) report(b *builder) {
+func (c *sliceBudget) report(b *builder) {
 	if c.slices > c.limits.Slices {
-		b.exceeds(limitSlices, "EndpointSlices", c.slices, c.limits.Slices, fmt.Sprintf("the last %d by name are not used", c.slices-c.limits.Slices),
+		b.reportExcess(limitSlices, "EndpointSlices", c.slices, c.limits.Slices, fmt.Sprintf("the last %d by name are not used", c.slices-c.limits.Slices),
 			"use larger EndpointSlices")
 	}
 	if c.pairs > c.limits.Pairs {
-		b.exceeds(limitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
+		b.reportExcess(limitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
 			"EndpointSlices that are first by name are kept; divide the Service")
 	}
 }
@@ -299,21 +299,21 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 	if !ok || !b.cluster[f].IsValid() {
 		return 0
 	}
-	others, othersToo := len(b.groups.list)-1, 0
+	others, other := len(b.groups.list)-1, 0
 	for i := range s.Ports {
 		if _, reason := checkPort(&s.Ports[i]); reason != "" {
 			continue
 		}
 		if b.groups.find(keyOf(&s.Ports[i], f)) == others {
-			othersToo = 1
+			other = 1
 		} else {
 			n++
 		}
 	}
 	if n == 0 && b.out.TerminateGone {
-		othersToo = 1
+		other = 1
 	}
-	return min(n, b.limits.SlicePorts) + othersToo
+	return min(n, b.limits.SlicePorts) + other
 }
 
 // collect adds at most keep endpoints of one slice to the groups.
@@ -321,15 +321,15 @@ func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
 	r := sliceReader{b: b, s: s}
 	r.read(keep)
 	b.ofSlices = append(b.ofSlices, r.problems.all(r.problemOf("ports, endpoints", ""))...)
-	b.ofSlices = append(b.ofSlices, r.over...)
+	b.ofSlices = append(b.ofSlices, r.unlimited...)
 }
 
 // sliceReader reads one slice.
 type sliceReader struct {
-	b        *builder
-	s        *discoveryv1.EndpointSlice
-	problems problems
-	over     []Problem
+	b         *builder
+	s         *discoveryv1.EndpointSlice
+	problems  problems
+	unlimited []Problem
 	// portless is true if the slice has no usable port, and is read only for Service.Listed.
 	portless bool
 }
@@ -390,7 +390,7 @@ func (r *sliceReader) add(targets []target, e endpoint) {
 
 // eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others. The port of these endpoints is not set yet.
 func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
-	bad, weights := 0, weightsOf(r.s, r.problem)
+	bad, weights := 0, readWeights(r.s, r.problem)
 	for i := range r.s.Endpoints {
 		ep := &r.s.Endpoints[i]
 		addr, reason := addressOf(ep, f)
@@ -448,7 +448,7 @@ func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 	if most := r.b.limits.SlicePorts; n > most {
 		p := r.problemOf("ports", limitSlicePorts.exceeded(n, most, fmt.Sprintf("the last %d are not used", n-most), "divide the Service"))
 		p.Limit = limitSlicePorts
-		r.over = append(r.over, p)
+		r.unlimited = append(r.unlimited, p)
 	}
 	if othersToo {
 		targets = append(targets, target{group: others})
@@ -669,8 +669,8 @@ func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPor
 }
 
 // pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is equal: the
-// list of all endpoints, or one of the lists in made.
-func (m *merged) pick(chosen func(traits) bool, made ...[]netip.AddrPort) []netip.AddrPort {
+// list of all endpoints, or one of the given lists.
+func (m *merged) pick(chosen func(traits) bool, existing ...[]netip.AddrPort) []netip.AddrPort {
 	all, some := true, false
 	m.present.each(func(t traits) {
 		c := chosen(t)
@@ -694,9 +694,9 @@ func (m *merged) pick(chosen func(traits) bool, made ...[]netip.AddrPort) []neti
 			list = append(list, m.addrs[i])
 		}
 	}
-	for _, m := range made {
-		if slices.Equal(m, list) {
-			return m
+	for _, e := range existing {
+		if slices.Equal(e, list) {
+			return e
 		}
 	}
 	return list

@@ -109,13 +109,13 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 	switch {
 	case given && policy != ciliumAllow && policy != ciliumDeny:
 		allowed.closed = true
-		b.over = append(b.over, b.problemOf(annotationField(annotationCiliumSourcePolicy),
+		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationCiliumSourcePolicy),
 			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
 	case invalid > 0 && policy == ciliumDeny:
 		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
 	case invalid > 0 && len(allowed.ranges) == 0:
 		allowed.closed = true
-		b.over = append(b.over, b.problemOf(BalancerSourcesField,
+		b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
 			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
 	}
 	return allowed, denied
@@ -132,7 +132,7 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 		b.addItem(&list, item)
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
-		b.over = append(b.over, b.problemOf(list.field,
+		b.unlimited = append(b.unlimited, b.problemOf(list.field,
 			fmt.Sprintf("no range is valid: each %s is closed to all sources; correct the ranges, use %q, or remove the annotation to admit all", kind, noSources)))
 	}
 	return list
@@ -150,7 +150,7 @@ func (b *builder) addDenied(list *sourceList) {
 // cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
 func (b *builder) cannotDeny(list *sourceList, field, reason string) {
 	if !list.closed {
-		b.over = append(b.over, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
+		b.unlimited = append(b.unlimited, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
 			"except its cluster IPs are closed to all sources; correct the ranges"))
 	}
 	list.closed = true
@@ -206,7 +206,7 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 		kept = both
 	}
 	if n > most {
-		b.exceeds(limitSourceRanges, list.field, n, most,
+		b.reportExcess(limitSourceRanges, list.field, n, most,
 			fmt.Sprintf("%s sources in the last %d ranges are refused", f, n-most), "use fewer, larger ranges")
 	}
 	return kept

@@ -48,7 +48,7 @@ func (b *builder) setListed() {
 	if !b.out.TerminateGone {
 		return
 	}
-	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == limitSlices || p.Limit == limitPairs }) {
+	if slices.ContainsFunc(b.unlimited, func(p Problem) bool { return p.Limit == limitSlices || p.Limit == limitPairs }) {
 		b.out.TerminateGone = false
 		return
 	}
