@@ -242,7 +242,7 @@ const (
 	stepFirst step = iota
 	// stepRange: a rule has found the destination in ranges.
 	stepRange
-	// stepAllowed: the source has passed loadBalancerSourceRanges.
+	// stepAllowed: the source has passed the source ranges.
 	stepAllowed
 	// stepLocal: external-local has looked up the class for the origin of the packet.
 	stepLocal
@@ -268,7 +268,7 @@ func (s step) when() string {
 		"for a new client, of local endpoints", "once its endpoint is known", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
 }
 
-// fixedDispatch returns the steps at which a kind can be selected whose chain is in every plan. Their elements are in every plan, too.
+// fixedDispatch returns the steps at which a kind with a constant chain can be selected. The elements of these steps are in every plan, too.
 func fixedDispatch(k kind) []step {
 	switch k {
 	case kindReject, kindDrop:

@@ -18,7 +18,7 @@ func (p *Planner) FlowSources(k model.Key) (allowed, denied []model.AddrRange, e
 
 // touchSources records the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all protocols:
 // the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their lists,
-// so pairs of lists are not compared again for the next frontend.
+// so touchSources compares equal pairs of lists only once.
 func (p *Planner) touchSources(contests []contest) {
 	var allowed, denied comparison
 	for i := range contests {

@@ -20,8 +20,8 @@ func (p *Planner) touchFlows(k model.Key) {
 }
 
 // TakeFlows returns the changed frontends since the last call, and forgets them: UDP frontends, and frontends of any protocol whose allowed
-// sources have changed. With a range of ports, it also returns the [Planner.SinglePortsBeside] it, and with a deleted single port, the frontends that
-// serve its clients now. Call it after a successful sync.
+// sources have changed. For a range of ports, it also returns its [Planner.SinglePortsBeside]. For a deleted single port, it also returns the frontends
+// that serve its clients now. Call it after a successful sync.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	if len(p.flows) == 0 {
 		return nil
@@ -33,7 +33,7 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	return taken
 }
 
-// addHeirs adds the frontends that now serve the clients of the deleted single ports among some keys. These are the node port with the same number,
+// addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the node port with the same number,
 // and the ranges at the address. Without them, each flow to a deleted port is stale, even if it began after the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[place]bool

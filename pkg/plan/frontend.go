@@ -18,8 +18,8 @@ type port struct {
 	frontends []model.Frontend
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
-	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. groups are those of a list with very many
-	// endpoints, else nil.
+	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. groups has the grouping of a list with very many
+	// endpoints; nil for other lists.
 	lists  [lists][]netip.AddrPort
 	groups [lists]*grouping
 	// method is the algorithm that selects a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
@@ -81,7 +81,9 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weight
 		list, known = nil, nil
 	}
 	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints)
-	before.superseded[ls] = known != nil || before.superseded[ls]
+	if known != nil {
+		before.superseded[ls] = true
+	}
 }
 
 // list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
@@ -100,8 +102,8 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 	return p.list(ls)
 }
 
-// backends returns the endpoints of a list whose elements may differ from the port's other form. If both forms share an arrangement and the ids,
-// these are the endpoints that only this form has. Otherwise, these are all endpoints.
+// backends returns the endpoints of a list with elements that may differ in the port's other form. If both forms share an arrangement and the ids,
+// these are the endpoints that the other form lacks. Otherwise, these are all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {
@@ -204,7 +206,7 @@ func (p *port) routeClass(r route) class {
 	return class{kind: directKind(r), table: p.table(r.list())}
 }
 
-// table is the table of a list, which isn't empty.
+// table is the table of a list. The list must not be empty.
 func (p *port) table(ls list) table {
 	n := uint32(len(p.lists[ls]))
 	if p.method.Key == balance.Chance {

@@ -212,9 +212,9 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service. A key can change its winner to this Service,
-// from it, or to another one. So Set first notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the
-// elements of each key with another winner. All other elements belong to the Service alone, or are counted.
+// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service. This may change the winners of keys. So Set first
+// notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the elements of each key with another winner. All
+// other elements belong to the Service alone, or are counted. It counts the new form first: an element that both forms need then stays.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service

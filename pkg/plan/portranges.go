@@ -34,7 +34,7 @@ func (l *layout) vipOfFlow() []nft.Field {
 
 // inRange: ip daddr @range-addresses meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-range
 //
-// For packets of this node it has also ct state & related == 0, see [related].
+// For packets of this node, it also has ct state & related == 0, see [related].
 func (l *layout) inRange(arrived bool) nft.Rule {
 	var notReset []expr.Any
 	if !arrived {
@@ -168,8 +168,8 @@ func (p *Planner) holder(k model.Key) claim {
 	return p.claims[k].winner
 }
 
-// claimPlace counts a claimed key, or a key that no Service claims any more, among the keys of its place. The first range begins the index of
-// single ports.
+// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first range begins the index of single
+// ports.
 func (p *Planner) claimPlace(k model.Key, claimed bool) {
 	if k.Last != 0 {
 		if p.places.set(k, claimed); p.singles == nil && claimed {
@@ -202,8 +202,8 @@ func (m keysByPlace) set(k model.Key, claimed bool) {
 	}
 }
 
-// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range among some keys. These have the same address and
-// protocol, or are node ports of the protocol, if the address may serve node ports. f may add keys.
+// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have the same address and
+// protocol, or are node ports of the protocol, if the address may serve node ports. f may add to keys.
 func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
 	places := map[place]bool{}
 	for k := range keys {

@@ -128,8 +128,8 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	return lacksRoom("the Service is not served: it needs", n, "elements", own, all, most)
 }
 
-// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. own are the units of the other Services of its
-// namespace, and all the units of all other Services. most is the limit of the node. The reason begins with needs.
+// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. own is the count of the other Services of its namespace,
+// all is the count of all other Services, and most is the limit of the node. The reason begins with needs.
 func lacksRoom(needs string, n int, unit string, own, all, most int) string {
 	switch {
 	case n == 0:

@@ -70,7 +70,7 @@ type grouping struct {
 // group has competing endpoints, sorted, and in the order of their slots.
 type group struct{ set, list []netip.AddrPort }
 
-// change returns the grouping of a sorted set. g is that of an earlier set, or nil. Only the time depends on g: groups without a change stay.
+// change returns the grouping of a sorted set. g is the grouping of an earlier set, or nil. Only the time depends on it: groups without a change stay.
 func (g *grouping) change(set []netip.AddrPort) *grouping {
 	now := &grouping{set: set, groups: make([]group, 1<<bits.Len(uint(len(set)/perGroup)))}
 	if g == nil || len(g.groups) != len(now.groups) {
@@ -367,7 +367,8 @@ func (a *arrangement) exchange(in, out rival, top int) {
 	}
 }
 
-// lowest returns the slot below the given one with the endpoint of the lowest score for the given slot, or -1 if the newcomer's score is lower.
+// lowest compares the scores for a slot of the endpoints in the slots below it. It returns the slot of the lowest score, or -1 if the score of the
+// newcomer is lower.
 func (a *arrangement) lowest(slot int, newcomer rival) int {
 	best, winner := score(slot, newcomer.hash), -1
 	for i, h := range a.hashes[:slot] {

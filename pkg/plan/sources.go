@@ -43,7 +43,7 @@ func (l sourceList) field() string {
 	return [...]string{"loadBalancerSourceRanges", "source ranges of external IPs", "source ranges of node ports", "denied source ranges"}[l]
 }
 
-// words is field in a sentence.
+// words is the field, with an article if necessary.
 func (l sourceList) words() string {
 	if l == balancerSources {
 		return l.field()
@@ -87,7 +87,7 @@ func firewallOf(f *model.Frontend) class {
 	return class{kind: kindFirewall}
 }
 
-// restricts reports whether the kind looks up the source of a packet. Its number stands for the source ranges of a Service.
+// restricts reports whether the kind looks up the source of a packet. The number beside the kind then stands for the source ranges of a Service.
 func (k kind) restricts() bool { return k == kindFirewall || k >= kindSources && k < kindRange }
 
 // sourceRules returns the rules of the chain for a kind of frontends.

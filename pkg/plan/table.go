@@ -120,7 +120,7 @@ func sizeAt(index uint32) uint32 {
 // tableSize returns the size of the table for n endpoints.
 func tableSize(n uint32) uint32 { return sizeAt(sizeIndex(n)) }
 
-// surelyFilled returns a number of slots that are filled in every table of a size.
+// surelyFilled returns a number n: the first n slots of every table of a size are filled.
 func surelyFilled(size uint32) uint32 {
 	if size <= exactSlots {
 		return size
