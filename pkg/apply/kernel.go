@@ -25,8 +25,8 @@ type Kernel struct {
 	known bool
 	// doubted is true if known was true until [Kernel.Doubt].
 	doubted bool
-	// generation is the ruleset's generation after the last batch, or before the last comparison that found no difference. renewed is the
-	// number of renewals of the lease in this generation. Later renewals are not foreign changes.
+	// generation is the ruleset's generation up to which all commits are accounted for, and renewed the number of renewals of the lease up to it, see
+	// [Kernel.reach].
 	generation, renewed uint32
 	renewals            renewals
 	// states are the state elements that the kernel has.

@@ -29,8 +29,8 @@ type ledger struct {
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
-	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync succeeds. Its changes apply
-	// to tables with rules for writtenPods.
+	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync succeeds. writtenPods are the
+	// local pods in the rules of the kernel's tables.
 	delta       *delta
 	writtenPods [2]plan.LocalPods
 }

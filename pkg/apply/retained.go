@@ -140,8 +140,8 @@ func (l *ledger) forgetRetained() {
 	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
 }
 
-// retire adds the deletion of retained elements and chains to the delta. It deletes the chains to which no element leads, and then the elements. So the
-// chains of these elements stay until the next call.
+// retire adds the deletion of retained elements and chains to the delta: the chains to which no element leads, and the retained elements. The chains of
+// these elements stay until the next call.
 func (l *ledger) retire() {
 	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
 		if l.chains[name].leading == 0 {
