@@ -13,25 +13,25 @@ import (
 type contenders struct {
 	winner claim
 	// losers has all claims except the winner's; nil if there are none.
-	losers *losers
+	losers *losingClaims
 }
 
-// losers holds claims in a heap. So the planner finds the next winner without a search, although any tenant can add claims to an address.
-type losers struct {
+// losingClaims holds claims in a heap. So the planner finds the next winner without a search, although any tenant can add claims to an address.
+type losingClaims struct {
 	// waiting is the heap. A withdrawn claim stays in it for a while.
-	waiting claims
+	waiting claimHeap
 	// present are the Services whose claims are not withdrawn.
 	present map[*service]struct{}
 }
 
-// claims implements heap.Interface, with the next winner first.
-type claims []claim
+// claimHeap implements heap.Interface, with the next winner first.
+type claimHeap []claim
 
-func (c claims) Len() int           { return len(c) }
-func (c claims) Less(i, j int) bool { return c[i].compare(&c[j]) < 0 }
-func (c claims) Swap(i, j int)      { c[i], c[j] = c[j], c[i] }
-func (c *claims) Push(x any)        { *c = append(*c, x.(claim)) }
-func (c *claims) Pop() any {
+func (c claimHeap) Len() int           { return len(c) }
+func (c claimHeap) Less(i, j int) bool { return c[i].compare(&c[j]) < 0 }
+func (c claimHeap) Swap(i, j int)      { c[i], c[j] = c[j], c[i] }
+func (c *claimHeap) Push(x any)        { *c = append(*c, x.(claim)) }
+func (c *claimHeap) Pop() any {
 	last := len(*c) - 1
 	x := (*c)[last]
 	(*c)[last] = claim{}
@@ -39,7 +39,7 @@ func (c *claims) Pop() any {
 	return x
 }
 
-func (l *losers) has(s *service) bool {
+func (l *losingClaims) has(s *service) bool {
 	if l == nil {
 		return false
 	}
@@ -47,13 +47,13 @@ func (l *losers) has(s *service) bool {
 	return present
 }
 
-func (l *losers) add(c claim) {
+func (l *losingClaims) add(c claim) {
 	l.present[c.service] = struct{}{}
 	heap.Push(&l.waiting, c)
 }
 
 // remove withdraws the claim of a Service. Once most of the heap is withdrawn, remove rebuilds it.
-func (l *losers) remove(s *service) {
+func (l *losingClaims) remove(s *service) {
 	delete(l.present, s)
 	if len(l.waiting) > 2*len(l.present)+manyPorts {
 		l.waiting = slices.DeleteFunc(l.waiting, func(c claim) bool { return !l.has(c.service) })
@@ -62,7 +62,7 @@ func (l *losers) remove(s *service) {
 }
 
 // next removes and returns the claim that wins over all others.
-func (l *losers) next() claim {
+func (l *losingClaims) next() claim {
 	for {
 		c := heap.Pop(&l.waiting).(claim)
 		if l.has(c.service) {
@@ -141,7 +141,7 @@ func (p *Planner) withdraw(s *service) {
 		default:
 			list.winner = list.losers.next()
 		}
-		p.losers--
+		p.lostClaims--
 		if len(list.losers.present) == 0 {
 			list.losers = nil
 		}
@@ -160,33 +160,33 @@ func (p *Planner) claim(s *service) {
 		case list.has(s):
 			return // another port of this Service claims the key already
 		case list.losers == nil:
-			list.losers = &losers{present: map[*service]struct{}{}}
+			list.losers = &losingClaims{present: map[*service]struct{}{}}
 		}
 		loser := c
 		if c.compare(&list.winner) < 0 {
 			loser, list.winner = list.winner, c
 		}
 		list.losers.add(loser)
-		p.losers++
+		p.lostClaims++
 		p.claims[c.frontend.Key] = list
 	})
 }
 
-// noteLosses records the Services whose lost claims may have changed. now has replaced the Service old, and the winner of a key has changed from
+// noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner of a key has changed from
 // was to is.
-func (p *Planner) noteLosses(was, is, old, now *service) {
-	if p.losers == 0 && (was == nil || was == old) && (is == nil || is == now) {
+func (p *Planner) noteParties(was, is, old, now *service) {
+	if p.lostClaims == 0 && (was == nil || was == old) && (is == nil || is == now) {
 		return
 	}
 	for _, s := range []*service{was, is, old, now} {
 		if s != nil {
-			p.lost[s.name] = struct{}{}
+			p.changedLosers[s.name] = struct{}{}
 		}
 	}
 }
 
 // noteLosers records up to mostConflicts Services that lost a key to the earlier winner and now lose it to the new winner.
-func (p *Planner) noteLosers(l *losers) {
+func (p *Planner) noteLosers(l *losingClaims) {
 	if l == nil {
 		return
 	}
@@ -195,7 +195,7 @@ func (p *Planner) noteLosers(l *losers) {
 		if n++; n > mostConflicts {
 			return
 		}
-		p.lost[s.name] = struct{}{}
+		p.changedLosers[s.name] = struct{}{}
 	}
 }
 
@@ -205,15 +205,15 @@ const mostLosers = 100
 // TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned them. more reports whether
 // further Services wait for the next call.
 func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
-	for name := range p.lost {
+	for name := range p.changedLosers {
 		if len(names) == mostLosers {
 			break
 		}
 		names = append(names, name)
-		delete(p.lost, name)
+		delete(p.changedLosers, name)
 	}
 	slices.SortFunc(names, model.CompareNames)
-	return names, len(p.lost) > 0
+	return names, len(p.changedLosers) > 0
 }
 
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
@@ -224,7 +224,7 @@ const mostConflicts = 20
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
 	s.eachFrontend(func(c claim) {
-		winner := p.holder(c.frontend.Key)
+		winner := p.owner(c.frontend.Key)
 		if winner.service == s {
 			return
 		}
@@ -236,4 +236,4 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all i
 }
 
 // Conflicts returns the number of claims that lost to another Service.
-func (p *Planner) Conflicts() int { return p.losers + len(p.beaten) }
+func (p *Planner) Conflicts() int { return p.lostClaims + len(p.beaten) }

@@ -154,7 +154,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			l.backendElements(port, &noPort, f)
 			for ls := range lists {
 				s := &p.slots[0]
-				s.fill(l, port, ls)
+				s.reset(l, port, ls)
 				for i, e := range s.endpoints() {
 					f(s.at(i, e))
 				}

@@ -56,7 +56,7 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	for _, k := range nodePorts {
 		keys[k] = struct{}{}
 	}
-	for at, ranges := range p.places {
+	for at, ranges := range p.rangesAt {
 		for k := range ranges {
 			if p.winner(k).service != nil && (deleted[at] || deleted[place{protocol: k.Protocol}] && p.servesNodePorts(k)) {
 				keys[k] = struct{}{}

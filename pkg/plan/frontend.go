@@ -42,9 +42,9 @@ type port struct {
 	timeout uint32
 	ids     *affinePort
 	sticky  bool
-	// most is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
-	most   uint16
-	queues bool
+	// maxConnections is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
+	maxConnections uint16
+	queues         bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
 }
@@ -107,7 +107,7 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {
-	case p.ids != other.ids || p.most > 0 || a == nil || a != other.arranged[ls]:
+	case p.ids != other.ids || p.maxConnections > 0 || a == nil || a != other.arranged[ls]:
 		return p.endpoints(ls)
 	case p.superseded[ls]:
 		return a.removed
@@ -115,10 +115,10 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	return a.added
 }
 
-// keepIDs frees the ids of endpoints that only the port's earlier form had.
-func (p *port) keepIDs(before *port) {
+// freeIDs frees the ids of endpoints that only the port's earlier form had.
+func (p *port) freeIDs(before *port) {
 	if !p.searchable() {
-		p.ids.keep(p.endpoints(listCluster), p.endpoints(listLocal))
+		p.ids.keepOnly(p.endpoints(listCluster), p.endpoints(listLocal))
 		return
 	}
 	for ls := range lists {
@@ -196,7 +196,7 @@ func (p *port) routeClass(r route) class {
 	switch {
 	case len(p.lists[r.list()]) == 0:
 		return class{kind: kindDrop}
-	case p.most > 0:
+	case p.maxConnections > 0:
 		return class{kind: limitedKind(r)}
 	case p.ranged() && !p.sticky:
 		return class{kind: rangeKind(r)}
@@ -271,13 +271,13 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	for ls := range lists {
 		if len(p.lists[ls]) > 0 {
 			c, at := class{kind: pickKind(ls), table: p.table(ls)}, stepPick+step(ls)
-			if p.most > 0 {
+			if p.maxConnections > 0 {
 				c.kind, at = chooseKind(ls), stepChoose+step(ls)
 			}
 			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, at, c)
 		}
 	}
-	if p.most > 0 {
+	if p.maxConnections > 0 {
 		c := class{kind: kindReject}
 		if p.queues {
 			c.kind = kindDrop
@@ -293,27 +293,27 @@ type slots struct {
 	port *port
 	list list
 	// n is the number of elements.
-	n    int
-	ids  *affinePort
-	key  nft.Value
-	room nft.Element
+	n       int
+	ids     *affinePort
+	key     nft.Value
+	element nft.Element
 }
 
-// fill sets the list and the service port.
-func (s *slots) fill(l *layout, p *port, ls list) {
+// reset sets the list and the service port.
+func (s *slots) reset(l *layout, p *port, ls list) {
 	s.n = 0
 	if p.number == 0 || !p.hasEndpoints {
 		return
 	}
 	s.port, s.list, s.n, s.ids = p, ls, len(p.lists[ls]), p.ids
 	if s.ids != nil {
-		s.key, s.room = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
-		if p.most > 0 {
-			s.room.Set = l.limitedSlots[ls]
+		s.key, s.element = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
+		if p.maxConnections > 0 {
+			s.element.Set = l.limitedSlots[ls]
 		}
 		return
 	}
-	s.key, s.room = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
+	s.key, s.element = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
 }
 
 // endpoints returns the endpoints in the order of the slots.
@@ -326,13 +326,13 @@ func (s *slots) endpoints() []netip.AddrPort {
 
 // at returns the element of a slot, with an endpoint, or with the id of the endpoint if there is session affinity. The next call overwrites it.
 func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
-	s.room.Key = s.key.Uint32(uint32(i))
+	s.element.Key = s.key.Uint32(uint32(i))
 	if s.ids != nil {
-		s.room.Data = nft.Value{}.Uint32(s.ids.endpointRegister(endpoint))
+		s.element.Data = nft.Value{}.Uint32(s.ids.endpointRegister(endpoint))
 	} else {
-		s.room.Data = nft.Endpoint(endpoint)
+		s.element.Data = nft.Endpoint(endpoint)
 	}
-	return &s.room
+	return &s.element
 }
 
 // inCluster returns a function that reports whether the list for policy Cluster has an endpoint.
@@ -353,8 +353,8 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	for ls := range lists {
 		e := nft.Element{Set: l.backends[ls]}
 		endpoints := p.backends(other, ls)
-		if p.most > 0 { // an endpoint in both lists has one count
-			e.Set, e.MaxConnections = l.limited, p.most
+		if p.maxConnections > 0 { // an endpoint in both lists has one count
+			e.Set, e.MaxConnections = l.limited, p.maxConnections
 			if ls != listCluster {
 				endpoints = slices.DeleteFunc(slices.Clone(endpoints), p.inCluster())
 			}

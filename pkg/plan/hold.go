@@ -111,7 +111,7 @@ func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string 
 }
 
 // countHolders updates the holders after a Service is added (n is 1) or removed (-1).
-func (p *Planner) countHolders(s *service, of *taken, n int) {
+func (p *Planner) countHolders(s *service, of *takenRoom, n int) {
 	for _, port := range s.ports {
 		if !port.holds {
 			continue

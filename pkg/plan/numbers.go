@@ -269,8 +269,8 @@ func (p *affinePort) remove(e netip.AddrPort) {
 	}
 }
 
-// keep frees the ids of endpoints that are in none of the given lists.
-func (p *affinePort) keep(lists ...[]netip.AddrPort) {
+// keepOnly frees the ids of endpoints that are in none of the given lists.
+func (p *affinePort) keepOnly(lists ...[]netip.AddrPort) {
 	gone := make(map[netip.AddrPort]struct{}, len(p.endpoints))
 	for e := range p.endpoints {
 		gone[e] = struct{}{}

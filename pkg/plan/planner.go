@@ -27,12 +27,12 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// places are the claimed ranges of ports. singles are all other claimed keys; nil before the first range. beaten maps a range to the overlapping
+	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. beaten maps a range to the overlapping
 	// range of a better claim.
-	places, singles keysByPlace
-	beaten          map[model.Key]model.Key
-	// losers counts the claims that lost to another Service.
-	losers int
+	rangesAt, singlesAt keysByPlace
+	beaten              map[model.Key]model.Key
+	// lostClaims counts the claims that lost to another Service.
+	lostClaims int
 	// shared counts, for each shared element, the service ports that need it.
 	shared map[shared]int32
 	// stances counts, for each element of an address, the frontends for it and against it.
@@ -41,8 +41,8 @@ type Planner struct {
 	uses    map[use]int
 	numbers [2]*numbers
 	// taken is the room that all Services take. namespaces has the room that the Services of each namespace take.
-	taken      taken
-	namespaces map[string]*taken
+	taken      takenRoom
+	namespaces map[string]*takenRoom
 	// waiting has the Services with parts that are left out for lack of room, by namespace. freed are the namespaces in which such a Service may have
 	// room now.
 	waiting map[string]map[types.NamespacedName]struct{}
@@ -52,8 +52,8 @@ type Planner struct {
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]shared
 
-	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
-	lost map[types.NamespacedName]struct{}
+	// changedLosers are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
+	changedLosers map[types.NamespacedName]struct{}
 	// recalled has the numbers of an earlier process or planner; nil after [Planner.EndRecall].
 	recalled *recalled
 
@@ -113,22 +113,22 @@ func (c *claim) rank() int {
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:      o,
-		services:     map[types.NamespacedName]*service{},
-		claims:       map[model.Key]contenders{},
-		shared:       map[shared]int32{},
-		stances:      map[nft.ID]stances{},
-		places:       keysByPlace{},
-		beaten:       map[model.Key]model.Key{},
-		lost:         map[types.NamespacedName]struct{}{},
-		namespaces:   map[string]*taken{},
-		waiting:      map[string]map[types.NamespacedName]struct{}{},
-		freed:        map[string]struct{}{},
-		holders:      newHolders(),
-		uses:         map[use]int{},
-		nodeElements: map[*nft.Set][]nft.Element{},
-		regions:      map[*nft.Set][]shared{},
-		flows:        map[model.Key]struct{}{},
+		options:       o,
+		services:      map[types.NamespacedName]*service{},
+		claims:        map[model.Key]contenders{},
+		shared:        map[shared]int32{},
+		stances:       map[nft.ID]stances{},
+		rangesAt:      keysByPlace{},
+		beaten:        map[model.Key]model.Key{},
+		changedLosers: map[types.NamespacedName]struct{}{},
+		namespaces:    map[string]*takenRoom{},
+		waiting:       map[string]map[types.NamespacedName]struct{}{},
+		freed:         map[string]struct{}{},
+		holders:       newHolders(),
+		uses:          map[use]int{},
+		nodeElements:  map[*nft.Set][]nft.Element{},
+		regions:       map[*nft.Set][]shared{},
+		flows:         map[model.Key]struct{}{},
 	}
 	for _, f := range o.Families {
 		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
@@ -234,7 +234,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 		c := &p.contests[i]
 		list, is := p.claims[c.key], p.winner(c.key)
 		p.change(c.winner, is)
-		p.noteLosses(c.winner.service, is.service, old, now)
+		p.noteParties(c.winner.service, is.service, old, now)
 		if c.winner.service != is.service {
 			p.noteLosers(list.losers)
 		}
@@ -248,8 +248,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.weigh(old, -1)
-	p.weigh(now, 1)
+	p.countRoom(old, -1)
+	p.countRoom(now, 1)
 	p.noteRoom(name, before, old, now)
 }
 
@@ -309,8 +309,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
 			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, method: sp.Method,
 		}
-		if n.most, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.most > 0 {
-			n.most = 0
+		if n.maxConnections, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.maxConnections > 0 {
+			n.maxConnections = 0
 			out.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", n.family, n.name.Port))
 		}
 		if p.options.WithoutHash && n.method.Key != balance.Chance {
@@ -332,10 +332,10 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 // assign gives a service port a number, the earlier one if possible. It also gives ids to the endpoints of an affine port. If no number for an affine
 // port is free, the port has neither affinity nor a maximum of connections. A port with ranges then has no number.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
-	if n.sticky = affinity > 0; n.sticky || n.most > 0 || n.ranged() {
+	if n.sticky = affinity > 0; n.sticky || n.maxConnections > 0 || n.ranged() {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
 		n.ids = before.ids
-		if n.ids == nil || before.timeout != n.timeout || (before.most > 0) != (n.most > 0) {
+		if n.ids == nil || before.timeout != n.timeout || (before.maxConnections > 0) != (n.maxConnections > 0) {
 			n.ids = newAffinePort(p.number(n.id(), n.timeout))
 		}
 		if n.number = n.ids.number; n.number != 0 {
@@ -344,14 +344,14 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 		}
 		field, without := "spec.sessionAffinity", "session affinity"
 		switch {
-		case n.most > 0:
+		case n.maxConnections > 0:
 			field, without = model.MaximumField, "maximum of connections"
 		case n.ranged():
 			field, without = model.PortRangesField, "endpoints"
 		}
 		s.leaveOut(field, fmt.Sprintf("%s port %q has no %s: no number is free for a service port of this namespace and timeout", n.family, n.name.Port,
 			without)).affine[n.family] = n.timeout
-		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
+		if n.ids, n.timeout, n.maxConnections = nil, 0, 0; n.ranged() {
 			return
 		}
 	}
@@ -487,8 +487,8 @@ func (p *Planner) changePort(l *layout, old, now *port) {
 
 func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 	old, now := &p.slots[0], &p.slots[1]
-	old.fill(l, was, ls)
-	now.fill(l, is, ls)
+	old.reset(l, was, ls)
+	now.reset(l, is, ls)
 	common := min(old.n, now.n)
 	if a := is.arranged[ls]; a != nil && was.superseded[ls] && a == was.arranged[ls] && was.number == is.number && common > 0 {
 		for _, r := range a.undo {
@@ -541,7 +541,7 @@ func (p *Planner) giveBack(old, now *service) {
 	if now != nil {
 		for _, n := range now.ports {
 			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
-				n.keepIDs(before)
+				n.freeIDs(before)
 			}
 		}
 	}

@@ -529,7 +529,7 @@ func TestANodeWithoutRoom(t *testing.T) {
 	for name := range p.services {
 		p.Set(name, nil)
 	}
-	if p.taken != (taken{}) || len(p.namespaces) != 0 {
+	if p.taken != (takenRoom{}) || len(p.namespaces) != 0 {
 		t.Errorf("without Services, %+v are taken, by %d namespaces", p.taken, len(p.namespaces))
 	}
 }

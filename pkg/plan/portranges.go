@@ -101,7 +101,7 @@ func (p *Planner) noteOverlaps() {
 				known[c.key] = true
 			}
 		}
-		for other := range p.places[placeOf(k)] {
+		for other := range p.rangesAt[placeOf(k)] {
 			if !known[other] {
 				known[other] = true
 				p.touchFlows(other)
@@ -133,8 +133,8 @@ func (p *Planner) settleRanges() {
 }
 
 func (p *Planner) settlePlace(at place) {
-	keys := make([]model.Key, 0, len(p.places[at]))
-	for k := range p.places[at] {
+	keys := make([]model.Key, 0, len(p.rangesAt[at]))
+	for k := range p.rangesAt[at] {
 		keys = append(keys, k)
 	}
 	slices.SortFunc(keys, func(a, b model.Key) int {
@@ -155,13 +155,13 @@ func (p *Planner) settlePlace(at place) {
 			won = slices.Insert(won, i, k)
 		}
 		if now, is := p.beaten[k]; is != was || now != by {
-			p.lost[p.claims[k].winner.service.name] = struct{}{}
+			p.changedLosers[p.claims[k].winner.service.name] = struct{}{}
 		}
 	}
 }
 
-// holder returns the claim that has a key, or has a range that overlaps the key.
-func (p *Planner) holder(k model.Key) claim {
+// owner returns the claim that has a key, or has a range that overlaps the key.
+func (p *Planner) owner(k model.Key) claim {
 	if by, beaten := p.beaten[k]; beaten {
 		return p.claims[by].winner
 	}
@@ -172,16 +172,16 @@ func (p *Planner) holder(k model.Key) claim {
 // ports.
 func (p *Planner) claimPlace(k model.Key, claimed bool) {
 	if k.Last != 0 {
-		if p.places.set(k, claimed); p.singles == nil && claimed {
-			p.singles = keysByPlace{}
+		if p.rangesAt.set(k, claimed); p.singlesAt == nil && claimed {
+			p.singlesAt = keysByPlace{}
 			for single := range p.claims {
 				if single.Last == 0 {
-					p.singles.set(single, true)
+					p.singlesAt.set(single, true)
 				}
 			}
 		}
-	} else if p.singles != nil {
-		p.singles.set(k, claimed)
+	} else if p.singlesAt != nil {
+		p.singlesAt.set(k, claimed)
 	}
 }
 
@@ -216,7 +216,7 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 		}
 	}
 	for at := range places {
-		for k := range p.singles[at] {
+		for k := range p.singlesAt[at] {
 			f(k)
 		}
 	}
@@ -261,7 +261,7 @@ func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string 
 
 // rangeElements calls each for the wanted elements of a map of ranges.
 func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
-	for _, keys := range p.places {
+	for _, keys := range p.rangesAt {
 		for k := range keys {
 			if c := p.winner(k); c.service != nil && c.port.family == l.family {
 				l.frontendElements(c.port, c.frontend, func(e nft.Element, _ step, _ class) {

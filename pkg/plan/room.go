@@ -48,20 +48,20 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostLeft parts, and one more with the number of the rest.
+// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
-	switch n := s.left(); {
+	switch n := s.leftOut(); {
 	case n == 0:
 		return nil
-	case n > mostLeft:
-		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostLeft)})
+	case n > mostExcess:
+		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)})
 	}
 	return s.lacks.list
 }
 
-// taken is the room that Services have taken.
-type taken struct {
+// takenRoom is the room that Services have taken.
+type takenRoom struct {
 	elements, sourceRanges, portRanges int
 	// numbers counts the numbers of each family for source ranges, and for service ports that are not affine. affine counts the numbers for affine
 	// service ports.
@@ -70,26 +70,26 @@ type taken struct {
 	holders [2]int
 }
 
-// roomOf returns the room that a namespace has taken, for changes.
-func (p *Planner) roomOf(namespace string) *taken {
+// account returns the room that a namespace has taken, for changes.
+func (p *Planner) account(namespace string) *takenRoom {
 	t := p.namespaces[namespace]
 	if t == nil {
-		t = &taken{}
+		t = &takenRoom{}
 		p.namespaces[namespace] = t
 	}
 	return t
 }
 
 // takenBy returns a copy of the room that a namespace has taken.
-func (p *Planner) takenBy(namespace string) taken {
+func (p *Planner) takenBy(namespace string) takenRoom {
 	if t := p.namespaces[namespace]; t != nil {
 		return *t
 	}
-	return taken{}
+	return takenRoom{}
 }
 
 // less reports whether at least one count of t is less than the same count of o.
-func (t taken) less(o *taken) bool {
+func (t takenRoom) less(o *takenRoom) bool {
 	less := t.elements < o.elements || t.sourceRanges < o.sourceRanges || t.portRanges < o.portRanges
 	for f := range t.numbers {
 		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f] || t.holders[f] < o.holders[f]
@@ -141,17 +141,17 @@ func lacksRoom(needs string, n int, unit string, own, all, most int) string {
 	return ""
 }
 
-// weigh counts the elements of a Service. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) weigh(s *service, n int) {
+// countRoom counts the room that a Service takes, except numbers and source ranges. n is 1 for a Service that is added, -1 for a Service that is removed.
+func (p *Planner) countRoom(s *service, n int) {
 	if s == nil {
 		return
 	}
 	p.taken.elements += n * s.elements
 	p.taken.portRanges += n * s.portRanges
-	t := p.roomOf(s.name.Namespace)
+	t := p.account(s.name.Namespace)
 	p.countHolders(s, t, n)
 	t.portRanges += n * s.portRanges
-	if t.elements += n * s.elements; *t == (taken{}) {
+	if t.elements += n * s.elements; *t == (takenRoom{}) {
 		delete(p.namespaces, s.name.Namespace)
 	}
 }
@@ -159,7 +159,7 @@ func (p *Planner) weigh(s *service, n int) {
 // used returns the count of numbers of a namespace, and reports whether the namespace may have another one. A timeout other than 0 stands for
 // the numbers of affine service ports.
 func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
-	t := p.roomOf(id.name.Namespace)
+	t := p.account(id.name.Namespace)
 	used, most := &t.numbers[id.family], int(endOthers)
 	if timeout > 0 {
 		used, most = &t.affine[id.family], (endBlock-firstBlock)*perBlock
@@ -194,7 +194,7 @@ func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
 		return
 	}
 	p.numbers[f].giveBack(n)
-	if t := p.roomOf(namespace); isAffine(n) {
+	if t := p.account(namespace); isAffine(n) {
 		t.affine[f]--
 	} else {
 		t.numbers[f]--

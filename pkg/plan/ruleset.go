@@ -36,8 +36,8 @@ func priorities(o *Options) (translating, unclaimed int32) {
 func (l *layout) table(o *Options) *nft.Table {
 	translating, unclaimed := priorities(o)
 	chains := []*nft.Chain{
-		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive", l.claim(o)...),
-		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node", l.claim(o)...),
+		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive", l.toServices(o)...),
+		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node", l.toServices(o)...),
 		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, unclaimed, "arrived, and no program has translated them",
 			l.unclaimed(o, true)...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
@@ -45,7 +45,7 @@ func (l *layout) table(o *Options) *nft.Table {
 		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
 			rule("", hasBits(topBit), goTo("clear-register"))),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat-early, "masquerading",
-			rule("", dnatted(), goTo("translated")), askedFor(o)),
+			rule("", dnatted(), goTo("translated")), masqueradeMarked(o)),
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
@@ -84,9 +84,9 @@ func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
-// claim sends packets that may be for a Service to the chain services, while the lease lasts. For most other packets, the lookup of the network is
+// toServices sends packets that may be for a Service to the chain services, while the lease lasts. For most other packets, the lookup of the network is
 // the only lookup.
-func (l *layout) claim(o *Options) []nft.Rule {
+func (l *layout) toServices(o *Options) []nft.Rule {
 	rules := []nft.Rule{rule("", l.inRegions(false), l.leased(true), goTo("services"))}
 	if o.AnyNodeAddress[l.family] {
 		rules = append(rules, rule("an address of this node", destinationIsThisNode(expr.CmpOpEq), l.leased(true), goTo("services")))
@@ -229,7 +229,7 @@ func (l *layout) clearRegister() []nft.Rule {
 func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("", hasBits(topBit), jump("clear-register")),
-		askedFor(o),
+		masqueradeMarked(o),
 		rule("", l.inNetwork(l.networks, networkBits[l.family], false), jump("translated-near")),
 	}
 }
@@ -243,9 +243,9 @@ func (l *layout) translatedNear() []nft.Rule {
 	}
 }
 
-// askedFor masquerades packets with the bit of the mark, and clears the bit. If the bit stayed, a tunnel would copy the mark to the outer packet, and
+// masqueradeMarked masquerades packets with the bit of the mark, and clears the bit. If the bit stayed, a tunnel would copy the mark to the outer packet, and
 // the rules would masquerade it a second time.
-func askedFor(o *Options) nft.Rule {
+func masqueradeMarked(o *Options) nft.Rule {
 	return rule("requested by the mark", unmarkPacket(o.MasqueradeMark), masquerade())
 }
 

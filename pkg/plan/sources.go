@@ -185,7 +185,7 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	if out.number == 0 {
 		out.number = p.number(sourcesID(s.name, out.family), 0)
 	}
-	t := p.roomOf(s.name.Namespace)
+	t := p.account(s.name.Namespace)
 	if before != nil {
 		p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges-before.count(), t.sourceRanges-before.count()
 	}
@@ -241,6 +241,6 @@ func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
 	}
 	if was != nil && is == nil {
 		p.taken.sourceRanges -= was.count()
-		p.roomOf(namespace).sourceRanges -= was.count()
+		p.account(namespace).sourceRanges -= was.count()
 	}
 }

@@ -49,7 +49,7 @@ func (l *layout) vipRules(o *Options, arrived bool) (rules []nft.Rule) {
 	if l.refused != nil && (arrived || !o.RefuseLoops) {
 		comment, loops := "a load-balancer or external IP", []expr.Any(nil)
 		if o.RefuseLoops {
-			comment, loops = "a load-balancer or external IP in a routing loop", returns()
+			comment, loops = "a load-balancer or external IP in a routing loop", inLoop()
 		}
 		rules = append(rules, rule(comment, in(l.refused, daddr, false), l.leased(true), elsewhere, loops, goTo(unusedPort)))
 	}
@@ -158,8 +158,8 @@ func dnatAddress(f inet.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
 	return append(keyWords, lookup(s), &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Number()), RegAddrMin: reg, RegAddrMax: reg})
 }
 
-// returns: fib daddr . iif oif exists
-func returns() []expr.Any {
+// inLoop: fib daddr . iif oif exists
+func inLoop() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagIIF: true, FlagPRESENT: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(1)},

@@ -26,22 +26,22 @@ type lacking struct {
 	holders [2]int
 }
 
-// mostLeft is the number of parts that [Planner.Excess] lists for one Service.
-const mostLeft = 20
+// mostExcess is the number of parts that [Planner.Excess] lists for one Service.
+const mostExcess = 20
 
 // leaveOut records that a part of a Service is left out. The caller adds the room that the part needs to the result.
 func (s *service) leaveOut(field, reason string) *lacking {
 	if s.lacks == nil {
 		s.lacks = &lacking{}
 	}
-	if s.lacks.parts++; s.lacks.parts <= mostLeft {
+	if s.lacks.parts++; s.lacks.parts <= mostExcess {
 		s.lacks.list = append(s.lacks.list, Excess{field, reason})
 	}
 	return s.lacks
 }
 
-// left returns the number of parts that are left out. The Service may be nil.
-func (s *service) left() int {
+// leftOut returns the number of parts that are left out. The Service may be nil.
+func (s *service) leftOut() int {
 	if s == nil || s.lacks == nil {
 		return 0
 	}
@@ -71,8 +71,8 @@ func (p *Planner) fits(s *service) bool {
 
 // noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait,
 // another Service may have room now. noteRoom then records the namespace as freed.
-func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
-	list, waits, waited := p.waiting[name.Namespace], now.left() > 0, old.left() > 0
+func (p *Planner) noteRoom(name types.NamespacedName, before takenRoom, old, now *service) {
+	list, waits, waited := p.waiting[name.Namespace], now.leftOut() > 0, old.leftOut() > 0
 	switch {
 	case waits && list == nil:
 		p.waiting[name.Namespace] = map[types.NamespacedName]struct{}{name: {}}
@@ -83,7 +83,7 @@ func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *se
 	case waited:
 		delete(list, name)
 	}
-	if len(p.waiting) > 0 && (waited && now.left() < old.left() || p.takenBy(name.Namespace).less(&before)) {
+	if len(p.waiting) > 0 && (waited && now.leftOut() < old.leftOut() || p.takenBy(name.Namespace).less(&before)) {
 		p.freed[name.Namespace] = struct{}{}
 	}
 }
