@@ -33,7 +33,7 @@ func TestAllFormsOfRulesAreReadBack(t *testing.T) {
 			for _, s := range k.states {
 				states = append(states, s)
 			}
-			if wrong, _, err := differs(k.conn, states, k.tables); wrong != "" || err != nil {
+			if wrong, _, err := findDifference(k.conn, states, k.tables); wrong != "" || err != nil {
 				t.Errorf("%q, %v", wrong, err)
 			}
 		})

@@ -22,7 +22,7 @@ func (k *Kernel) DropUnserved(served []inet.Family) (dropped []inet.Family, err 
 		if err == nil && found {
 			b := nft.NewBatch(0)
 			b.DeleteTable(f, k.Table)
-			if _, err = k.commit(b, Partial); err == nil {
+			if _, err = k.sendBatch(b, Partial); err == nil {
 				dropped = append(dropped, f)
 			}
 		}

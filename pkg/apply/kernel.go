@@ -186,7 +186,7 @@ func (k *Kernel) sync() (Result, error) {
 		why = k.others.suspicion()
 	}
 	if why == "" {
-		k.remember()
+		k.markKnown()
 		if k.counts != nil && first {
 			k.counts.Adopted()
 		}
@@ -232,8 +232,8 @@ func (k *Kernel) CheckRuleset() (bool, error) {
 	return k.others.suspicion() != "", nil
 }
 
-// remember records that the kernel's tables equal the ledger.
-func (k *Kernel) remember() {
+// markKnown records that the kernel's tables equal the ledger.
+func (k *Kernel) markKnown() {
 	k.tables, k.elements = k.ledger.tables(), 0
 	for _, t := range k.tables {
 		k.states[t.Family] = k.ledger.state(t.Family)
@@ -256,7 +256,7 @@ func (k *Kernel) update() (Result, error) {
 		k.ledger.untrack()
 		return k.rewrite("the rules that recognise local pods have changed")
 	}
-	b := k.reuse()
+	b := k.emptyBatch()
 	b.Report = k.counts != nil
 	for _, name := range c.chains {
 		t, chain := k.table(name.family), k.ledger.planner.ClassChain(name.family, name.name)
@@ -294,7 +294,7 @@ func (k *Kernel) update() (Result, error) {
 	for _, name := range c.unused {
 		b.DeleteChain(k.table(name.family), name.name)
 	}
-	result, err := k.commit(b, Partial)
+	result, err := k.sendBatch(b, Partial)
 	if err != nil {
 		return result, err
 	}
@@ -324,8 +324,8 @@ func remake(b *nft.Batch, r *remade) {
 	}
 }
 
-// reuse returns an empty batch. It reuses the memory of the last batch, unless that batch was large.
-func (k *Kernel) reuse() *nft.Batch {
+// emptyBatch returns an empty batch. It reuses the memory of the last batch, unless that batch was large.
+func (k *Kernel) emptyBatch() *nft.Batch {
 	const large = 256 << 10
 	if k.batch.Len() > large {
 		k.batch = nft.NewBatch(0)
@@ -337,11 +337,12 @@ func (k *Kernel) reuse() *nft.Batch {
 // table returns a family's table, with its name only.
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
-func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
+// sendBatch sends a batch and advances the generation. After an error, the tables are unknown.
+func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	known := k.known // false during a rewrite, which sets it after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
-	err := k.others.withoutListening(func() error { return k.send(b, kind) })
+	err := k.others.withoutListening(func() error { return k.sendCounted(b, kind) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
@@ -358,8 +359,8 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 // patienceForCounts is the longest time that a batch waits for the reading of counters.
 const patienceForCounts = 200 * time.Millisecond
 
-// send sends a batch, and passes the counters of the deleted elements to [Counts].
-func (k *Kernel) send(b *nft.Batch, kind Kind) error {
+// sendCounted sends a batch, and passes the counters of the deleted elements to [Counts].
+func (k *Kernel) sendCounted(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
 		return k.conn.Commit(b)
 	}

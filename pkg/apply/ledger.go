@@ -53,10 +53,10 @@ func newLedger(p *plan.Planner) *ledger {
 	return l
 }
 
-// Put enters an element that is wanted now. If the same element is retained, the kernel still has it, and no change is necessary.
+// Put adds an element that is wanted now. If the same element is retained, the kernel still has it, and no change is necessary.
 func (l *ledger) Put(e nft.Element) {
 	if !e.Set.Verdict || !l.restore(&e) {
-		l.enter(&e)
+		l.add(&e)
 	}
 }
 
@@ -65,7 +65,7 @@ func (l *ledger) Remove(e nft.Element) {
 	if e.Set.Verdict {
 		l.retained[e.ID()] = e
 	} else {
-		l.strike(&e)
+		l.drop(&e)
 	}
 }
 
@@ -76,26 +76,26 @@ func (l *ledger) Expect(elements int) {
 	}
 }
 
-// enter adds an element to the elements that the kernel must have.
-func (l *ledger) enter(e *nft.Element) {
+// add adds an element to the elements that the kernel must have.
+func (l *ledger) add(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum += d.key.hash(e)
 	l.counts[e.Set]++
 	if e.Set.Verdict {
-		l.lead(e)
+		l.countLeading(e)
 	}
 	if l.delta != nil {
 		l.delta.put(e)
 	}
 }
 
-// strike removes an element from the elements that the kernel must have.
-func (l *ledger) strike(e *nft.Element) {
+// drop removes an element from the elements that the kernel must have.
+func (l *ledger) drop(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum -= d.key.hash(e)
 	l.counts[e.Set]--
 	if e.Set.Verdict {
-		l.unlead(e)
+		l.uncountLeading(e)
 	}
 	if l.delta != nil {
 		l.delta.remove(e)

@@ -32,8 +32,8 @@ type heldChain struct {
 	empty bool
 }
 
-// lead counts one more element that leads to a chain. If the kernel does not have the chain, the next batch adds it.
-func (l *ledger) lead(e *nft.Element) {
+// countLeading counts one more element that leads to a chain. If the kernel does not have the chain, the next batch adds it.
+func (l *ledger) countLeading(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	c, held := l.chains[name]
 	if !held && l.planner.ClassChain(name.family, name.name) == nil {
@@ -45,8 +45,8 @@ func (l *ledger) lead(e *nft.Element) {
 	l.chains[name] = heldChain{leading: c.leading + 1}
 }
 
-// unlead counts one element fewer that leads to a chain.
-func (l *ledger) unlead(e *nft.Element) {
+// uncountLeading counts one element fewer that leads to a chain.
+func (l *ledger) uncountLeading(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	if c, held := l.chains[name]; held {
 		c.leading--
@@ -67,7 +67,7 @@ func (l *ledger) restore(e *nft.Element) bool {
 	if old == *e {
 		return true
 	}
-	l.strike(&old)
+	l.drop(&old)
 	return false
 }
 
@@ -112,7 +112,7 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 func (l *ledger) retainElement(e *nft.Element) {
 	leads, wanted := l.planner.LeadsToClass(e)
 	if _, known := l.retained[e.ID()]; leads && !wanted && !known {
-		l.enter(e)
+		l.add(e)
 		l.retained[e.ID()] = *e
 	}
 }
@@ -135,7 +135,7 @@ func (l *ledger) retainEmptied(f inet.Family, names []string) {
 
 // forgetRetained removes all retained elements and chains from the ledger. The first full sync of a process then deletes them.
 func (l *ledger) forgetRetained() {
-	l.eachRetained(l.strike)
+	l.eachRetained(l.drop)
 	clear(l.retained)
 	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
 }
@@ -149,7 +149,7 @@ func (l *ledger) retire() {
 			l.delta.unused = append(l.delta.unused, name)
 		}
 	}
-	l.eachRetained(l.strike)
+	l.eachRetained(l.drop)
 	clear(l.retained)
 	l.retireAt = time.Time{}
 }

@@ -36,8 +36,8 @@ func readState(e *nft.Element) (s state, err error) {
 	return s, nil
 }
 
-// differs names the parts in which two states differ, without their values. It returns "" if they are equal.
-func (s state) differs(other state) string {
+// differingParts names the parts in which two states differ, without their values. It returns "" if they are equal.
+func (s state) differingParts(other state) string {
 	var parts []string
 	if s.layout != other.layout {
 		parts = append(parts, "sets, chains or rules")

@@ -34,13 +34,13 @@ func (k *Kernel) KeepKubeProxy() { k.takeOver.cancelled.Store(true) }
 func (t *takeOver) find(conn *nft.Conn) (err error) {
 	if t.found = nil; t.wanted {
 		t.found, err = KubeProxyTables(conn)
-		t.confirm()
+		t.recheck()
 	}
 	return err
 }
 
-// confirm cancels the deletion if a kube-proxy runs.
-func (t *takeOver) confirm() {
+// recheck cancels the deletion if a kube-proxy runs.
+func (t *takeOver) recheck() {
 	if len(t.found) > 0 && (t.cancelled.Load() || !t.alone()) {
 		t.settle()
 	}
@@ -64,7 +64,7 @@ func KubeProxyTables(conn *nft.Conn) (families []inet.Family, err error) {
 
 // deleteKubeProxyTables adds the deletion of kube-proxy's tables to a batch, unless a kube-proxy has started meanwhile.
 func (k *Kernel) deleteKubeProxyTables(b *nft.Batch) {
-	k.takeOver.confirm()
+	k.takeOver.recheck()
 	for _, f := range k.takeOver.found {
 		b.DeleteTable(f, KubeProxyTable)
 	}

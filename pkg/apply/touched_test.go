@@ -269,7 +269,7 @@ func BenchmarkVerify(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if wrong, _, err := differs(k.conn, states, k.tables); wrong != "" || err != nil {
+				if wrong, _, err := findDifference(k.conn, states, k.tables); wrong != "" || err != nil {
 					b.Fatal(wrong, err)
 				}
 			}

@@ -67,7 +67,7 @@ func (k *Kernel) verify() {
 	}
 	go func(generation uint32, tables []*nft.Table, answer chan<- outcome) {
 		o := outcome{generation: generation}
-		o.wrong, o.now, o.err = differs(conn, states, tables)
+		o.wrong, o.now, o.err = findDifference(conn, states, tables)
 		_ = conn.Close()
 		answer <- o
 	}(k.generation, k.tables, c.answer)
@@ -94,9 +94,9 @@ func (k *Kernel) finishCheck(o outcome) {
 	}
 }
 
-// differs reads all elements and rules, and compares them with states and tables. wrong describes a difference, or is "". now is the ruleset's generation
-// after the reading. The result is valid only if no commit up to this generation changed the tables.
-func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
+// findDifference reads all elements and rules, and compares them with states and tables. wrong describes a difference, or is "". now is the
+// ruleset's generation after the reading. The result is valid only if no commit up to this generation changed the tables.
+func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		chain, err := conn.Differing(t)
 		if err != nil {

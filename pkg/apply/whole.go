@@ -167,7 +167,7 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	// Do not show the comments: they contain the key.
 	have, err := readState(&list[0])
 	wanted, unexpected := readState(want)
-	if parts := have.differs(wanted); err == nil && parts != "" {
+	if parts := have.differingParts(wanted); err == nil && parts != "" {
 		return "not as wanted: " + parts, unexpected
 	}
 	return "this version cannot read its element state", unexpected
@@ -218,7 +218,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 		if r.Elements > 0 {
 			kind = Partial
 		}
-		part, err := k.commit(b, kind)
+		part, err := k.sendBatch(b, kind)
 		r.Elements, r.Bytes, r.Commit = r.Elements+part.Elements, r.Bytes+part.Bytes, r.Commit+part.Commit
 		b.Reset()
 		return err
@@ -236,7 +236,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	if err := send(); err != nil {
 		return r, err
 	}
-	k.remember()
+	k.markKnown()
 	for f, names := range leftBehind {
 		l.retainEmptied(f, names)
 	}
