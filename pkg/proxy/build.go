@@ -29,8 +29,8 @@ type block struct {
 // blocks reduce the wait for a block.
 const blockSize = 32
 
-// builder builds Services from their objects.
-type builder struct {
+// rebuilder builds changed Services from their objects, see [model.Rebuild].
+type rebuilder struct {
 	objects  Objects
 	recaller Recaller
 	planner  *plan.Planner
@@ -47,8 +47,8 @@ type builder struct {
 	scratch  model.Scratch
 }
 
-func newBuilder(c *Config, node *model.Node, clock func() time.Time) *builder {
-	return &builder{
+func newRebuilder(c *Config, node *model.Node, clock func() time.Time) *rebuilder {
+	return &rebuilder{
 		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, clock: clock,
 		readings: map[types.NamespacedName]*model.Reading{},
 	}
@@ -57,7 +57,7 @@ func newBuilder(c *Config, node *model.Node, clock func() time.Time) *builder {
 // build builds Services and calls take with each of them, in the order of names and in the caller's goroutine. It stops when take
 // returns false or late returns true; late may be nil. Services are independent of each other, so build uses all processors for
 // many Services.
-func (b *builder) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
+func (b *rebuilder) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	b.now = b.clock()
 	if len(names) <= blockSize {
 		for _, name := range names {
@@ -70,7 +70,7 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 		}
 		return
 	}
-	w := &pool{builder: b, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), ahead: make(chan struct{}, mostAhead), stop: make(chan struct{})}
+	w := &pool{rebuilder: b, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), ahead: make(chan struct{}, mostAhead), stop: make(chan struct{})}
 	for chunk := range slices.Chunk(names, blockSize) {
 		w.blocks = append(w.blocks, b.newBlock(chunk))
 	}
@@ -109,10 +109,10 @@ const mostAhead = 32
 
 // pool holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
 type pool struct {
-	builder *builder
-	late    func() bool
-	blocks  []*block
-	begun   atomic.Int64
+	rebuilder *rebuilder
+	late      func() bool
+	blocks    []*block
+	begun     atomic.Int64
 	// ahead holds one value for each block that was started and is not taken yet. stop is closed when no further block is needed.
 	ahead chan struct{}
 	stop  chan struct{}
@@ -134,7 +134,7 @@ func (w *pool) buildNext(scratch *model.Scratch) bool {
 	if next >= len(w.blocks) {
 		return false
 	}
-	w.builder.buildBlock(scratch, w.blocks[next], w.late)
+	w.rebuilder.buildBlock(scratch, w.blocks[next], w.late)
 	return true
 }
 
@@ -152,7 +152,7 @@ func (w *pool) await(b *block) {
 			<-b.built
 			return
 		}
-		if !w.buildNext(&w.builder.scratch) {
+		if !w.buildNext(&w.rebuilder.scratch) {
 			<-b.built
 			return
 		}
@@ -161,7 +161,7 @@ func (w *pool) await(b *block) {
 
 // recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. If the plan had different numbers, the tables
 // would need a full sync.
-func (b *builder) recall(services []*model.Service) {
+func (b *rebuilder) recall(services []*model.Service) {
 	if !b.planner.Recalling() {
 		return
 	}
@@ -171,7 +171,7 @@ func (b *builder) recall(services []*model.Service) {
 	}
 }
 
-func (b *builder) newBlock(names []types.NamespacedName) *block {
+func (b *rebuilder) newBlock(names []types.NamespacedName) *block {
 	k := &block{names: names, built: make(chan struct{})}
 	if len(b.readings) > 0 {
 		k.readings = make([]*model.Reading, len(names))
@@ -182,7 +182,7 @@ func (b *builder) newBlock(names []types.NamespacedName) *block {
 	return k
 }
 
-func (b *builder) buildBlock(scratch *model.Scratch, k *block, late func() bool) {
+func (b *rebuilder) buildBlock(scratch *model.Scratch, k *block, late func() bool) {
 	k.services = make([]*model.Service, len(k.names))
 	if k.readings == nil {
 		k.readings = make([]*model.Reading, len(k.names))
@@ -198,7 +198,7 @@ func (b *builder) buildBlock(scratch *model.Scratch, k *block, late func() bool)
 
 // buildService builds a Service from its objects. If the Service has many slices or slow start, it uses the previous reading and returns
 // the new one. Otherwise the returned reading is nil.
-func (b *builder) buildService(scratch *model.Scratch, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
+func (b *rebuilder) buildService(scratch *model.Scratch, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
 	if !b.objects.ReadService(name, &scratch.Service) {
 		return nil, nil
 	}
@@ -206,7 +206,7 @@ func (b *builder) buildService(scratch *model.Scratch, name types.NamespacedName
 }
 
 // remember keeps the reading of a Service, or removes the previous one if r is nil.
-func (b *builder) remember(name types.NamespacedName, r *model.Reading) {
+func (b *rebuilder) remember(name types.NamespacedName, r *model.Reading) {
 	b.steps.note(name, r.Starts().Next())
 	if r != nil {
 		b.readings[name] = r

@@ -46,7 +46,7 @@ func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 }
 
 // build makes the proxy build some Services. It returns the number of slices read, and the last Service.
-func (s *countingSource) build(p *builder, names []types.NamespacedName) (reads int, last *model.Service) {
+func (s *countingSource) build(p *rebuilder, names []types.NamespacedName) (reads int, last *model.Service) {
 	s.reads.Store(0)
 	p.build(names, nil, func(_ types.NamespacedName, built *model.Service) bool { last = built; return true })
 	return int(s.reads.Load()), last
@@ -71,7 +71,7 @@ func TestOnlyChangedSlicesAreRead(t *testing.T) {
 			s.slices[name] = append(s.slices[name], largeSlice(name, n, 0))
 		}
 	}
-	p := newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now)
+	p := newRebuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now)
 	if reads, _ := s.build(p, names); reads != services*slices {
 		t.Fatalf("at first %d slices were read, want all %d", reads, services*slices)
 	}
@@ -135,7 +135,7 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
+	newRebuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
 	lab.Same(t, names, taken, "Services that were taken")
 	if n := s.alone.Load(); n > 0 {
 		t.Errorf("%d of %d pairs of blocks were not built at the same time", n, blocks/2)

@@ -127,7 +127,7 @@ func (g *guard) doubt(reason metrics.Reason) {
 	g.note(reason)
 }
 
-// note counts a doubt and records its reason. After a failed sync, it is enough: the kernel already distrusts its tables.
+// note counts a doubt and records its reason. After a failed sync, doubt is not necessary: the tables are already unknown.
 func (g *guard) note(reason metrics.Reason) {
 	g.doubted()
 	if g.reason == "" {

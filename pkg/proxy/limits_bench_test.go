@@ -204,7 +204,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
 		start := time.Now()
-		p.builder.buildService(&p.builder.scratch, name, p.builder.readings[name])
+		p.rebuilder.buildService(&p.rebuilder.scratch, name, p.rebuilder.readings[name])
 		m.build = max(m.build, time.Since(start))
 		p.Tracker.MarkService(name)
 	}

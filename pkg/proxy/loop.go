@@ -229,7 +229,7 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		return sync
 	}
 	at := earliest(sync, p.guard.checkAt)
-	for _, other := range []time.Time{p.againAt, p.builder.steps.at} {
+	for _, other := range []time.Time{p.againAt, p.rebuilder.steps.at} {
 		if !other.IsZero() {
 			at = earliest(at, other)
 		}

@@ -123,7 +123,7 @@ type Proxy struct {
 	// facts are the current facts. published holds a copy for other goroutines.
 	facts     Facts
 	published atomic.Pointer[Facts]
-	builder   *builder
+	rebuilder *rebuilder
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
 	queue    queue
 	problems problemBook

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the builder
+// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the rebuilder
 // reads their Node.
 type Facts struct {
 	Node          model.Node

@@ -21,8 +21,8 @@ const longestSlice = 100 * time.Millisecond
 // with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
 type queue struct {
 	names []types.NamespacedName
-	// head is the number of Services that have left names. queued holds the Services of names that still wait: remove deletes a
-	// Service from queued only.
+	// head is the number of Services that have left names. queued holds the Services of names that wait. remove deletes a Service from queued, but
+	// not from names.
 	head   uint64
 	queued map[types.NamespacedName]struct{}
 	// givers lists the Services that release frontends, in the order of planning.
@@ -183,7 +183,7 @@ type timeSlice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeElements = 10_000
 
-// late reports whether the loop must stop building. It then plans the built Services, unless this takes the same time again.
+// late reports whether the loop must stop building. It then plans the built Services, for at most the same time again.
 func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
@@ -198,7 +198,7 @@ func (s *timeSlice) over() bool {
 // first one.
 func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
 	handled := 0
-	s.builder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
+	s.rebuilder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
 		handled++
 		if !s.postpone(name, service, handled < len(names)) {
 			s.hasLarge = s.hasLarge || s.started && plan.ElementsIn(service) > largeElements
@@ -246,7 +246,7 @@ func (s *timeSlice) planGivers() {
 		if names == nil {
 			return
 		}
-		s.builder.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
+		s.rebuilder.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
 			s.planService(name, service)
 			s.planned = append(s.planned, name)
 			return true

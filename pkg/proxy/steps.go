@@ -62,7 +62,7 @@ func (s *steps) due(now time.Time) (names []types.NamespacedName) {
 
 // planSteps queues the Services with a step that is due. Changes of objects precede them.
 func (p *Proxy) planSteps(now time.Time) {
-	if names := p.builder.steps.due(now); len(names) > 0 {
+	if names := p.rebuilder.steps.due(now); len(names) > 0 {
 		p.queue.push(names)
 		p.Schedule.Requested()
 	}
@@ -72,9 +72,9 @@ func (p *Proxy) planSteps(now time.Time) {
 func (p *Proxy) Starts(ctx context.Context) (map[types.NamespacedName]*model.Starts, error) {
 	return ask(ctx, p, func() map[types.NamespacedName]*model.Starts {
 		starts := map[types.NamespacedName]*model.Starts{}
-		if p.builder != nil {
-			for name := range p.builder.steps.next {
-				starts[name] = p.builder.readings[name].Starts()
+		if p.rebuilder != nil {
+			for name := range p.rebuilder.steps.next {
+				starts[name] = p.rebuilder.readings[name].Starts()
 			}
 		}
 		return starts
