@@ -190,7 +190,7 @@ func (b *builder) clusterIPs() {
 		return
 	}
 	for i, name := range spec.IPFamilies {
-		f, ok := familyOfName(name)
+		f, ok := familyNamed(name)
 		switch {
 		case !ok:
 			b.problem(index("spec.ipFamilies", i), quoted(string(name), "not an IP family"))
@@ -215,8 +215,9 @@ func (b *builder) clusterIP(f inet.Family, i int) {
 	b.cluster[f] = addr
 }
 
-func familyOfName(name corev1.IPFamily) (inet.Family, bool) {
-	switch name {
+// familyNamed reads the name of an IP family in a Service, or the address type of an EndpointSlice, which has the same names.
+func familyNamed[Name ~string](name Name) (inet.Family, bool) {
+	switch corev1.IPFamily(name) {
 	case corev1.IPv4Protocol:
 		return inet.IPv4, true
 	case corev1.IPv6Protocol:

@@ -93,7 +93,7 @@ type candidate struct {
 
 // slice adds the candidates of one slice.
 func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
-	f, known := familyOfSlice(s.AddressType)
+	f, known := familyNamed(s.AddressType)
 	if !known || !x.cluster[f].IsValid() {
 		why := "the slice's address type " + string(s.AddressType) + " is not one of IP"
 		if known {
@@ -311,7 +311,7 @@ func (x *explainer) summarize(f inet.Family, epSlices []*discoveryv1.EndpointSli
 		if s == nil {
 			continue
 		}
-		if family, ok := familyOfSlice(s.AddressType); !ok || family != f {
+		if family, ok := familyNamed(s.AddressType); !ok || family != f {
 			n.elsewhere = n.elsewhere || len(s.Endpoints) > 0
 			continue
 		}

@@ -295,7 +295,7 @@ func byName(list []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 
 // targetsOf returns the number of targets of a slice.
 func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
-	f, ok := familyOfSlice(s.AddressType)
+	f, ok := familyNamed(s.AddressType)
 	if !ok || !b.cluster[f].IsValid() {
 		return 0
 	}
@@ -335,7 +335,7 @@ type sliceReader struct {
 }
 
 func (r *sliceReader) read(keep int) {
-	f, ok := familyOfSlice(r.s.AddressType)
+	f, ok := familyNamed(r.s.AddressType)
 	if !ok {
 		r.problem("addressType", quoted(string(r.s.AddressType), "not IPv4 or IPv6"))
 		return
@@ -413,16 +413,6 @@ func (r *sliceReader) problem(field, reason string) {
 
 func (r *sliceReader) problemOf(field, reason string) Problem {
 	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
-}
-
-func familyOfSlice(t discoveryv1.AddressType) (inet.Family, bool) {
-	switch t {
-	case discoveryv1.AddressTypeIPv4:
-		return inet.IPv4, true
-	case discoveryv1.AddressTypeIPv6:
-		return inet.IPv6, true
-	}
-	return 0, false
 }
 
 // targets appends a target for each usable port of the slice that matches a port of the Service, within the limit. It appends one target for all
