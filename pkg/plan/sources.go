@@ -105,14 +105,14 @@ func (l *layout) sourceRules(list sourceList) []nft.Rule {
 func (l *layout) denied() []nft.Rule {
 	return []nft.Rule{
 		rule("", keepBits(portBits)),
-		rule("in the denied source ranges", l.source(), loadedIn(l.sources[deniedSources]), countedDrop()),
+		rule("in the denied source ranges", append(l.source(), loadedIn(l.sources[deniedSources], false)), countedDrop()),
 	}
 }
 
 // allowed drops packets from sources that are not allowed, and finds the class of all other packets by a key of the map restricted.
 func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) []nft.Rule {
 	return []nft.Rule{
-		rule("not in "+list.words(), l.source(), notIn(l.sources[list]), countedDrop()),
+		rule("not in "+list.words(), append(l.source(), loadedIn(l.sources[list], true)), countedDrop()),
 		rule("", setPriority(key, restricted), dispatch(wordBits, l.dispatch[stepAllowed])),
 	}
 }

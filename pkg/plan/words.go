@@ -86,7 +86,12 @@ func lookup(s *nft.Set) expr.Any {
 
 // in: KEY @set, or KEY != @set
 func in(s *nft.Set, fields []nft.Field, negate bool) []expr.Any {
-	return append(key(fields...), &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate})
+	return append(key(fields...), loadedIn(s, negate))
+}
+
+// loadedIn does the same with a KEY that earlier words have loaded.
+func loadedIn(s *nft.Set, negate bool) expr.Any {
+	return &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate}
 }
 
 // networkBits are the lengths of the prefixes in the set networks. Pods of another node usually have another prefix.
@@ -94,7 +99,7 @@ var networkBits = [...]int{inet.IPv4: 24, inet.IPv6: 64}
 
 // inNetwork: ip daddr & MASK @set, or ip daddr & MASK != @set
 func (l *layout) inNetwork(s *nft.Set, bits int, negate bool) []expr.Any {
-	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), bits), &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate})
+	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), bits), loadedIn(s, negate))
 }
 
 // setPriority: meta priority set KEY map @set
@@ -119,16 +124,6 @@ func keepBits(mask uint32) []expr.Any {
 func dispatch(mask uint32, s *nft.Set) []expr.Any {
 	return append(priorityBits(reg, mask),
 		&expr.Lookup{SourceRegister: reg, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Name})
-}
-
-// notIn: KEY != @set, with a KEY that earlier words have loaded
-func notIn(s *nft.Set) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: true}}
-}
-
-// loadedIn: KEY @set, with a KEY that earlier words have loaded
-func loadedIn(s *nft.Set) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name}}
 }
 
 // dnat: dnat ip to KEY map @set
