@@ -336,13 +336,13 @@ func (b *Batch) writeElements(l *elementList) {
 // finish closes the batch and requests an acknowledgement of the last change: kernels before 6.10 do not acknowledge the end of a
 // batch. It returns the index of the acknowledged message in the batch.
 func (b *Batch) finish() (ack uint32) {
-	ack = b.askAck()
+	ack = b.requestAck()
 	b.control(unix.NFNL_MSG_BATCH_END)
 	return ack
 }
 
-// askAck requests an acknowledgement of the last change, and returns the index of its message in the batch.
-func (b *Batch) askAck() (ack uint32) {
+// requestAck requests an acknowledgement of the last change, and returns the index of its message in the batch.
+func (b *Batch) requestAck() (ack uint32) {
 	b.closeElements()
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	return uint32(b.ops)

@@ -25,7 +25,7 @@ func (c *Conn) Check(b *Batch) ([]Refused, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
-	ack := b.askAck()
+	ack := b.requestAck()
 	first, err := c.socket.Send(b.buf)
 	if err != nil {
 		return nil, fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)

@@ -96,15 +96,15 @@ var fieldOf = [...]string{
 	model.NodePort: "spec.ports[].nodePort",
 }
 
-// claims returns the conflicts between Services; see [plan.Planner].
-type claims interface {
+// conflictLister returns the conflicts between Services; see [plan.Planner].
+type conflictLister interface {
 	TakeLosers() (names []types.NamespacedName, more bool)
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
 // reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
 // only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs report the rest.
-func (p *Proxy) reportConflicts(c claims) {
+func (p *Proxy) reportConflicts(c conflictLister) {
 	losers, more := c.TakeLosers()
 	p.problems.more = more
 	for _, loser := range losers {
