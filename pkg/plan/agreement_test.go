@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,4 +151,19 @@ func TestNumbersHaveTheMissingFeatures(t *testing.T) {
 		again.Set(limited.Name, limited)
 		lab.Same(t, text(first), text(again), "plan")
 	}
+}
+
+// Planners of two goroutines share no memory: while the loop plans, the command verify plans again. Only the race detector can fail this test.
+func TestPlannersShareNoMemory(t *testing.T) {
+	var planners sync.WaitGroup
+	for range 2 {
+		planners.Go(func() {
+			r, p := rand.New(rand.NewPCG(1, 2)), New(testOptions())
+			for i := range 20 {
+				s := random(r, i)
+				p.Set(s.Name, s)
+			}
+		})
+	}
+	planners.Wait()
 }
