@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -113,7 +112,7 @@ func (o *observer) Synced(s *Sync) {
 	}
 	c.Services, c.More = o.changes, o.unlisted
 	o.changes, o.unlisted = nil, 0
-	if cmp.Or(len(c.Services), c.More) > 0 || r.Kind == apply.Partial || r.Kind == apply.Full {
+	if len(c.Services) > 0 || r.Kind == apply.Partial || r.Kind == apply.Full {
 		o.to.Committed(c)
 	}
 }
