@@ -40,23 +40,23 @@ type departures struct {
 	namespaces map[string]int // numbers of departures in the lists
 	total      int
 	addresses  [2][]netip.Addr
-	// fresh are departures that are not committed yet. waiting are departures that are more recent than the constant absence. done are departures
-	// whose connections are being terminated. Each list is in the order of time.
+	// fresh are departures that are not committed yet. waiting are committed departures whose absence is still too short. done are departures whose
+	// connections are being terminated. Each list is in the order of time.
 	fresh, waiting, done []departure
 }
 
-// departing is the state of a Service.
+// departing holds the endpoints of a Service and their departures.
 type departing struct {
 	// listed are the endpoints in the slices, sorted. left has the time of each departure; zero before the commit.
 	listed []netip.Addr
 	left   map[netip.Addr]time.Time
 	// departed are the endpoints whose connections are terminated.
 	departed *conntrack.Departed
-	// full is true after a departure was not remembered. It is reported once.
+	// full is true after a departure exceeded a limit. Only the first such departure is reported.
 	full bool
 }
 
-// departure is an endpoint that has left. It is void unless the Service's state has the endpoint with the same time.
+// departure is an endpoint that has left. It is valid while the Service's state has the endpoint with the same time.
 type departure struct {
 	service *departing
 	name    types.NamespacedName

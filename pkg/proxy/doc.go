@@ -5,6 +5,6 @@
 // Out: the kernel's tables, metrics, health, reports of problems.
 // Never: makes an element or a rule, or calls the API.
 //
-// A change passes through these functions: step selects the work, and sync its order. absorb reads the Node and the ServiceCIDRs. planFresh builds and
-// plans Services for a slice of time. commit sends the plan, and announce reports the outcome.
+// A change passes through these functions: step selects the next task. sync determines the order of planning and commits. absorb reads the Node and the
+// ServiceCIDRs. planFresh builds and plans Services for a slice of time. commit sends the plan, and announce reports the outcome.
 package proxy

@@ -127,7 +127,7 @@ func (g *guard) doubt(reason metrics.Reason) {
 	g.note(reason)
 }
 
-// note counts a doubt and records its reason. After a failed sync, doubt is not necessary: the tables are already unknown.
+// note counts a doubt and records its reason. After a failed sync, doubt is not necessary: apply.Kernel already distrusts the tables.
 func (g *guard) note(reason metrics.Reason) {
 	g.doubted()
 	if g.reason == "" {

@@ -58,7 +58,7 @@ func (p *Proxy) step(ctx context.Context) {
 		p.periodic(ctx, now)
 		return
 	}
-	p.planSteps(now)
+	p.queueSteps(now)
 	if at, due := p.Schedule.Next(now); due {
 		p.sync(ctx)
 	} else {

@@ -90,7 +90,7 @@ func (b *problemBook) count(name types.NamespacedName, problems []model.Problem)
 	b.objects[name] = now
 }
 
-// fieldOf is the field of a Service with the address of a kind of frontend.
+// fieldOf names, for each kind of frontend, the field of the Service that has its address.
 var fieldOf = [...]string{
 	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs", model.LoadBalancer: "status.loadBalancer.ingress",
 	model.NodePort: "spec.ports[].nodePort",

@@ -57,10 +57,10 @@ type account struct {
 
 // past is a successful sync.
 type past struct {
-	start, absorbed, end time.Time
-	result               apply.Result
-	names                []types.NamespacedName
-	more                 int
+	start, begun, end time.Time
+	result            apply.Result
+	names             []types.NamespacedName
+	more              int
 }
 
 const (
@@ -91,7 +91,7 @@ func (a *account) Synced(s *Sync) {
 // pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a long list, so that
 // the list's memory is released.
 func pastOf(s *Sync) past {
-	p := past{start: s.Start, absorbed: s.Begun, end: s.End, result: s.Result, names: s.Services}
+	p := past{start: s.Start, begun: s.Begun, end: s.End, result: s.Result, names: s.Services}
 	if n := len(s.Services); n > mostNamed {
 		p.names, p.more = slices.Clone(s.Services[:mostNamed]), n-mostNamed
 	}
@@ -118,7 +118,7 @@ func remedy(err error) (fix, affects string) {
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
 		return "free memory on this node, or raise the memory limit of the pod: it includes memory of the kernel", "only this node, or the pods with the same limit"
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
-		return "load the kernel's module of the expression that the error names, for example modprobe nft_masq on this node", "the kernel of this node, until the next boot"
+		return "load the kernel module for the expression in the error, for example with modprobe nft_masq on this node", "the kernel of this node, until the next boot"
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return "raise the limit of open files of this program (ulimit -n) or of this node (fs.file-max)", "only this program, or all programs of this node"
 	}
@@ -237,7 +237,7 @@ func (s *past) view() *view.Sync {
 	}
 	v := &view.Sync{
 		Time: s.end, Kind: string(s.result.Kind), Why: s.result.Why, More: s.more, Elements: s.result.Elements, Bytes: s.result.Bytes,
-		PlanMicros: s.absorbed.Sub(s.start).Microseconds(), CommitMicros: s.result.Commit.Microseconds(),
+		PlanMicros: s.begun.Sub(s.start).Microseconds(), CommitMicros: s.result.Commit.Microseconds(),
 		TotalMicros: s.end.Sub(s.start).Microseconds(),
 	}
 	for _, n := range s.names {

@@ -21,8 +21,8 @@ const longestSlice = 100 * time.Millisecond
 // with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
 type queue struct {
 	names []types.NamespacedName
-	// head is the number of Services that have left names. queued holds the Services of names that wait. remove deletes a Service from queued, but
-	// not from names.
+	// head is the number of Services that have left names. queued has the entries of names that still wait: remove deletes a Service
+	// only from queued.
 	head   uint64
 	queued map[types.NamespacedName]struct{}
 	// givers lists the Services that release frontends, in the order of planning.
@@ -183,7 +183,7 @@ type timeSlice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeElements = 10_000
 
-// late reports whether the loop must stop building. It then plans the built Services, for at most the same time again.
+// late reports whether the loop must stop building. The loop then plans the built Services, for at most the same time again.
 func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
@@ -211,7 +211,7 @@ func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedN
 }
 
 // postpone removes a Service from the queue. If the Service releases frontends, postpone puts it back as a giver, and returns true. more is true if
-// the caller has further Services to plan. Without them, and if no other Service waits, postpone puts no Service back.
+// the caller has further Services to plan. Without them, and if no other Service waits, postpone does not put the Service back.
 func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)

@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// steps schedules the steps of Services with starting endpoints, whose shares rise by steps. All Services share one time of the next steps, so that
-// one batch has the steps of many Services. The times are at least stepEvery apart: a Service has at most one step in this interval, regardless of
-// the number of its endpoints.
+// steps schedules slow start: the share of a starting endpoint rises in steps. All Services have their next steps at the same time, so that one batch
+// has the steps of many Services. These times are at least stepEvery apart: a Service has at most one step in this interval, regardless of the number
+// of its endpoints.
 type steps struct {
 	next map[types.NamespacedName]time.Time
 	// at is the time of the next steps; zero if no endpoint is starting. last is the time of the previous ones.
@@ -60,8 +60,8 @@ func (s *steps) due(now time.Time) (names []types.NamespacedName) {
 	return names
 }
 
-// planSteps queues the Services with a step that is due. Changes of objects precede them.
-func (p *Proxy) planSteps(now time.Time) {
+// queueSteps queues the Services with a step that is due. Changes of objects precede them.
+func (p *Proxy) queueSteps(now time.Time) {
 	if names := p.rebuilder.steps.due(now); len(names) > 0 {
 		p.queue.push(names)
 		p.Schedule.Requested()
