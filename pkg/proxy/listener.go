@@ -124,10 +124,3 @@ func (p *Proxy) serve(on bool) {
 		s.Serve(on)
 	}
 }
-
-// announceChanges announces that there are changes.
-func (p *Proxy) announceChanges(now time.Time) {
-	for _, i := range p.intakes {
-		i.Queued(now)
-	}
-}

@@ -76,7 +76,10 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
-		p.announceChanges(p.Now())
+		now = p.Now()
+		for _, i := range p.intakes {
+			i.Queued(now)
+		}
 	case <-p.guard.heard():
 		p.guard.checkSoon()
 	case <-p.turn():
