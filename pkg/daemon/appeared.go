@@ -15,7 +15,7 @@ import (
 // familiesEvery is the interval of checks of the host's IP families. A check reads two files.
 const familiesEvery = 30 * time.Second
 
-// appeared returns an IP family that the host has got since the start, if there is one.
+// appeared returns an IP family that the host has now and did not have at the start, if there is one.
 func (d *daemon) appeared() (inet.Family, bool) {
 	for _, f := range host.Families() {
 		if !slices.Contains(d.hostFamilies, f) {
@@ -25,7 +25,7 @@ func (d *daemon) appeared() (inet.Family, bool) {
 	return 0, false
 }
 
-// awaitFamily returns an error when the host has got another IP family since the start: after a restart, the process serves it.
+// awaitFamily returns an error when another IP family appears on the host: after a restart, the process serves it.
 func (d *daemon) awaitFamily(ctx context.Context) error {
 	for tick := time.NewTicker(familiesEvery); ; {
 		select {
@@ -60,7 +60,7 @@ func (d *daemon) dropUnserved() {
 	}
 }
 
-// keepLease prepares the renewal of the lease beside the loop: while this process serves, or none does.
+// keepLease prepares the renewal of the lease beside the loop. The renewal runs while this process serves, or no process does.
 func (d *daemon) keepLease(logger klog.Logger) (err error) {
 	if d.lease, err = d.kernel.Lease(d.planner); err != nil {
 		return err

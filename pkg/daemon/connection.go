@@ -18,8 +18,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// connection returns the configuration of the connection to the API server, and a function that returns the address in use. No address in
-// either, nor in errors, holds a password: client-go logs addresses.
+// connection returns the configuration of the connection to the API server, and a function that returns the address in use. Their addresses, and
+// those in errors, contain no password, because client-go logs addresses.
 func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func() string, err error) {
 	c := &d.Config.ClientConnection
 	addresses, serverName := d.addresses()
@@ -36,7 +36,7 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 		err = hidePassword(cfg)
 	}
 	if err != nil {
-		return nil, nil, d.withoutAddresses(err)
+		return nil, nil, d.withoutSecrets(err)
 	}
 	cfg.QPS, cfg.Burst, cfg.ContentType = c.QPS, int(c.Burst), c.ContentType
 	if cfg.AcceptContentTypes = c.AcceptContentTypes; cfg.AcceptContentTypes == "" {
@@ -47,8 +47,8 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 	return cfg, server, nil
 }
 
-// addresses returns the addresses of the API server that a flag or else the kubeconfig file lists, and the name in their certificates if the file
-// lists several ones. The first address is empty if client-go finds out the only one.
+// addresses returns the addresses of the API server from --master, or else from the kubeconfig file. If the file lists several addresses, it also
+// returns the name in their certificates. If the file lists one, the list has only an empty string: client-go reads the address itself.
 func (d *daemon) addresses() (list []string, serverName string) {
 	if d.Master != "" {
 		return strings.Split(d.Master, ","), ""
@@ -76,8 +76,8 @@ func (d *daemon) learned() func() []string {
 	return func() []string { return d.source.APIServers() }
 }
 
-// withoutAddresses returns an error without the secrets of configured addresses.
-func (d *daemon) withoutAddresses(err error) error {
+// withoutSecrets returns an error without the secrets of configured addresses.
+func (d *daemon) withoutSecrets(err error) error {
 	text := err.Error()
 	hide := func(list string) {
 		for address := range strings.SplitSeq(list, ",") {

@@ -205,7 +205,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
 		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
-		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) }, // it exists before the port is open
+		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) }, // the console exists before the port is open
 	})
 	d.flows = conntrack.New(conntrack.Config{
 		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
@@ -387,7 +387,7 @@ func (d *daemon) run(ctx context.Context) error {
 		others.Go(func() { d.instance.Run(agreeing) })
 		err := d.proxy(ctx)
 		if err != nil {
-			cancel(fmt.Errorf("proxy: %w", err)) // the part loopback exits
+			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
 		}
 		<-loopbackEnded
 		leave()

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// lacking is the error that the kernel lacks features. Other families may be served.
+// lacking is the error for missing features of the kernel. The families in servable lack none.
 type lacking struct {
 	servable []inet.Family
 	advice   string
@@ -52,7 +52,7 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 	return lacks, errors.Join(err, kernel.Close())
 }
 
-// servable returns nil if the kernel lacks nothing.
+// servable returns an error with the servable families, or nil if the kernel lacks nothing.
 func servable(families []inet.Family, lacks []probe.Missing) error {
 	if len(lacks) == 0 {
 		return nil

@@ -53,8 +53,8 @@ func containerLimit(folder string) (int64, bool) {
 	return 0, false
 }
 
-// synced notifies the parts that wait for the first sync. The lists of objects and the first batch are garbage then, several
-// times the size of the rest, and a third of the resident code ran only at the start. It returns this memory to the system.
+// synced notifies the parts that wait for the first sync. Then it returns memory to the system: the lists of objects and the first
+// batch, which are several times the size of all other objects, and code that only the start uses, a third of the resident code.
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
@@ -132,7 +132,7 @@ func containerUse(folder string) (int64, bool) {
 	return 0, false
 }
 
-// nearLimit detects that the memory use is near the limit, once until it has decreased.
+// nearLimit detects that the memory use is near the limit, and again only after the use has decreased.
 type nearLimit struct {
 	limit  int64
 	warned bool

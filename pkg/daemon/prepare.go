@@ -22,7 +22,7 @@ func prepareProcess(logger klog.Logger, s *settings.Settings) {
 }
 
 // prepareHost applies settings outside nftables. kube-proxy exits if this fails; this program logs a warning, because Services
-// work without.
+// work without them.
 func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 	wanted := host.Conntrack{
 		MaxPerCore: int(*c.Conntrack.MaxPerCore), Min: int(*c.Conntrack.Min), TCPBeLiberal: c.Conntrack.TCPBeLiberal,

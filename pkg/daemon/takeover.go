@@ -17,7 +17,7 @@ import (
 
 // cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:
 // if an administrator returns the node to kube-proxy, its rules handle new connections already. With a service-proxy name, it removes only the
-// tables of that name. Its results are kube-proxy's, but while the same instance runs on the node, it removes nothing without force.
+// tables of that name. It fails with kube-proxy's error. While an instance with this name runs on the node, it removes nothing without --force.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
 	if err := refuseCleanup(instance.NameOf(s.ServiceProxyName), s.ForceCleanup); err != nil {
 		return err
@@ -38,7 +38,7 @@ func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) erro
 	return nil
 }
 
-// refuseCleanup returns an error if a process of this program serves the node, whose tables --cleanup would delete.
+// refuseCleanup returns an error if a process of this program serves the node: --cleanup would delete its tables.
 func refuseCleanup(name string, force bool) error {
 	holder, err := instance.Find(name)
 	switch {
@@ -47,8 +47,8 @@ func refuseCleanup(name string, force bool) error {
 	case err != nil:
 		holder = fmt.Sprintf("an unknown process: %v", err)
 	}
-	return fmt.Errorf("removed nothing: kube-nftproxy runs on this node (%s), and serves Services by the rules that --cleanup removes: new connections to Services would fail until "+
-		"it writes them again. Stop it on this node first. To remove the rules anyway, add --force", holder)
+	return fmt.Errorf("removed nothing: kube-nftproxy runs on this node (%s) and needs the rules. Without them, new connections to Services fail until it rewrites them. "+
+		"Stop it on this node first. To remove the rules anyway, add --force", holder)
 }
 
 // cleanupKubeProxy removes kube-proxy's objects, unless one runs.
