@@ -330,8 +330,11 @@ func (d *daemon) run(ctx context.Context) error {
 			}
 		})
 	}
+	background := func(name string, f func(context.Context)) { // a part that cannot fail
+		part(name, func(ctx context.Context) error { f(ctx); return nil })
+	}
 	if d.recorder != nil {
-		part("events", func(ctx context.Context) error { d.recorder.Run(ctx); return nil })
+		background("events", d.recorder.Run)
 	}
 	d.reporter.Started(d.NodeName)
 	server := func(name, address string, handler http.Handler, event string) {
@@ -356,17 +359,16 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	})
 	part("watch", d.source.Run)
-	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
-	part("terminations", func(ctx context.Context) error { d.terminations.Run(ctx); return nil })
-	part("memory", d.watchMemory)
-	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
+	background("conntrack", d.flows.Run)
+	background("terminations", d.terminations.Run)
+	background("memory", d.watchMemory)
+	background("nodeport", d.users.Run)
 	loopbackEnded := make(chan struct{})
-	part("loopback", func(ctx context.Context) error {
+	background("loopback", func(ctx context.Context) {
 		defer close(loopbackEnded)
 		d.loopback.Run(ctx)
-		return nil
 	})
-	part("demand", func(ctx context.Context) error { d.demand.Run(ctx); return nil })
+	background("demand", d.demand.Run)
 	if d.File != "" {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
 	}
@@ -374,10 +376,10 @@ func (d *daemon) run(ctx context.Context) error {
 		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node, Synced: d.firstSync}).Run)
 	}
 	if d.ServiceProxyName == "" {
-		part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
+		background("takeover", d.takeover.Run)
 	}
-	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.Handler()); return nil })
-	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
+	background("control", func(ctx context.Context) { control.Serve(ctx, d.ControlSocket, d.console.Handler()) })
+	background("lease", d.lease.Run)
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
 		// This process leaves the other instances only after it has stopped committing, and has deleted the table of node ports on loopback: the

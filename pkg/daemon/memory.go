@@ -151,7 +151,7 @@ func (l *nearLimit) reached(used int64) bool {
 }
 
 // watchMemory warns before the kernel kills the program at the container's limit.
-func (d *daemon) watchMemory(ctx context.Context) error {
+func (d *daemon) watchMemory(ctx context.Context) {
 	followMemory(ctx, groupFolder, func(used, limit int64) {
 		d.report(model.Problem{
 			Kind: "Node", Name: types.NamespacedName{Name: d.NodeName}, Field: "memory", Event: "MemoryLimitNear", Action: "Sync",
@@ -159,7 +159,6 @@ func (d *daemon) watchMemory(ctx context.Context) error {
 				"raise resources.limits.memory", used>>20, limit>>20),
 		})
 	})
-	return nil
 }
 
 // followMemory checks a control group until the context ends, and calls near when the limit is near. The limit may change
