@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/component-base/logs"
@@ -23,7 +24,7 @@ func (d *daemon) metricsPort() http.Handler {
 	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
 	if d.Gates.Enabled(config.ComponentFlagz) {
 		mux.Handle("/flagz", zpages.Flagz(d.Flags, config.FlagValue))
-		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
+		paths = slices.Insert(paths, 1, "/flagz")
 	}
 	if d.Gates.Enabled(config.ComponentStatusz) {
 		mux.Handle("/statusz", zpages.Statusz(d.version, config.Kubernetes, d.started, paths))
