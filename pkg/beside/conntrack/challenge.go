@@ -100,7 +100,7 @@ func segment(from, to netip.AddrPort) []byte {
 	return append(ip, tcp...)
 }
 
-// Terminator is the kernel's table for [Desired.Terminate]. After the deletion of entries, it challenges their clients if the Service has AtOnce.
+// Terminator is the kernel's table for [Desired.Terminate]. After the deletion of entries, it challenges their clients if [Departed.AtOnce] is true.
 type Terminator struct {
 	*Netlink
 	open       func() (*Challenger, error)

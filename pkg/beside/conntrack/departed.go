@@ -97,8 +97,8 @@ var errStrict = errors.New("net.netfilter.nf_conntrack_tcp_loose is 0: the kerne
 	"and no reset would reach the client; established connections stay")
 
 // OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that begin with a SYN. loose is the
-// file of the sysctl nf_conntrack_tcp_loose. The table calls open when it must challenge the first client, usually [OpenChallenger]. It calls
-// challenged with the number of clients that were challenged after each batch, and the first error.
+// file of the sysctl nf_conntrack_tcp_loose. The table calls open, usually [OpenChallenger], when it must challenge the first client. After each
+// batch, it calls challenged with the number of challenged clients, and the first error.
 func OpenToTerminate(loose string, open func() (*Challenger, error), challenged func(f inet.Family, n int, err error)) (*Terminator, error) {
 	text, err := os.ReadFile(loose)
 	switch {

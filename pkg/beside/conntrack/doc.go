@@ -5,6 +5,6 @@
 //
 // In: changed frontends and their endpoints, as [Desired] values.
 // Out: deleted entries of the kernel's table, their number, and the duration; single entries from [Lookup].
-// Never: deletes an SCTP association that has a reply, or a TCP connection that has a reply, except to an endpoint in
-// [Departed]; blocks the goroutine that syncs; copies the kernel's table.
+// Never: deletes a TCP or SCTP flow that has a reply, except a TCP connection to an endpoint in [Departed]; blocks the
+// goroutine that syncs; copies the kernel's table.
 package conntrack

@@ -246,7 +246,7 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 	return err
 }
 
-// pause waits before maxDeletes entries are deleted together, as long as PerSecond requires.
+// pause waits before the next maxDeletes entries are deleted, for the time that PerSecond requires.
 func (r *Reconciler) pause(ctx context.Context) {
 	d := maxDeletes * time.Second / time.Duration(r.PerSecond)
 	sleep(ctx, d)

@@ -35,7 +35,7 @@ type Flow struct {
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
 // Desired is the wanted state of some frontends: the frontends that have changed since the last pass, or all frontends. Flows to other destinations
-// are never stale. With a range of ports, a Desired has all single ports of the same address and protocol, too: these take precedence. Do not
+// are never stale. With a range of ports, a Desired must also have all single ports of the same address and protocol: these take precedence. Do not
 // change a Desired after passing it to a [Reconciler].
 type Desired struct {
 	// Undnated makes untranslated flows of all protocols stale, too. Set it with all frontends after the first sync and after a time without rules.
@@ -204,8 +204,8 @@ func (d *Desired) forgetGone() {
 // rules can reject it. kube-proxy keeps both kinds of flows, and flows to deleted Services.
 //
 // A flow of another protocol can be stale only without a reply: if its source is not allowed or, with Undnated, if it is not translated.
-// So no established connection is deleted, except for TCP connections to endpoints that [Desired.Terminate] names. Untranslated entries in zones other than 0 are intended: the virtual switch of a network
-// plugin tracks the same packet in its own zone, before or after the rules.
+// So no established connection is deleted, except for TCP connections to endpoints that [Desired.Terminate] names. Untranslated entries in zones other
+// than 0 are intended: the virtual switch of a network plugin tracks the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if d.departed(f) {
 		to, _ := d.find(f.Destination, inet.TCP)
@@ -270,7 +270,7 @@ func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bo
 	if known && !f.gone {
 		return single, true
 	}
-	if _, ours := slices.BinarySearchFunc(d.nodes[single.Family], addr, netip.Addr.Compare); ours {
+	if _, local := slices.BinarySearchFunc(d.nodes[single.Family], addr, netip.Addr.Compare); local {
 		nodePort := single
 		nodePort.Addr = netip.Addr{}
 		if f, claimed := d.frontends[nodePort]; claimed && (!known || !f.gone) {

@@ -135,8 +135,7 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return err
 }
 
-// dump reads the entries and deletes stale ones in batches. Kernels before 5.8 ignore the filter, but [Desired.Stale] checks the protocol
-// again.
+// dump reads the entries and deletes stale ones in batches. If the kernel ignores the filter, [Desired.Stale] checks the protocol.
 func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
 	var filter []byte
 	if udp {
