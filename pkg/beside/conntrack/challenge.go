@@ -59,7 +59,7 @@ func (c *Challenger) Close() error {
 // Challenge sends one segment to the client of a flow.
 func (c *Challenger) Challenge(f *Flow) error {
 	from, to := f.Destination, f.Source
-	var at unix.Sockaddr = &unix.SockaddrInet4{}
+	var at unix.Sockaddr
 	if to.Addr().Is6() {
 		at = &unix.SockaddrInet6{Addr: to.Addr().As16()}
 	} else {
