@@ -31,7 +31,7 @@ type world struct {
 	misses                  []Fact
 	facts                   []Fact // of the current rule
 
-	// drawnFrom is the world that a draw in the current rule has split, with this world as one of the results; nil without a draw.
+	// drawnFrom is the world that a draw in the current rule has split into this world and others; nil without a draw.
 	drawnFrom *world
 
 	verdict verdict
@@ -230,8 +230,8 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	return next, back, nil
 }
 
-// decideBy returns the verdict for a verdict code of the kernel. It returns false for an unknown code.
-func decideBy(code int32, chain string) (verdict, bool) {
+// verdictOf returns the verdict for a verdict code of the kernel. It returns false for an unknown code.
+func verdictOf(code int32, chain string) (verdict, bool) {
 	const nfDrop, nfAccept = 0, 1
 	switch code {
 	case unix.NFT_JUMP:

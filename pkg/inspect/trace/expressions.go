@@ -69,7 +69,7 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 		}
 		w.end(Refused, how)
 	case *expr.Verdict:
-		v, ok := decideBy(int32(x.Kind), x.Chain)
+		v, ok := verdictOf(int32(x.Kind), x.Chain)
 		if !ok {
 			w.end(Unknown, fmt.Sprintf("verdict %d", x.Kind))
 			return nil
@@ -223,7 +223,7 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 		addr = w.source
 	}
 	if x.ResultOIF && x.FlagPRESENT && x.FlagIIF && x.FlagDADDR {
-		return e.returns(x.Register, w)
+		return e.leavesByArrival(x.Register, w)
 	}
 	if !x.ResultADDRTYPE || x.FlagIIF || x.FlagOIF {
 		w.unsupported(nft.Expr{Name: "fib"})
@@ -237,8 +237,8 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 	return nil
 }
 
-// returns stores 1 if the packet would leave by the interface by which it arrives, otherwise 0.
-func (e *evaluator) returns(register uint32, w *world) error {
+// leavesByArrival stores 1 if the packet would leave by the interface by which it arrives, otherwise 0.
+func (e *evaluator) leavesByArrival(register uint32, w *world) error {
 	typ, err := e.routes.Type(w.to.Addr())
 	if err != nil {
 		return err
@@ -270,7 +270,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 	w.store(x.DestRegister, out)
 }
 
-// byteOrder converts the byte order of each number of x.Size bytes. It does not change a shorter rest.
+// byteOrder converts the byte order of each number of x.Size bytes. It does not change a shorter remainder.
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
@@ -314,19 +314,19 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 			continue
 		}
 		w.note(Fact{Drawn: x.Modulus})
-		numbers := make([]float64, x.Modulus)
-		for n := range numbers {
-			numbers[n] = 1 / float64(x.Modulus)
+		chances := make([]float64, x.Modulus)
+		for n := range chances {
+			chances[n] = 1 / float64(x.Modulus)
 		}
-		out = append(out, w.each(x.Register, x.Offset, numbers)...)
+		out = append(out, w.each(x.Register, x.Offset, chances)...)
 	}
 	return out
 }
 
 // each returns a world for each number whose chance is above 0, with the number in a register.
-func (w *world) each(register, offset uint32, numbers []float64) (out []*world) {
+func (w *world) each(register, offset uint32, chances []float64) (out []*world) {
 	w.drawnFrom = w
-	for n, chance := range numbers {
+	for n, chance := range chances {
 		if chance > 0 {
 			c := w.fork()
 			c.chance *= chance
@@ -358,14 +358,14 @@ func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 		}
 		w.note(Fact{Drawn: x.Modulus})
 		key = bytes.Clone(key)
-		numbers := make([]float64, x.Modulus)
+		chances := make([]float64, x.Modulus)
 		for p := range 1 << 16 {
 			if p > 0 {
 				binary.BigEndian.PutUint16(key[port:], uint16(p))
-				numbers[balance.Slot(key, x.Seed, x.Modulus)] += 1 / float64(1<<16-1)
+				chances[balance.Slot(key, x.Seed, x.Modulus)] += 1 / float64(1<<16-1)
 			}
 		}
-		out = append(out, w.each(x.DestRegister, x.Offset, numbers)...)
+		out = append(out, w.each(x.DestRegister, x.Offset, chances)...)
 	}
 	return out
 }
@@ -414,7 +414,7 @@ func (w *world) applyLookup(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Fo
 		w.verdict = verdict{kind: broken}
 	case f == nil || !x.IsDestRegSet:
 	case s.Verdict:
-		v, ok := decideBy(f.Verdict, f.Chain)
+		v, ok := verdictOf(f.Verdict, f.Chain)
 		if !ok {
 			w.unsupported(nft.Expr{Name: "verdict"})
 			return

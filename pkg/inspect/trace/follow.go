@@ -191,7 +191,7 @@ func dropSteps(list []Way) {
 	}
 }
 
-// round rounds a probability, so that sums with another order of terms stay equal.
+// round rounds a probability, so that sums of the same terms in another order are equal.
 func round(p float64) int { return int(p*1e9 + 0.5) }
 
 func (w *world) way() Way {

@@ -76,7 +76,7 @@ func (w *world) stopped() string {
 	// If a packet to a Service reaches the rules for untranslated packets, the earlier rules should have translated it.
 	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") && s.To != plan.ServicesSet }
 	if found(w.steps) && slices.ContainsFunc(w.steps, unclaimed) {
-		why = w.broken() + ", and then: " + why
+		why = w.whyUntranslated() + ", and then: " + why
 	}
 	return why
 }
@@ -90,7 +90,7 @@ func found(steps []Step) bool {
 	})
 }
 
-// isVIP reports whether the destination address is a cluster IP, or a refused address, regardless of the port.
+// isVIP reports whether the destination address is a cluster IP, or in the set refused, regardless of the port.
 func (w *world) isVIP() bool {
 	return slices.ContainsFunc(w.steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return (f.Set == "cluster-ips" || f.Set == "refused") && !f.Missing })
@@ -102,11 +102,11 @@ func (w *world) untouched() string {
 	if !found(w.steps) {
 		return "not a Service's address and port"
 	}
-	return "a Service has this address and port, but " + w.broken()
+	return "a Service has this address and port, but " + w.whyUntranslated()
 }
 
-// broken returns the reason why no rule translated a Service's packet: a missing element of a map, if there is one.
-func (w *world) broken() string {
+// whyUntranslated returns the reason why no rule translated a Service's packet: a missing element of a map, if there is one.
+func (w *world) whyUntranslated() string {
 	for _, f := range slices.Backward(w.misses) {
 		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
 			return fmt.Sprintf("map %s has no element %s", f.Set, f.Key)
@@ -139,7 +139,7 @@ func (w *world) whyMasqueraded() string {
 func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) {
 	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
 	for _, w := range worlds {
-		if slices.ContainsFunc(w.misses, lease) && !slices.ContainsFunc(w.steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, held) }) {
+		if slices.ContainsFunc(w.misses, lease) && !slices.ContainsFunc(w.steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, leased) }) {
 			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; DNAT rules of other programs take precedence")
 			break
 		}
@@ -179,7 +179,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	return list, nil
 }
 
-func held(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
+func leased(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 
 // nameOf returns the comment of the element with a key in a set, or "".
 func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
