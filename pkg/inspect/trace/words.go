@@ -83,18 +83,16 @@ func (w *world) stopped() string {
 
 // found reports whether a lookup has found the destination address and port of a Service.
 func found(steps []Step) bool {
-	return slices.ContainsFunc(steps, func(s Step) bool {
-		return slices.ContainsFunc(s.Facts, func(f Fact) bool {
-			return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing
-		})
-	})
+	return hasFact(steps, func(f Fact) bool { return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing })
+}
+
+func hasFact(steps []Step, is func(Fact) bool) bool {
+	return slices.ContainsFunc(steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, is) })
 }
 
 // isVIP reports whether the destination address is a cluster IP, or in the set refused, regardless of the port.
 func (w *world) isVIP() bool {
-	return slices.ContainsFunc(w.steps, func(s Step) bool {
-		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return (f.Set == "cluster-ips" || f.Set == "refused") && !f.Missing })
-	})
+	return hasFact(w.steps, func(f Fact) bool { return (f.Set == "cluster-ips" || f.Set == "refused") && !f.Missing })
 }
 
 // untouched returns the reason why no rule has translated the packet.
@@ -137,9 +135,10 @@ func (w *world) whyMasqueraded() string {
 
 // hints suggests the intended Service if the destination has no Service, and lists other faults.
 func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) {
-	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
+	expired := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
+	leased := func(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 	for _, w := range worlds {
-		if slices.ContainsFunc(w.misses, lease) && !slices.ContainsFunc(w.steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, leased) }) {
+		if slices.ContainsFunc(w.misses, expired) && !hasFact(w.steps, leased) {
 			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; DNAT rules of other programs take precedence")
 			break
 		}
@@ -178,8 +177,6 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	}
 	return list, nil
 }
-
-func leased(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 
 // nameOf returns the comment of the element with a key in a set, or "".
 func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
