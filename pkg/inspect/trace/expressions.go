@@ -139,11 +139,11 @@ func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 		return binary.BigEndian.AppendUint16(b, w.to.Port())
 	case base != expr.PayloadBaseNetworkHeader:
 		return nil
-	case p.family() == inet.IPv4:
-		b := []byte{0x45, 0, 0, 60, 0, 0, 0x40, 0, ttl, byte(p.Protocol), 0, 0}
-		return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
 	}
 	b := []byte{0x60, 0, 0, 0, 0, 40, byte(p.Protocol), ttl}
+	if p.family() == inet.IPv4 {
+		b = []byte{0x45, 0, 0, 60, 0, 0, 0x40, 0, ttl, byte(p.Protocol), 0, 0}
+	}
 	return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
 }
 
@@ -196,7 +196,7 @@ func interfaceName(name string) []byte {
 }
 
 func (w *world) ct(p Packet, x *expr.Ct) {
-	const confirmable, dnat, stateNew = 0, 1 << 5, 8
+	const dnat, stateNew = 1 << 5, 8
 	if x.SourceRegister {
 		w.unsupported(nft.Expr{Name: "ct set"})
 		return
@@ -205,7 +205,7 @@ func (w *world) ct(p Packet, x *expr.Ct) {
 	case expr.CtKeySTATE:
 		w.storeWord(x.Register, stateNew)
 	case expr.CtKeySTATUS:
-		status := uint32(confirmable)
+		var status uint32
 		if w.translated {
 			status |= dnat
 		}

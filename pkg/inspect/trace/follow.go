@@ -48,15 +48,12 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	if t.Ways, err = e.ways(worlds); err != nil {
 		return nil, fmt.Errorf("follow %s: %w", p, err)
 	}
-	for i := range t.Ways {
-		if t.Why != "" {
-			t.Ways[i].Why = "" // no rule was evaluated
+	if t.Why != "" { // no rule was evaluated
+		for i := range t.Ways {
+			t.Ways[i].Why = ""
 		}
-	}
-	if t.Why == "" {
-		if t.Hints, err = e.hints(t, worlds); err != nil {
-			return nil, fmt.Errorf("follow %s: %w", p, err)
-		}
+	} else if t.Hints, err = e.hints(t, worlds); err != nil {
+		return nil, fmt.Errorf("follow %s: %w", p, err)
 	}
 	t.Also = e.also(c, worlds)
 	return t, nil
