@@ -28,7 +28,7 @@ const (
 // AwaitChange follows the content of the configuration file until the context ends. After each change, it calls outdated with true if
 // the content differs from the configuration in use, otherwise with false. It notices a write in place, a rename, and an update of a
 // ConfigMap volume. With --config-reload=exit, it returns errChanged after a random part of --config-reload-jitter. It does not return if
-// the content has become equal or invalid by then: the program would not start with an invalid content.
+// the content has become equal or invalid by then: the program would not start with invalid content.
 func (o *Options) AwaitChange(ctx context.Context, outdated func(bool)) error {
 	return o.awaitChange(ctx, watcherOf, lookAgain, outdated)
 }
@@ -38,8 +38,8 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 	w, err := watch(o.File)
 	if err != nil {
 		// Other programs on the node may have used all inotify instances.
-		logger.Error(err, "Cannot watch the configuration file; polling it instead (fs.inotify.max_user_instances and "+
-			"max_user_watches may have to be raised)", "file", o.File, "interval", every)
+		logger.Error(err, "Cannot watch the configuration file; polling it instead. Possible fix: raise fs.inotify.max_user_instances or "+
+			"max_user_watches", "file", o.File, "interval", every)
 		w = &fsnotify.Watcher{} // without events
 	} else {
 		defer w.Close() //nolint:errcheck // nothing is written
@@ -52,14 +52,14 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 		now, err := os.ReadFile(o.File)
 		if err == nil && !bytes.Equal(now, seen) {
 			seen = now
-			valid, same := usable(now), bytes.Equal(now, o.content)
+			invalid, same := checkContent(now), bytes.Equal(now, o.content)
 			outdated(!same)
 			switch {
 			case same:
 				logger.Info("The configuration file has its previous content again", "file", o.File)
 				exit = nil
-			case valid != nil:
-				logger.Error(valid, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
+			case invalid != nil:
+				logger.Error(invalid, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
 				exit = nil
 			case o.reload != reloadExit:
 				logger.Info("The configuration file has changed; a restart of the program applies it", "file", o.File)
@@ -105,8 +105,8 @@ func foldersOf(path string) []string {
 	return dirs
 }
 
-// usable returns the errors because of which the program would not start with this content of the file, or nil.
-func usable(data []byte) error {
+// checkContent returns the errors because of which the program would not start with this content of the file, or nil.
+func checkContent(data []byte) error {
 	c, _, err := decode(data)
 	if err != nil {
 		return err

@@ -149,7 +149,7 @@ func TestAnInvalidFileIsIgnored(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	for _, text := range []string{"mode: x", header + "mode: userspace\n", header + "featureGates: {MultiCIDRServiceAllocator: false}\n"} {
-		if usable([]byte(text)) == nil {
+		if checkContent([]byte(text)) == nil {
 			t.Errorf("%q is usable", text)
 		}
 	}

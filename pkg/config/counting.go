@@ -27,7 +27,7 @@ func (c *counting) Set(text string) error {
 	}
 	on, err := strconv.ParseBool(text)
 	if err != nil {
-		return fmt.Errorf("want true, false or %s", countEndpoints)
+		return fmt.Errorf("must be true, false or %s", countEndpoints)
 	}
 	c.CountConnections = on
 	return nil

@@ -30,12 +30,12 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.File, "config", "", "Path of a KubeProxyConfiguration file. The file overrides all flags that have a field in it.")
-	fs.StringVar(&o.reload, "config-reload", o.reload, "What the program does when the configuration file changes: \"never\" logs the change, and the next start applies it; \"exit\" exits, so that the kubelet restarts the program.")
+	fs.StringVar(&o.reload, "config-reload", o.reload, "Reaction to a change of the configuration file: \"never\" logs the change, and the next start applies it; \"exit\" exits, so that the kubelet restarts the program.")
 	fs.DurationVar(&o.reloadJitter, "config-reload-jitter", o.reloadJitter, "Longest delay before an exit by --config-reload=exit. Each node waits for a random part of it.")
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
 	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, in any mode, then exit. While kube-nftproxy runs on the node, remove nothing and exit with 1, unless --force is set.")
-	fs.BoolVar(&o.ForceCleanup, "force", false, "With --cleanup: remove the rules although kube-nftproxy runs on the node. New connections to Services fail until it writes them again.")
-	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, in tables of their own, beside the proxy of all other Services (docs/try.md). The servers of /healthz and /metrics are off unless their flags are set, and the sysctls of the node are left alone. Commands need the same flag.")
+	fs.BoolVar(&o.ForceCleanup, "force", false, "With --cleanup: remove the rules even if kube-nftproxy runs on the node. New connections to Services fail until it rewrites them.")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, in tables of their own, beside the proxy of all other Services (docs/try.md). The servers of /healthz and /metrics are off unless their flags are set, and the sysctls of the node stay unchanged. Commands need the same flag.")
 	fs.BoolVar(&o.InitOnly, "init-only", false, "Set the conntrack sysctls, which need more privileges than CAP_NET_ADMIN, then exit (for an init container).")
 	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "Feature gates of kube-proxy, as Name=true,Name=false. Gates that do not apply to this program are accepted and ignored.")
 	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it differs from the host name.")
@@ -46,7 +46,7 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 func (o *Options) addAPI(fs *pflag.FlagSet) {
 	c := &o.Config.ClientConnection
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "Path of the kubeconfig file with the address and credentials of the API server. Default: the address and credentials of the pod.")
-	fs.StringVar(&o.Master, "master", "", "Address of the API server; overrides the address in the kubeconfig file. After a failure of one of several addresses, separated by commas, the program uses the next one.")
+	fs.StringVar(&o.Master, "master", "", "Address of the API server, or several, separated by commas; overrides the address in the kubeconfig file. After a failure of one address, the program uses the next one.")
 	fs.BoolVar(&o.LearnAPIServers, "learn-api-servers", false, "After a failure of the API server, also use the first 16 addresses in the EndpointSlice default/kubernetes. The certificates of the API servers must be valid for these addresses.")
 	fs.StringVar(&o.StartupTaint, "startup-taint", "", "Key of a taint to remove from this Node after the first sync. Requires the permission to patch Nodes: see deploy/startup-taint.")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
@@ -84,7 +84,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz, /livez and /readyz; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, port-ranges, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
+	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, port-ranges, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; one namespace may use a quarter of these. The program skips the excess of a Service, and reports it with an Event.")
 	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the machine. \"endpoints\" also counts them for each endpoint and zone. Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")
 	fs.Lookup("count-connections").NoOptDefVal = "true"
 	fs.StringSliceVar(&o.MetricsEndpoints, "metrics-endpoints", o.MetricsEndpoints, "Services, as NAMESPACE/NAME, whose endpoints have their own series in the metrics, up to 1,000 series in total. Needs --count-connections=endpoints.")
@@ -117,13 +117,13 @@ func (o *Options) addKernel(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it unchanged.")
 }
 
-// addIgnored adds flags of kube-proxy that do not affect how the program serves. Clean-up uses --ipvs-exclude-cidrs.
+// addIgnored adds flags of kube-proxy that the program ignores, except --ipvs-scheduler in mode ipvs and, in clean-up, --ipvs-exclude-cidrs.
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: --nodeport-addresses decides about loopback.")
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for it. Others are ignored.")
-	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up leaves alone: after a start in place of mode ipvs, and with --cleanup.")
+	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up keeps: after a start in place of mode ipvs, and with --cleanup.")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, ipvs)
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, ipvs)

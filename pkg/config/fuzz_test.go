@@ -29,7 +29,7 @@ func FuzzFile(f *testing.F) {
 	f.Add([]byte("{}"))
 	f.Add([]byte("apiVersion: v1\nkind: ConfigMap"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if usable(data) != nil {
+		if checkContent(data) != nil {
 			return
 		}
 		c, _, err := decode(data)
@@ -47,7 +47,7 @@ func FuzzFile(f *testing.F) {
 		if !bytes.Equal(first, second) {
 			t.Errorf("written twice (-first, %v +second):\n%s", err, cmp.Diff(string(first), string(second)))
 		}
-		if err := usable(first); err != nil {
+		if err := checkContent(first); err != nil {
 			t.Errorf("the written configuration is invalid: %v", err)
 		}
 	})
@@ -76,7 +76,7 @@ func FuzzFlags(f *testing.F) {
 		}
 		first, err := encode(o.Config)
 		lab.Must(t, err)
-		if err := usable(first); err != nil {
+		if err := checkContent(first); err != nil {
 			t.Errorf("the configuration of these flags is invalid as a file: %v\n%s", err, first)
 		}
 	})

@@ -33,7 +33,7 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 	}
 	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
 	if c.Mode == modeIPVS && (c.IPVS.Scheduler != "" || c.IPVS.StrictARP || timeouts != 0) {
-		note("ipvs", "the program does not use IPVS: the algorithm of Services without an annotation for it is %s, conntrack has the timeouts, and ARP is unchanged", Method(c))
+		note("ipvs", "the program does not use IPVS: the algorithm of Services without an annotation for it is %s, the timeouts of conntrack apply, and ARP is unchanged", Method(c))
 	}
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
 		note("winkernel", "the field is for Windows, and is ignored")
@@ -41,14 +41,14 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 	return append(list, gateNotes(c.FeatureGates, unknown)...)
 }
 
-// Method returns the way to choose endpoints of Services without an annotation for it. In mode ipvs, it is the one that is closest to the
-// scheduler: kube-proxy has sh hash the client's address, and mh (Maglev) its address and port (FlagSourceHash is IP_VS_SVC_F_SCHED_MH_PORT).
+// Method returns the algorithm of Services without an annotation for it. In mode ipvs, it follows the scheduler: in kube-proxy, sh hashes the
+// client's address, and mh (Maglev) the client's address and port (FlagSourceHash is IP_VS_SVC_F_SCHED_MH_PORT).
 func Method(c *kubeproxy.KubeProxyConfiguration) balance.Method {
 	name := map[string]string{"sh": balance.SourceHash, "mh": balance.Maglev}[c.IPVS.Scheduler]
 	if c.Mode != modeIPVS || name == "" {
 		name = balance.Random
 	}
-	m, _ := balance.Parse(name) // one of its names
+	m, _ := balance.Parse(name) // the name is valid
 	return m
 }
 

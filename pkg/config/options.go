@@ -194,17 +194,17 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 		c.MetricsBindAddress = addressOf(c.MetricsBindAddress, o.metricsPort)
 	}
 	sync, min := periodsOf(c)
-	theirs, prefix := o.iptables, "iptables-"
+	section, prefix := o.iptables, "iptables-"
 	if c.Mode == modeIPVS {
-		theirs, prefix = o.ipvs, "ipvs-"
+		section, prefix = o.ipvs, "ipvs-"
 	}
 	set := func(flag string, to *time.Duration, value time.Duration) {
 		if fs.Changed(flag) {
 			*to = value
 		}
 	}
-	set(prefix+"sync-period", &sync.Duration, theirs.sync)
-	set(prefix+"min-sync-period", &min.Duration, theirs.min)
+	set(prefix+"sync-period", &sync.Duration, section.sync)
+	set(prefix+"min-sync-period", &min.Duration, section.min)
 	set("sync-period", &sync.Duration, o.periods.sync)
 	set("min-sync-period", &min.Duration, o.periods.min)
 	c.ClusterCIDR = o.clusterCIDR

@@ -212,8 +212,8 @@ func TestAConfigurationOfANewerVersionIsUsed(t *testing.T) {
 	lab.Same(t, want, got, "subjects of findings")
 	data, err := os.ReadFile("testdata/newer.yaml")
 	lab.Must(t, err)
-	if err := usable(data); err != nil {
-		t.Errorf("usable() = %v", err)
+	if err := checkContent(data); err != nil {
+		t.Errorf("checkContent() = %v", err)
 	}
 }
 

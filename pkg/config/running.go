@@ -8,8 +8,8 @@ import (
 
 // Running is the configuration in effect of a running program.
 type Running struct {
-	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and have no field in it. An empty one
-	// has its default.
+	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and have no field in it. An empty
+	// setting has its default.
 	Node, Config                     string
 	Limits                           map[string]int
 	CountConnections, CountEndpoints bool

@@ -18,5 +18,5 @@ func (o *Options) Unread() (changed bool, err error) {
 	if bytes.Equal(now, o.content) {
 		return false, nil
 	}
-	return true, usable(now)
+	return true, checkContent(now)
 }
