@@ -34,7 +34,7 @@ func FuzzFile(f *testing.F) {
 		}
 		c, _, err := decode(data)
 		if err != nil {
-			t.Fatalf("usable accepts the file, decode does not: %v", err)
+			t.Fatalf("checkContent accepts the file, decode does not: %v", err)
 		}
 		notes(c, nil)
 		first, err := encode(c)
