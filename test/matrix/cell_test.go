@@ -90,7 +90,7 @@ const (
 	byNodeCIDR    detector = "NodeCIDR"
 	byBridge      detector = "BridgeInterface"
 	byPrefix      detector = "InterfaceNamePrefix"
-	byNothing     detector = "no detection" // mode ClusterCIDR, without --cluster-cidr
+	byNothing     detector = "ClusterCIDR without --cluster-cidr"
 )
 
 var detectors = []detector{byClusterCIDR, byNodeCIDR, byBridge, byPrefix, byNothing}
@@ -349,7 +349,7 @@ func TestMatrixIsComplete(t *testing.T) {
 	const perMode, perPair = perFamily * 2 * 2, total / pairs
 	want := map[string]int{
 		"ClusterCIDR": 2*perMode + 2*perFamily, "NodeCIDR": 2 * perMode, "BridgeInterface": 2 * perMode,
-		"InterfaceNamePrefix": 2 * perMode, "no detection": 2 * perMode,
+		"InterfaceNamePrefix": 2 * perMode, "ClusterCIDR without --cluster-cidr": 2 * perMode,
 		"random": 2*perMode + 2*perFamily, "source-hash": 2 * perMode, "maglev": 2 * perMode, "weights": 2 * perMode, "maximum": 2 * perMode,
 		"masquerade all false": 5*perMode + 2*perFamily, "masquerade all true": 5 * perMode,
 		"ClusterIP": total * 2 / 9, "NodePort": total * 2 / 9, "externalIP": total * 2 / 9, "LB IP": total * 2 / 9,

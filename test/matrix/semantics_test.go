@@ -193,7 +193,7 @@ they see. The result depends on the kind of address, the traffic policy, the cli
 ` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove the tables, for IPv4 and IPv6, TCP and UDP (and SCTP in the
 first table): %s combinations in %d modes. In eight of the modes, all Services have an algorithm, weights, or a maximum of
 connections with slow start. In five of the modes, the program has the flags for [unused ports, ping](vips.md) and [termination](stale-connections.md), and
-counts no connections. None of this changes a row. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy, without all this.
+counts no connections. None of these settings changes a row. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy, without them.
 
 The cells of the tables use these words:
 
@@ -205,7 +205,7 @@ The cells of the tables use these words:
 | **dropped** | the client gets no answer |
 | **kept** | the endpoint sees the client's own address |
 | **node** | the endpoint sees this node's address (masqueraded) |
-| **itself** | the client is an endpoint, and its connection reaches itself; the next word is the source address that it sees |
+| **itself** | the client is an endpoint, and the packet returns to it; the next word is the source address that it sees, or *dropped* |
 
 The column *endpoints* has the placement of the Service's endpoints: on this node (local), on other nodes (remote), on both, or this node itself
 (host network). The other columns are the clients. Read them with these facts:
@@ -219,9 +219,9 @@ The column *endpoints* has the placement of the Service's endpoints: on this nod
   endpoint's own node handles the packet first, and masquerades it.
 
 With session affinity, all connections of one client reach the same endpoint, at all addresses of the service port. If a traffic policy excludes this
-endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. There is one exception: if the policies
-permit no endpoint at both addresses, a client that alternates between the addresses gets a new endpoint each time. This occurs if topology hints select
-no endpoint of this node.
+endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. There is one exception: if no endpoint
+is permitted at both addresses, a client that alternates between the addresses gets a new endpoint each time. This occurs if topology hints select no
+endpoint of this node.
 `
 
 // text returns the content of the page.
@@ -262,9 +262,9 @@ func text(t *testing.T) string {
 			}
 		}
 	}
-	b.WriteString("\n## Changes with other flags\n")
+	b.WriteString("\n## Changes with other flags\n\nThe sections with `--masquerade-all` list the further changes by this flag.\n")
 	sections(&b, "", func(m mode) (mode, bool) { return base, !m.masqueradeAll && m != base })
-	sections(&b, "With `--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{m.detector, false, random}, m.masqueradeAll })
+	sections(&b, "With `--masquerade-all`: ", func(m mode) (mode, bool) { return mode{m.detector, false, random}, m.masqueradeAll })
 	b.WriteString(combinationsHead)
 	for _, row := range combinations(t) {
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
@@ -365,8 +365,8 @@ The matrix also sends packets to ranges: %s combinations in %d modes. The result
 session affinity and without, with a random choice and with source-hash. There are two exceptions:
 
 - Without endpoints, a Service that [scales to zero](scale-to-zero.md) drops the packets.
-- [Source ranges](source-ranges.md) apply. In one mode, all Services deny the external client, and their external IPs admit no pods of other nodes. The matrix
-  has these clients as dropped:
+- [Source ranges](source-ranges.md) apply. In one mode, all Services deny the external client, and their external IPs admit no pods of other nodes. These
+  clients are dropped:
 
 | range at | clients that are dropped |
 |---|---|
@@ -391,7 +391,7 @@ func behaviours(t *testing.T, name string) (rows [][]string) {
 const establishedPart = `
 ## Established TCP connections
 
-The kernel keeps the endpoint of an established connection, regardless of later changes. The program terminates connections only with [termination](stale-connections.md):
+The kernel keeps the endpoint of an established connection, regardless of later changes. The program terminates connections only if [configured](stale-connections.md):
 
 | endpoint of the connection | without termination | with termination | proof |
 |---|---|---|---|
@@ -438,7 +438,7 @@ func combinations(t *testing.T) (rows [][]string) {
 
 // sections writes a section for each mode that choose selects: the differences from the mode that choose returns. Modes with the same
 // differences share a section.
-func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)) {
+func sections(b *strings.Builder, flags string, choose func(mode) (mode, bool)) {
 	modesOf := map[string][]string{}
 	var order []string
 	for _, m := range modes() {
@@ -454,7 +454,7 @@ func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)
 	}
 	for _, rows := range order {
 		names := strings.Join(modesOf[rows], ", ")
-		fmt.Fprintf(b, "\n### %s%s\n\n| to | from | change |\n|---|---|---|\n%s", heading, names, rows)
+		fmt.Fprintf(b, "\n### %s%s\n\n| to | from | change |\n|---|---|---|\n%s", flags, names, rows)
 	}
 }
 
