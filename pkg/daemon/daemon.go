@@ -382,8 +382,8 @@ func (d *daemon) run(ctx context.Context) error {
 	background("lease", d.lease.Run)
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
-		// This process leaves the other instances only after it has stopped committing, and has deleted the table of node ports on loopback: the
-		// next instance writes a table with the same name.
+		// This process leaves the other instances only after it has stopped committing. Before this, it also deletes the table of node ports on
+		// loopback, because the next instance writes a table with the same name.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })

@@ -86,7 +86,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return d.loop.Run(ctx)
 }
 
-// remaining returns the families to serve after an error: those for which the kernel has all features, or none.
+// remaining returns the families to serve after an error: the families for which the kernel has all features, or none.
 func remaining(logger klog.Logger, families []inet.Family, err error) []inet.Family {
 	var l *lacking
 	if !errors.As(err, &l) {

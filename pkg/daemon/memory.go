@@ -53,8 +53,8 @@ func containerLimit(folder string) (int64, bool) {
 	return 0, false
 }
 
-// synced notifies the parts that wait for the first sync. Then it returns memory to the system: the lists of objects and the first
-// batch, which are several times the size of all other objects, and code that only the start uses, a third of the resident code.
+// synced notifies the parts that wait for the first sync. Then it returns memory to the system. The lists of objects and the first
+// batch are garbage, several times the size of all other objects. A third of the resident code runs only at the start.
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 )
 
-// cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:
+// cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps the objects of a running kube-proxy:
 // if an administrator returns the node to kube-proxy, its rules handle new connections already. With a service-proxy name, it removes only the
 // tables of that name. It fails with kube-proxy's error. While an instance with this name runs on the node, it removes nothing without --force.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
@@ -61,7 +61,7 @@ func cleanupKubeProxy(ctx context.Context, logger klog.Logger, s *settings.Setti
 	return takeover.Cleanup(logger, s.ExcludedFromIPVS())
 }
 
-// newTakeover prepares the removal of kube-proxy's objects. The ports are those at which a running kube-proxy answers.
+// newTakeover prepares the removal of kube-proxy's objects. A running kube-proxy answers at the configured ports.
 func (d *daemon) newTakeover() *takeover.Takeover {
 	return takeover.New(takeover.Config{
 		NodeName: d.NodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,

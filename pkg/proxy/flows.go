@@ -28,7 +28,7 @@ type flows struct {
 	families []inet.Family
 	// earlier holds the UDP frontends of an earlier process, until the first sync.
 	earlier []model.Key
-	// addresses lists the addresses that serve node ports in the current plan. served lists those of the last successful sync.
+	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last successful sync.
 	addresses, served [2][]netip.Addr
 }
 
