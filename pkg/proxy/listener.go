@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Listener is a part that follows the loop. The loop calls it between two steps, so its methods must not wait.
+// Listener is a part that follows the loop. The loop calls its methods and waits for them, so they must not block.
 type Listener interface {
 	// Service announces a Service that is about to be planned. s is immutable. It is nil if there is nothing to program, for example
 	// because the Service was deleted.
@@ -34,8 +34,8 @@ type Intake interface {
 
 // Server is a part that works only while this instance serves, such as a part that listens on sockets of this node.
 type Server interface {
-	// Serve starts the work, or stops it because another instance serves. It does not wait. The loop calls Serve(true) after each sync and
-	// twice a second: a server that could not start tries again, and departures looks for due terminations.
+	// Serve starts the work, or stops it because another instance serves. It does not wait. The loop calls Serve(true) after each successful
+	// sync and twice a second: a server that could not start tries again, and departures looks for due terminations.
 	Serve(bool)
 }
 

@@ -183,11 +183,11 @@ func (d *Desired) forgetGone() {
 	d.gone, d.index = 0, nil
 }
 
-// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet. It looks up the
-// destination once, or twice if it is an address of this node. If the frontend has source ranges, it also looks up the source.
+// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet.
 //
 //	UDP flow to a frontend                        stale if
-//	no reply, source not allowed                  always; if not translated, only in zone 0
+//	no reply, source not allowed, translated      always
+//	no reply, source not allowed, not translated  in zone 0
 //	translated to an endpoint in the list         never
 //	translated to another address                 always
 //	not translated, endpoints in the list         in zone 0
