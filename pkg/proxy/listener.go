@@ -78,7 +78,7 @@ func (quiet) Taken(*track.Dirty)                           {}
 // earlier process.
 //
 // The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that they are current when it is called. Servers
-// follow after all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.
+// follow all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)

@@ -34,7 +34,7 @@ func (n NodePortAddresses) Loopback(f inet.Family) bool {
 }
 
 // of returns the prefixes of a family that select addresses. It returns none if every local address serves node ports. As in
-// kube-proxy, this includes a family without a prefix whose primary address is unknown or not selected.
+// kube-proxy, this also applies to a family that has no prefix, and whose primary address is unknown or not selected.
 func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Prefix) {
 	if n.Any(f) {
 		return nil

@@ -17,7 +17,7 @@ var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
 // problemBook holds the reported problems, so that the loop reports each problem once.
 type problemBook struct {
 	// lists holds the problems of each Service, including those of its EndpointSlices. Problems of a Node or a ServiceCIDR have a
-	// key of their own. objects counts the objects of each kind in a list.
+	// key of their own. objects has, for each list, the number of objects of each kind.
 	lists   map[types.NamespacedName][]model.Problem
 	objects map[types.NamespacedName][len(objectKinds)]int
 	// total is the sum of objects. changed is true if it differs from the metric.

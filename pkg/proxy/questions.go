@@ -125,7 +125,7 @@ func remedy(err error) (fix, affects string) {
 	return "read the log of this program, and run \"kube-nftproxy bundle\" for a bug report", "nothing"
 }
 
-// noteRepair records a full sync and its reason.
+// noteRepair records a repair.
 func (a *account) noteRepair(r view.Repair) {
 	a.repaired++
 	if len(a.repairs) == mostRepairs {

@@ -16,9 +16,9 @@ const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
-// A Service that releases an address, port or node port (a giver) waits until all Services that already wait are planned. One of
-// these may take over the frontend. If an earlier batch removed the old owner, the kernel would reject packets until the batch
-// with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
+// A Service that releases a frontend (a giver) usually waits until all Services that already wait are planned: one of these may
+// take over the frontend (see claimableEarly). If an earlier batch removed the old owner, the kernel would reject packets until
+// the batch with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
 type queue struct {
 	names []types.NamespacedName
 	// head is the number of Services that have left names. queued has the entries of names that still wait: remove deletes a Service

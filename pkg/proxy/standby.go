@@ -42,7 +42,7 @@ func (p *Proxy) turn() <-chan struct{} {
 	return p.Turn.Changed()
 }
 
-// standBy waits for a question, or until another process may serve. It plans no changes. If this process may serve then, it resumes.
+// standBy waits for a question, or until the process that serves may have changed. It plans no changes. If this process may serve then, it resumes.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())
