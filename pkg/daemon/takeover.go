@@ -51,7 +51,7 @@ func refuseCleanup(name string, force bool) error {
 		"Stop it on this node first. To remove the rules anyway, add --force", holder)
 }
 
-// cleanupKubeProxy removes kube-proxy's objects, unless one runs.
+// cleanupKubeProxy removes kube-proxy's objects, unless a kube-proxy may be running.
 func cleanupKubeProxy(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
 	rival := takeover.New(takeover.Config{Metrics: s.Config.MetricsBindAddress, Health: s.Config.HealthzBindAddress})
 	if rival.Rival(ctx).Possible() {
