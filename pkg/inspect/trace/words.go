@@ -81,7 +81,8 @@ func (w *world) stopped() string {
 	return why
 }
 
-// found reports whether a lookup has found the destination address and port of a Service.
+// found reports whether a lookup has found the destination address and port of a Service. Port ranges do not count: the rules for untranslated packets
+// look them up.
 func found(steps []Step) bool {
 	return hasFact(steps, func(f Fact) bool { return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing })
 }
