@@ -19,15 +19,6 @@ type NodePortUsers interface {
 	Addresses(f inet.Family, addrs []netip.Addr)
 }
 
-// Loopback serves TCP node ports on loopback, beside the loop. Its methods do not wait. It may keep parts of a Service, which is
-// immutable.
-type Loopback interface {
-	// Service sets a Service. s is nil if the Service was deleted.
-	Service(name types.NamespacedName, s *model.Service)
-	// Serve starts or stops listening: another instance of the program may serve instead.
-	Serve(bool)
-}
-
 // portUsers passes node ports to NodePortUsers.
 type portUsers struct {
 	quiet
@@ -61,11 +52,3 @@ func (u portUsers) Node(n *Node) {
 		u.to.Addresses(f, n.Addresses[f])
 	}
 }
-
-// onLoopback passes Services to Loopback.
-type onLoopback struct {
-	quiet
-	to Loopback
-}
-
-func (l onLoopback) Service(name types.NamespacedName, s *model.Service) { l.to.Service(name, s) }
