@@ -72,7 +72,7 @@ func (d *daemon) synced() {
 	})
 }
 
-// releaseCode unmaps the pages of the program's file that cannot be written: code and tables. The argument has the mappings of the process, in
+// releaseCode unmaps the pages of the program's file that cannot be written: code and constant data. The argument has the mappings of the process, in
 // the format of proc_pid_smaps(5). The kernel maps a page again, from its page cache, when the program uses it. So mappings with pages that differ
 // from the file stay: relocated tables, and breakpoints.
 func releaseCode(smaps string) {
