@@ -72,9 +72,9 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 		seed           uint64 // of a history that finds it soon
 		steps, objects int
 	}{
-		"source-ranges-ignored":   {withoutSourceRanges, 2, 1, 2},
-		"internal-policy-ignored": {withoutInternalPolicy, 187, 1, 2},
-		"deletion-forgotten":      {withoutDeletions, 9, 2, 1},
+		"source-ranges-ignored":   {withoutSourceRanges, 16, 1, 2},
+		"internal-policy-ignored": {withoutInternalPolicy, 92, 1, 2},
+		"deletion-forgotten":      {withoutDeletions, 55, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlayer(r.lab)
