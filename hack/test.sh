@@ -81,7 +81,7 @@ e2e() {
   packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
   # Each package and each parallel test runs an API server.
-  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 2 $packages
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 3 $packages
 }
 ratios() {
   root || return 1
