@@ -81,7 +81,7 @@ func (b *blob) verdict(e entry) (v int, standard bool) {
 	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
 }
 
-// jump returns the offset of an entry's jump. A rule without a target has a jump to the next entry, which does not count.
+// jump returns the offset of an entry's jump. A jump to the next entry does not count: it stands for a rule without a target.
 func (b *blob) jump(e entry) (offset int, jumps bool) {
 	v, standard := b.verdict(e)
 	return v, standard && v >= 0 && v != e.next
@@ -191,16 +191,16 @@ func (b *blob) parse(table string) (*content, error) {
 
 // without returns a blob without the parts in r, and for each remaining entry its index in c.entries.
 func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
-	goes := map[int]bool{}
+	jumps := map[int]bool{}
 	for _, i := range r.jumps {
-		goes[i] = true
+		jumps[i] = true
 	}
 	out := &blob{tableInfo: b.tableInfo, layout: b.layout}
 	var from []int
 	moved := map[int]int{} // new offset by old offset; for a removed entry, the offset of the next remaining one
 	for i, e := range c.entries {
 		moved[e.offset] = len(out.entries)
-		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && goes[c.ruleOf[i]] {
+		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && jumps[c.ruleOf[i]] {
 			continue
 		}
 		from = append(from, i)

@@ -226,7 +226,6 @@ func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 
 // drainOne stops new connections to a virtual server, and reports whether it still has connections.
 func (v *ipvs) drainOne(s server) (busy bool, err error) {
-	// After it has set weights to 0, it lists the real servers again, because connections may have begun after the first list.
 	dests, err := v.dests(s)
 	if err != nil {
 		return true, err
@@ -241,7 +240,7 @@ func (v *ipvs) drainOne(s server) (busy bool, err error) {
 		}
 		stopped = true
 	}
-	if stopped {
+	if stopped { // connections may have begun after the first list
 		if dests, err = v.dests(s); err != nil {
 			return true, err
 		}

@@ -39,9 +39,9 @@ func (p *protocol) tables() (list []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list tables of %s: %w", p.command, err)
 	}
-	there := strings.Fields(string(names))
+	existing := strings.Fields(string(names))
 	for _, t := range tables {
-		if slices.Contains(there, t.name) {
+		if slices.Contains(existing, t.name) {
 			list = append(list, t.name)
 		}
 	}
@@ -286,8 +286,8 @@ const lockFile = "/run/xtables.lock"
 // lockWait is the longest wait for the lock: iptables-restore with very many rules takes seconds.
 const lockWait = 10 * time.Second
 
-// lockXtables waits for the lock. If it cannot open the file, for example in a container without the node's /run, it returns without the lock
-// and without an error.
+// lockXtables waits for the lock. If it cannot open or create the file, for example in a read-only container without the node's file, it returns
+// without the lock and without an error.
 func lockXtables(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

@@ -55,8 +55,8 @@ func count(table string, chains []string) (n int) {
 	return n
 }
 
-// isKubeProxysJump reports whether kube-proxy has written a rule, by the rule's comment. The rule must be in a built-in chain and jump to a
-// chain of kube-proxy: all versions of kube-proxy add a comment to such rules.
+// isKubeProxysJump reports whether a rule with this comment is kube-proxy's. Call it for jumps from built-in chains to chains of kube-proxy: all
+// versions of kube-proxy add a comment to these rules.
 func isKubeProxysJump(comment string) bool {
 	return strings.HasPrefix(comment, "kubernetes ") || strings.HasPrefix(comment, "kube-proxy ")
 }

@@ -39,8 +39,8 @@ const (
 // askTimeout is the time within which a kube-proxy must answer.
 const askTimeout = time.Second
 
-// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and this program's configured address. On a
-// port of all addresses, it may answer on loopback.
+// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and this program's configured address. For an
+// unspecified address such as 0.0.0.0, it returns loopback.
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
@@ -86,9 +86,9 @@ func FindRival(ctx context.Context, metrics, health string) (r Rival) {
 	return r
 }
 
-// Remedy returns the smallest change after which only one proxy serves a node, and everything else that this change affects.
+// Remedy returns the smallest change after which only one proxy serves a node, and the side effects of this change.
 func Remedy(node string) (fix, affects string) {
-	return fmt.Sprintf("choose one proxy for node %[1]s. Its pods and their images: kubectl -n kube-system get pods --field-selector spec.nodeName=%[1]s "+
+	return fmt.Sprintf("choose one proxy for node %[1]s. To list its pods with their images: kubectl -n kube-system get pods --field-selector spec.nodeName=%[1]s "+
 			"-o custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[*].image. If the DaemonSet kube-proxy has the node affinity of "+
 			"deploy/canary/kube-proxy.yaml, this keeps it off the node: kubectl label node %[1]s service-proxy=kube-nftproxy", node),
 		fmt.Sprintf("only node %s: its pod of kube-proxy exits, and connections continue. Adding the affinity restarts the pods of kube-proxy on other nodes once; "+

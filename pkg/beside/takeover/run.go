@@ -54,7 +54,7 @@ func New(c Config) *Takeover {
 // lookEvery is the time between two checks. A check that finds no objects takes a millisecond.
 const lookEvery = 10 * time.Second
 
-// Rival looks for a running kube-proxy. Call it before removing anything of kube-proxy's. See [FindRival].
+// Rival looks for a running kube-proxy, see [FindRival]. Call it before you remove objects of kube-proxy.
 func (t *Takeover) Rival(ctx context.Context) Rival { return FindRival(ctx, t.Metrics, t.Health) }
 
 // Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be called repeatedly and
@@ -143,7 +143,7 @@ func (t *Takeover) noteFailed(err error) {
 	}
 }
 
-// noteRival reports a running kube-proxy, once for each time that one starts.
+// noteRival reports a kube-proxy once after each of its starts.
 func (t *Takeover) noteRival(rival string) {
 	switch {
 	case rival != "" && t.rival == "":
@@ -158,7 +158,7 @@ func (t *Takeover) noteRival(rival string) {
 	t.rival = rival
 }
 
-// appearedIn returns, by kind, how many more objects were found than the last attempt has left.
+// appearedIn returns the number of new objects of each kind: those found now, less those left by the last attempt.
 func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	appeared := Leftovers{}
 	for k, n := range found {

@@ -108,8 +108,8 @@ func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 // In mode ipvs, the rules accept packets that ipvs forwards, masquerade packets of this node whose source is an address of the device, and
 // block the node's own ports at these addresses. So the rules stay as long as the addresses.
 //
-// If patient is true, remove keeps all objects that connections of ipvs need. It returns the number of virtual servers with connections. If
-// this is not 0, the caller must call remove again later.
+// If patient is true, remove keeps all objects that connections of ipvs need. busy is the number of virtual servers that remain. If it is not
+// 0, call remove again later.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
@@ -142,7 +142,7 @@ func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link net
 	}
 	left, removed, err := v.drain(patient)
 	if removed > 0 {
-		note.removed("ipvs", fmt.Sprintf("%d virtual servers; %d are in use", removed, len(left)))
+		note.removed("ipvs", fmt.Sprintf("%d virtual servers; %d remain", removed, len(left)))
 	}
 	if link != nil && len(left) > 0 {
 		err = errors.Join(err, removeAddresses(note, link, left))
