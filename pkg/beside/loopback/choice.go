@@ -8,7 +8,7 @@ import (
 )
 
 // choice selects the endpoint of each new connection. All clients have the same address. So with session affinity, all of them share one
-// endpoint, until no client has connected for the timeout (kube-proxy: localnodeportproxy).
+// endpoint. After a timeout without a new connection, it selects an endpoint again (kube-proxy: localnodeportproxy).
 type choice struct {
 	// endpoints are sorted. An endpoint with a greater weight occurs several times.
 	endpoints []netip.AddrPort

@@ -20,7 +20,7 @@ const acceptPause = 100 * time.Millisecond
 
 // The values of the label reason of kubenftproxy_loopback_connections_failed_total.
 const (
-	// LimitReached: there are too many connections. Unreachable: the endpoint did not accept the connection.
+	// LimitReached: too many connections are open. Unreachable: the endpoint did not accept the connection.
 	LimitReached = "limit"
 	Unreachable  = "endpoint"
 )
@@ -29,7 +29,7 @@ const (
 type port struct {
 	server *Server
 	at     netip.AddrPort
-	// cut cancels context, which resets all connections. It is called when no Service with endpoints has the node port any more.
+	// cut cancels context, which resets all connections. The server calls it when the node port has no Service with endpoints.
 	context context.Context
 	cut     context.CancelFunc
 	// listener is nil while the program cannot listen, or while another instance of the program serves. Only Server.Run uses it.
