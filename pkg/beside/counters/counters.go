@@ -27,15 +27,15 @@ const (
 	NoEndpoints Reason = iota
 	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node; dropped.
 	NoLocalEndpoints
-	// AtMaximum: the endpoints had their maximum of connections; rejected or dropped. It is counted for a service port, not for a frontend.
+	// AtMaximum: the endpoints had their maximum of connections; rejected or dropped. Service ports have this count, frontends do not.
 	AtMaximum
 	// Held: the Service has no endpoints, and scales to zero; dropped, or rejected after a while.
 	Held
 	// SourceRange: the source ranges of the Service do not admit the client; dropped.
 	SourceRange
-	// UnusedPort: the Service has no such port on its address; rejected. It is counted for the Service, not for a port.
+	// UnusedPort: the Service has no such port on its address; rejected. The Service has this count, its ports do not.
 	UnusedPort
-	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. It is counted for no Service.
+	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. No Service has this count.
 	UnusedAddress
 	// Reasons is the number of reasons.
 	Reasons

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// The zones of endpoints in the API that have none, and of all zones of a Service above mostZones. The authors of EndpointSlices select zones, so
-// their number is limited.
+// The zones of endpoints in the API that have none, and of all zones of a Service above mostZones. The authors of EndpointSlices choose the names
+// of zones, so the number of zones is limited.
 const (
 	unknownZone = "unknown"
 	otherZones  = "other"
@@ -26,7 +26,7 @@ type Places func(service types.NamespacedName) map[netip.Addr]model.Place
 // endpoints are the counts of endpoints and zones. A nil pointer counts nothing.
 //
 // The elements of endpoints have no comments, which would cost the kernel memory for each endpoint. They have the number of their service port.
-// The elements of its frontends have this number and the name of the service port. A reading sees them first.
+// The elements of its frontends have this number and the name of the service port. A reading sees the elements of frontends first.
 type endpoints struct {
 	places Places
 	// owners are the service ports by number.
@@ -36,7 +36,7 @@ type endpoints struct {
 	unowned map[plan.Number]map[netip.AddrPort]uint64
 	// unsettled are the endpoints whose places must be read.
 	unsettled map[endpoint]struct{}
-	// waiting is true if one of these has connections that no zone has.
+	// waiting is true if an endpoint has connections that are not counted for a zone.
 	waiting bool
 	zones   map[string]*zones
 }
@@ -55,7 +55,7 @@ type endpoint struct {
 
 type endpointEntry struct {
 	connections uint64
-	// unplaced are those of the connections that no zone has yet.
+	// unplaced is the number of connections that are not counted for a zone yet.
 	unplaced uint64
 	place    unique.Handle[model.Place]
 	placed   bool
@@ -118,7 +118,7 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round 
 	}
 }
 
-// add adds n connections to the endpoint of an element. If they are the first ones, the element may be new, and the address that of another pod.
+// add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may have the address.
 func (s *endpoints) add(meanings *plan.Counters, e *nft.Counted, n uint64, first bool) {
 	number, to := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
@@ -200,7 +200,7 @@ func (s *endpoints) entries() (n int) {
 	return len(s.owners) + len(s.counts) + len(s.unowned) + len(s.zones)
 }
 
-// unplaced reports whether there are connections that no zone has: their endpoint may soon leave the slices.
+// unplaced reports whether connections are not counted for a zone yet: their endpoint may soon leave the slices.
 func (s *endpoints) unplaced() bool { return s != nil && s.waiting }
 
 // forget removes the entries whose elements no reading since the given round has seen.
@@ -224,7 +224,7 @@ func (s *endpoints) forget(round int) {
 			delete(s.zones, service)
 		}
 	}
-	clear(s.unowned) // this reading has seen no service port with such a number
+	clear(s.unowned) // no reading has seen service ports with these numbers
 }
 
 // placeEndpoints reads the places of new endpoints, and of those in doubt. It does not hold the lock meanwhile.

@@ -123,7 +123,7 @@ func (t *tallies) port(owner string) *entry {
 	return e
 }
 
-// mark records that a reading has seen an element. So forget keeps its entries.
+// mark records that a reading has seen an element, so that forget keeps its entries.
 func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	if f := t.frontends[frontendOf(e)]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
@@ -216,8 +216,8 @@ func names(owner string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Connections returns the counts of the given frontends, in their order. [AtMaximum] is that of the service port. Unless the last reading was recent, it waits for a new one, but
-// no longer than patience. After an error, the returned counts may be old.
+// Connections returns the counts of the given frontends, in their order. The count of [AtMaximum] is that of the service port. If the last reading is
+// not recent, Connections waits for a new one, but no longer than patience. After an error, the returned counts may be old.
 func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([]Counts, error) {
 	err := c.Await(patience)
 	list := make([]Counts, len(frontends))
