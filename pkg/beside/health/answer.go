@@ -10,7 +10,7 @@ import (
 // lastUpdated.
 type answer struct {
 	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. With any other status, it is the time of
-	// the last successful sync.
+	// the last successful sync, or of the last call of Updated.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
 	// NodeEligible is nil, and omitted, in the answer to /livez.
