@@ -307,7 +307,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		other.Name, other.Status.Addresses[0].Address, other.Status.Addresses[1].Address = otherNode, "192.0.2.2", "2001:db8::2"
 		o.on(t).apply(other)
 		o.restart(right, "--hostname-override", otherNode)
-		o.on(t).says(1, "status", `WRONG no interface here has an address of Node node-2 \(192\.0\.2\.2, 2001:db8::2\)`, `fix: +set hostNetwork: true`)
+		o.on(t).says(1, "status", `WRONG no interface of this host has an address of Node node-2 \(192\.0\.2\.2, 2001:db8::2\)`, `fix: +set hostNetwork: true`)
 	})
 	t.Run("two", func(t *testing.T) {
 		o.restart(right)

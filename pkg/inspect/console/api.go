@@ -108,7 +108,7 @@ func permitUser(user string) (fix, affects string) {
 	return fmt.Sprintf("kubectl create clusterrolebinding kube-nftproxy-%s --clusterrole=system:node-proxier %s", name, subject), permitted
 }
 
-// whyFailed sets a short reason for a failure to list or watch, and whether it is forbidden or unauthorized.
+// whyFailed sets a short reason for a failure to list or watch, and its kind: forbidden, unauthorized, or no answer.
 func whyFailed(f *view.WatchFailure, err error) {
 	f.Forbidden, f.Unauthorized = apierrors.IsForbidden(err), apierrors.IsUnauthorized(err)
 	text := err.Error()

@@ -138,7 +138,7 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 // onlyProgram lists everything that a restart of this program affects.
 const onlyProgram = "only the program on this node: the rules and all connections stay"
 
-// unserved reports IP families of the host that are not served, because the kernel lacks features. A family that nothing uses is a note.
+// unserved reports IP families of the host that are not served, because the kernel lacks features. For an unused family, the finding is a note.
 func (c *Console) unserved(used []inet.Family) []view.Finding {
 	severity := func(f inet.Family) view.Severity {
 		if slices.Contains(used, f) {
@@ -296,7 +296,7 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 		}
 		return []view.Finding{{
 			Severity: view.Wrong, Reason: view.NodeMissing, Object: c.node(), What: fmt.Sprintf("there is no Node %q", c.NodeName),
-			Impact: "policy Local, zones and node ports: the program finds no endpoint on this node, and health check node ports report no local endpoints",
+			Impact: "policy Local, topology hints and node ports do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
 			Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
 		}}
 	}
@@ -322,9 +322,9 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
-		What: fmt.Sprintf("no interface here has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
-		Impact: "all Services, if the pod does not use the host network; node ports and policy Local, if the name belongs to another Node. None, " +
-			"if a gateway outside the node translates the Node's addresses",
+		What: fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
+		Impact: "if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy " +
+			"Local do not work. If a gateway outside of the node translates the Node's addresses, none",
 		Fix:     "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node",
 		Affects: "all pods with the same spec",
 	}}
@@ -334,7 +334,7 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 // the other one.
 func (c *Console) rivals(s *view.Status) []view.Finding {
 	const (
-		lately = 5 * time.Minute
+		window = 5 * time.Minute
 		often  = 3 // a new instance and the old one may both write the tables until the old one exits
 	)
 	if s.Loop == nil {
@@ -342,7 +342,7 @@ func (c *Console) rivals(s *view.Status) []view.Finding {
 	}
 	times, by := 0, ""
 	for _, r := range s.Loop.Repairs {
-		if s.Time.Sub(r.Time) < lately && (r.Program == "kube-nftproxy" || r.Program == "kube-proxy") {
+		if s.Time.Sub(r.Time) < window && (r.Program == "kube-nftproxy" || r.Program == "kube-proxy") {
 			times, by = times+1, r.By
 		}
 	}
@@ -391,8 +391,8 @@ func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Warning, Reason: view.ClusterCIDRMissing, Object: c.configObject(), What: what + strings.Join(missing, " and "),
-		Impact: "the rules masquerade no connection to a cluster IP because of its source: a client outside of the pod network gets no reply from a cluster IP, " +
-			"unless the reply returns by this node",
+		Impact: "the rules do not masquerade clients outside of the pod network at cluster IPs. Such a client gets no reply from a cluster IP, unless the " +
+			"reply returns by this node",
 		Fix: fix, Affects: sameConfiguration,
 	}}
 }

@@ -63,7 +63,7 @@ type Parts struct {
 	Problems *Problems
 	Gatherer prometheus.Gatherer
 	// Pending returns the changes that the loop has not taken yet. Account returns the health of the program, and the
-	// time since which a sync is due. Connections returns the counts of frontends, ToEndpoint the count of an endpoint as of the last reading.
+	// time of the oldest pending request for a sync. Connections returns the counts of frontends, ToEndpoint the count of an endpoint as of the last reading.
 	Pending     func() track.Pending
 	Account     func() health.Account
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
@@ -79,8 +79,8 @@ type Parts struct {
 	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
 	Challenges func() error
 	// Ports returns the program's HTTP servers. Instances returns the names of the older instances that stand by while this one serves, and of
-	// the newer ones that will replace it. If another process holds the socket by which instances agree, unreachable is the reason why this
-	// instance cannot communicate with it, otherwise "".
+	// the newer ones that will replace it. unreachable is "" unless another process holds the socket by which instances agree: then it is the
+	// reason why this instance cannot communicate with that process.
 	Ports     func() []view.Port
 	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.

@@ -141,7 +141,7 @@ func sourcesView(ranges []model.AddrRange) (list []string) {
 	return list
 }
 
-// endpointView converts an endpoint. It adds the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
+// endpointView converts an endpoint. If one of the port's policies does not use the endpoint, it adds the reason.
 func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
 	e := view.Endpoint{
 		Node: c.Node, Zone: c.Zone, Slice: c.Slice, OnThisNode: c.OnThisNode, Conditions: conditions(c),

@@ -15,7 +15,7 @@ import (
 )
 
 // flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale entries beside the loop, within
-// seconds after a change. So flows returns only entries that a second search also finds.
+// seconds after a change. So flows returns only stale entries that a second search also finds.
 func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
 	const between = 2500 * time.Millisecond // long enough for the end of a pass of the reconciler, and for another pass
 	first, err := c.searchFlows(ctx, nil)

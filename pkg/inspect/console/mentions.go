@@ -13,7 +13,7 @@ import (
 type target struct {
 	Addr netip.Addr
 	Port uint16
-	// NodePorts is set if node ports are served on the address.
+	// NodePorts is true if node ports are served on the address.
 	NodePorts bool
 }
 

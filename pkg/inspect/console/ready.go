@@ -9,7 +9,7 @@ import (
 )
 
 // Unready returns the reasons why the program is not ready, one line each: the findings of status that concern the first sync, or overdue syncs. It
-// waits for the loop as status does, but does not query the API server: many probes of many nodes may ask.
+// waits for the loop as status does, but does not query the API server, because many probes on many nodes may call it at once.
 func (c *Console) Unready(ctx context.Context) (lines []string) {
 	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in " + c.Manifests, Answers: true}}
 	if c.API != nil {
@@ -31,7 +31,7 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 	return lines
 }
 
-// answersOf reports whether the API server answers, by the recent failures, and else the error.
+// answersOf derives from the recent failures whether the API server answers. If it does not, answersOf returns the error.
 func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string) {
 	for _, f := range list {
 		if f.Unanswered && now.Sub(f.Last) <= lately {

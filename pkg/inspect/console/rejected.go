@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// rejected reports files and objects with parts that are not programmed. A finding about a file is wrong, because files belong to the node's
+// rejected reports files and objects with parts that are not programmed. A finding about a file has severity wrong, because files belong to the node's
 // administrator. A finding about an object is a warning, because tenants write objects and must not be able to make nodes unhealthy.
 func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.Finding) {
 	list = c.rejectedFiles()

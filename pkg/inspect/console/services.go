@@ -177,7 +177,7 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 	}
 }
 
-// lost returns the frontends of the named Services that belong to other Services, with the names of these. It returns none if the loop is busy.
+// lost returns the frontends of the named Services that other Services already use, with the names of the other Services. It returns none if the loop is busy.
 func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -271,7 +271,7 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, wh
 		}
 	}
 	if isTarget && len(found) == 0 {
-		whyNone = fmt.Sprintf("no Service has %s, and no endpoint of a Service", want)
+		whyNone = fmt.Sprintf("no Service has %s, and no endpoint has it", want)
 		if to.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(to.Addr)], to.Addr) {
 			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so this node drops packets to it", want)
 		}
@@ -315,7 +315,7 @@ type claim struct {
 	key  model.Key
 }
 
-// unreadKinds returns the required kinds of objects that cannot be read.
+// unreadKinds returns the required kinds of objects that the program has not read yet.
 func (c *Console) unreadKinds() (kinds []string) {
 	select {
 	case <-c.Source.Loaded():

@@ -117,7 +117,7 @@ func TestRequestedServices(t *testing.T) {
 		{query{wanted: []string{"192.0.2.1:30080"}}, "shop/web", nil},
 		{query{namespace: "other", wanted: []string{"30080"}}, "", []string{"no Service has 30080"}},
 		{query{wanted: []string{"10.96.7.7"}}, "", []string{"it is an address of a ServiceCIDR"}},
-		{query{wanted: []string{"10.9.9.9:80", "shop/api"}}, "shop/api", []string{"no Service has 10.9.9.9:80, and no endpoint of a Service"}},
+		{query{wanted: []string{"10.9.9.9:80", "shop/api"}}, "shop/api", []string{"no Service has 10.9.9.9:80, and no endpoint has it"}},
 		{query{wanted: []string{"shop/headless"}}, "", []string{"except for headless Services"}},
 		{query{wanted: []string{"shop/ext"}}, "", []string{"it is of type ExternalName"}},
 		{query{wanted: []string{"shop/wbe", "nosuch"}}, "", []string{"did you mean shop/web?", "there is no Service nosuch in the manifests"}},

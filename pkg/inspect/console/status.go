@@ -119,8 +119,8 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	older, _, unreachable := c.Instances()
 	if len(older) > 0 {
 		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(older, "; "),
-			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
-			fmt.Sprintf("unless it is being replaced, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
+			"commits take longer, because the older instance listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
+			fmt.Sprintf("unless a replacement is in progress, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
 	}
 	if unreachable != "" {
 		add(view.Warning, view.ServingAlone, "another process holds the socket by which instances agree: "+unreachable,

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// errInFlight means that the ruleset changed during each comparison.
+// errInFlight means that the ruleset or a share changed during each comparison.
 var errInFlight = errors.New("the ruleset changes continuously")
 
 // errStep means that the share of a starting endpoint rose during the comparison.
@@ -85,7 +85,7 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 	return nil, fmt.Errorf("compare the kernel with the plan: %w: %w", errInFlight, err)
 }
 
-// planAgain plans all present Services from the beginning, with the numbers and the starting endpoints of the loop. It also returns these endpoints.
+// planAgain makes a new plan of all Services, with the numbers and the starting endpoints of the loop. It also returns the starting endpoints.
 func (c *Console) planAgain(ctx context.Context) (*plan.Planner, map[types.NamespacedName]*model.Starts, error) {
 	facts := c.Loop.Facts()
 	p := plan.New(c.Tables)
