@@ -25,7 +25,7 @@ func (c *Config) sysctls() (list []view.Finding) {
 	return slices.Concat(list, c.connections(), c.liberal(), c.loose())
 }
 
-// number reads a sysctl. ok is false if it is missing, or no number.
+// number reads a sysctl. ok is false if the sysctl is missing, or is not a number.
 func (c *Config) number(name string) (n int, ok bool) {
 	text, err := os.ReadFile(filepath.Join(c.Sysctls, name))
 	if err != nil {
@@ -101,15 +101,15 @@ func (c *Config) reversePath() []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + view.Names(strict, 0),
-		Impact: "on nodes with several networks, and in some pod networks, the kernel drops a packet if the route back to its source uses another " +
-			"interface: replies of endpoints, and requests to node ports. On other nodes, none",
+		Impact: "on nodes with several networks, and in some pod networks, replies of endpoints and requests to node ports are lost: the kernel drops a " +
+			"packet if the route back to its source uses another interface. On other nodes, none",
 		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(strict[0], ".", "/") + ".rp_filter=2"),
 		Affects: strict[0] + " accepts packets from each source address to which this node has any route, until the next boot",
 	}}
 }
 
-// Use of the connection table in percent, from which the finding is a warning or wrong.
 const (
+	// nearlyFull and full are percentages of the connection table. From nearlyFull, the finding is a warning. From full, its severity is wrong.
 	nearlyFull = 80
 	full       = 95
 	// entrySize is the memory of a connection in the kernel, in bytes, rounded up.
@@ -147,7 +147,7 @@ func (c *Config) liberal() []view.Finding {
 	}}
 }
 
-// loose finds a kernel with which connections cannot be terminated.
+// loose reports that the program cannot terminate connections with this setting of the kernel.
 func (c *Config) loose() []view.Finding {
 	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_loose"); !ok || n != 0 {
 		return nil
@@ -160,7 +160,7 @@ func (c *Config) loose() []view.Finding {
 	}}
 }
 
-// notAtOnce finds that clients of terminated connections get no reset at once.
+// notAtOnce reports that the program cannot reset terminated connections immediately.
 func (c *Config) notAtOnce(reason error) []view.Finding {
 	if reason == nil {
 		return nil
