@@ -18,8 +18,8 @@ func newBundleCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
-		Long: `bundle writes a tar.gz file with the output of all commands, the configuration, metrics, problems, tables as nft text, versions and
-sysctls. The file contains names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
+		Long: `bundle writes a tar.gz file with the output of status, services and verify, the configuration, flags, metrics, problems, tables as nft
+text, versions, sysctls and goroutines. The file contains names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
 
 Without -o, bundle writes the file into the current folder. If that folder is not writable, as in most pods, it writes the file into
 the folder of the control socket.`,

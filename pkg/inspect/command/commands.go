@@ -16,7 +16,7 @@ import (
 // addCommands adds the commands. Most of them query the program that runs on this node.
 func addCommands(root *cobra.Command, version string) {
 	root.AddCommand(newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand(), newVersionCommand(version),
-		// These commands read the kernel or manifests. All but diff work without a running program, and diff does with -f and the daemon's flags.
+		// These commands read the kernel or manifests. They work without a running program. diff then needs -f and the daemon's flags.
 		traceCommand(), renderCommand(), diffCommand(), preflightCommand())
 	for _, c := range root.Commands() {
 		c.Long = strings.TrimSpace(c.Long) + "\n\nExit codes:"
@@ -49,8 +49,8 @@ func (q *question) path() string { return cmp.Or(q.socket, control.PathOf(q.prox
 
 // The help of the flags that select the running program.
 const (
-	proxyNameUsage = "Query the program that runs with this flag."
-	socketUsage    = "Control socket of the running program: the value of its own flag --control-socket. Default: " + control.DefaultPath + ", or that of --service-proxy-name."
+	proxyNameUsage = "Query the program that runs with this value of --service-proxy-name."
+	socketUsage    = "Control socket of the running program. Set it if that program runs with --control-socket. Default: " + control.DefaultPath + ", or the socket of --service-proxy-name."
 )
 
 // soon is the timeout for the first byte of an answer that needs no comparison. It is longer than the time for which the program waits for a busy
@@ -103,7 +103,7 @@ func newVerifyCommand() *cobra.Command {
 			"it finds errors of earlier syncs. verify reports a difference only if a second comparison also finds it: other differences are changes\n" +
 			"in progress, or have been repaired. Large clusters take some seconds.\n\n" +
 			"--flows also reads connection tracking, and finds entries that contradict the present endpoints. It deletes nothing. An established\n" +
-			"TCP connection to a removed endpoint is a note, not an error: no proxy cuts such connections.",
+			"TCP connection to a removed endpoint is a note, not an error: without --terminate-connections, such connections continue.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var v view.Verification
 			var params []string

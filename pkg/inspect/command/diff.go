@@ -86,7 +86,7 @@ To find errors of the running program itself, use verify. If no program runs, se
 	return cmd
 }
 
-// running is the running program. A plan takes settings and objects from it that the command line does not contain.
+// running is the running program. It provides settings and objects for a plan that the command line does not contain.
 type running struct {
 	ctx    context.Context
 	client *control.Client
@@ -132,7 +132,7 @@ func (r *running) complete(source *manifests.Source, all bool) error {
 	return nil
 }
 
-// starts returns the starting endpoints of the running program; none without a running program, or from one without slow start.
+// starts returns the starting endpoints of the running program. There are none without a running program, or if that program has no slow start.
 func (r *running) starts() (map[types.NamespacedName]*model.Starts, error) {
 	if r == nil {
 		return nil, nil

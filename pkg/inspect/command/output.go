@@ -121,7 +121,7 @@ func complete(cmd *cobra.Command, flag string, words []string) {
 	}
 }
 
-// print writes a value in the selected format; text writes it as text, for table and wide.
+// print writes a value in the selected format. For table and wide, text writes it.
 func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error {
 	switch o.format {
 	case formatJSON:

@@ -29,7 +29,7 @@ type journey struct {
 	protocol inet.Protocol
 }
 
-// end describes where the packet was seen last, and its result.
+// end describes the last known place of the packet, and its result.
 func (j *journey) end() ending {
 	const dropped = 0
 	last := j.events[len(j.events)-1]
@@ -46,7 +46,7 @@ func (j *journey) end() ending {
 			text = "The packet was delivered to this node."
 		}
 		if by := j.translator(); by != "" {
-			text = fmt.Sprintf("It was translated to %s by %s, before the rules of kube-nftproxy. %s", where, by, text)
+			text = fmt.Sprintf("The packet was translated to %s by %s, before the rules of kube-nftproxy. %s", where, by, text)
 		}
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}

@@ -18,7 +18,7 @@ import (
 // Daemon runs the program until the context ends. It must complete and validate the options, which have only the values of the flags.
 type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
 
-// Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
+// Run runs the command in the arguments of the process, and returns the exit code. Without a command, it runs the daemon, like kube-proxy.
 func Run(version string, daemon Daemon) int {
 	root, args := New(version, daemon), os.Args[1:]
 	root.InitDefaultHelpCmd()
@@ -84,7 +84,7 @@ func New(version string, daemon Daemon) *cobra.Command {
 			return daemon(cmd.Context(), version, o, cmd.Flags())
 		},
 	}
-	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, as vX.Y.Z, is accepted and ignored.")
+	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, such as vX.Y.Z, is accepted and ignored.")
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	addCommands(cmd, version)

@@ -59,7 +59,7 @@ func (s *selection) parse(args []string) error {
 	return nil
 }
 
-// get queries the page of Services. names replace those of the selection, if there are any.
+// get queries the page of Services. names, if any, replace the names of the selection.
 func (s *selection) get(ctx context.Context, c *control.Client, into any, names ...string) error {
 	params := []string{"namespace", s.namespace, "selector", s.selector}
 	if len(names) == 0 {
@@ -86,10 +86,10 @@ func isAddress(text string) bool {
 	return notAddr == nil || notBoth == nil || notPort == nil
 }
 
-// kinds are the names of the kinds before a slash.
+// kinds has the words that may precede the slash before a name, by kind.
 var kinds = map[string][]string{"Service": {"svc", "service", "services"}, "Pod": {"po", "pod", "pods"}}
 
-// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. The default is the namespace of a name without one.
+// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. namespace is the default for a name without a namespace.
 func splitName(arg, namespace string) (inNamespace, name, port string, err error) {
 	arg, port, _ = strings.Cut(arg, ":")
 	parts := strings.Split(arg, "/")

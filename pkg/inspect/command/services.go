@@ -54,7 +54,7 @@ pods. Without --try, no command sends packets to endpoints.`,
 			case l.connecting && len(l.wanted) == 0:
 				return errors.New("--try needs the name or the address of a Service")
 			case l.watching && (l.connecting || slices.ContainsFunc(l.wanted, isAddress)):
-				return errors.New("--watch takes only names, and no --try")
+				return errors.New("--watch accepts only names of Services, and excludes --try")
 			case l.watching:
 				return l.watch(cmd.Context())
 			}
@@ -126,7 +126,7 @@ func (l *lister) show(v *view.Services) error {
 	})
 }
 
-// sortServices sorts by the value of a JSONPath in the JSON form of a Service: numbers by value, anything else as text.
+// sortServices sorts by the value of a JSONPath in the JSON form of a Service: numbers by value, all other values as text.
 func sortServices(list []view.Service, template string) error {
 	if template == "" {
 		return nil
