@@ -102,13 +102,13 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
 		return list
 	}
-	if !a.Owed.IsZero() && (s.Loop.OldestChange == nil || a.Owed.Before(*s.Loop.OldestChange)) {
-		s.Loop.OldestChange = &a.Owed
+	if !a.Pending.IsZero() && (s.Loop.OldestChange == nil || a.Pending.Before(*s.Loop.OldestChange)) {
+		s.Loop.OldestChange = &a.Pending
 	}
 	if f := s.Loop.Failure; f != nil {
 		add(view.Wrong, view.SyncFailing, fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
 	} else if !a.Healthy {
-		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Owed).Round(time.Second)), previous,
+		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Pending).Round(time.Second)), previous,
 			"read the log of this program. If it has no new lines, "+restart, onlyProgram)
 	}
 	if s.Loop.Other != "" {

@@ -15,7 +15,7 @@ func TestAccount(t *testing.T) {
 	start := now
 	h.Queued(now)
 	now = now.Add(time.Minute)
-	if got, want := h.Account(), (Account{Updated: start, Owed: start}); got != want {
+	if got, want := h.Account(), (Account{Updated: start, Pending: start}); got != want {
 		t.Errorf("a minute after a sync was requested: %+v, want %+v", got, want)
 	}
 }
