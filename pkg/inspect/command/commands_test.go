@@ -328,8 +328,9 @@ func TestWatchedServices(t *testing.T) {
 	reads := 0
 	a := newFakeDaemon(t, map[string]any{control.PageServices: func() any {
 		reads++
-		other := webService(1)
-		other.Name = "other"
+		other, n := webService(1), uint64(reads) // only its counts change
+		other.Name, other.Ports[0].Full, other.Ports[0].Frontends[0].Connections = "other", n, &n
+		other.Ports[0].Endpoints = []view.Endpoint{{Connections: &n}}
 		return services(webService(reads/2), other)
 	}})
 	commit := func(names ...string) any {
