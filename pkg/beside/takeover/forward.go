@@ -9,11 +9,7 @@ func LegacyForwardDrops() (commands []string, err error) {
 		if table != "filter" {
 			return nil
 		}
-		b, err := s.read(table)
-		if err != nil {
-			return err
-		}
-		c, err := b.parse(table)
+		_, c, err := s.content(table)
 		if err != nil {
 			return err
 		}

@@ -51,13 +51,9 @@ func (p *protocol) tables() (list []string, err error) {
 // countLegacy counts kube-proxy's chains in the tables of iptables-legacy.
 func countLegacy() (n int, err error) {
 	err = eachLegacy(func(s *xtables, table string) error {
-		b, err := s.read(table)
+		_, c, err := s.content(table)
 		if err != nil {
 			return err
-		}
-		c, err := b.parse(table)
-		if err != nil {
-			return fmt.Errorf("read table %s of %s: %w", table, s.command, err)
 		}
 		var names []string
 		for _, ch := range c.chains {
@@ -188,6 +184,19 @@ func (s *xtables) read(table string) (b *blob, err error) {
 	return b, nil
 }
 
+// content reads and parses a table.
+func (s *xtables) content(table string) (*blob, *content, error) {
+	b, err := s.read(table)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := b.parse(table)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read table %s of %s: %w", table, s.command, err)
+	}
+	return b, c, nil
+}
+
 func (s *xtables) readOnce(table string) (*blob, error) {
 	b := &blob{layout: s.layout}
 	info := make([]byte, longestTableName+binary.Size(b.tableInfo))
@@ -218,11 +227,7 @@ func (s *xtables) clear(table string) (change, error) {
 		return done, err
 	}
 	defer unlock()
-	old, err := s.read(table)
-	if err != nil {
-		return done, err
-	}
-	c, err := old.parse(table)
+	old, c, err := s.content(table)
 	if err != nil {
 		return done, err
 	}
