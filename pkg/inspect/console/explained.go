@@ -125,20 +125,12 @@ func hold(list []view.Frontend) {
 
 const noNodeAddress = "not served: no address of this node is in --nodeport-addresses"
 
-// mostSources is the number of source ranges that a frontend shows. All frontends of a Service have the same ranges.
-const mostSources = 100
-
-func sourcesView(ranges []model.AddrRange) (list []string) {
+// sourcesView returns source ranges as text. An empty list is "none"; nil means that there is no list.
+func sourcesView(ranges []model.AddrRange) []string {
 	if ranges != nil && len(ranges) == 0 {
 		return []string{"none"}
 	}
-	for _, r := range ranges[:min(len(ranges), mostSources)] {
-		list = append(list, r.String())
-	}
-	if more := len(ranges) - mostSources; more > 0 {
-		list = append(list, fmt.Sprintf("and %d more", more))
-	}
-	return list
+	return texts(ranges)
 }
 
 // endpointView converts an endpoint. If one of the port's policies does not use the endpoint, it adds the reason.

@@ -142,15 +142,13 @@ func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) 
 	return list
 }
 
-// mostAddresses is the number of addresses that a list of a Service shows.
-const mostAddresses = 100
-
-// texts returns the first addresses of a list as text, and the number of the others.
-func texts(addrs []netip.Addr) (list []string) {
-	for _, a := range addrs[:min(len(addrs), mostAddresses)] {
+// texts returns the first addresses or source ranges of a list as text, and the number of the others.
+func texts[T fmt.Stringer](all []T) (list []string) {
+	const most = 100
+	for _, a := range all[:min(len(all), most)] {
 		list = append(list, a.String())
 	}
-	if more := len(addrs) - mostAddresses; more > 0 {
+	if more := len(all) - most; more > 0 {
 		list = append(list, fmt.Sprintf("and %d more", more))
 	}
 	return list
