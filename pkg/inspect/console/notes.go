@@ -93,14 +93,14 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 		return fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
 			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive"))
 	}
-	where := "in the cluster"
+	text := fmt.Sprintf("there is no Service %s in the cluster", full)
 	switch {
 	case c.API == nil:
-		where = "in the manifests of this node, except for headless Services and those with the label service.kubernetes.io/service-proxy-name"
+		text = fmt.Sprintf("there is no Service %s in the manifests of this node, except for headless Services and Services with the label "+
+			"service.kubernetes.io/service-proxy-name", full)
 	case !known:
-		where = "that this node has read, and the API server does not answer"
+		text = fmt.Sprintf("this node has read no Service %s, and the API server does not answer", full)
 	}
-	text := fmt.Sprintf("there is no Service %s %s", full, where)
 	if alike := c.alike(namespace, name); len(alike) > 0 {
 		text += "; did you mean " + strings.Join(alike, ", ") + "?"
 	}
