@@ -3,6 +3,7 @@ package apply
 import (
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
@@ -26,6 +27,23 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 		return nil, nil
 	}
 	return probe.Run(k.conn, unproven)
+}
+
+// Without returns options for tables that use none of the missing features. If a missing feature is not optional, the family that needs it has no
+// table.
+func Without(o plan.Options, lacks []probe.Missing) plan.Options {
+	o.Families = slices.Clone(o.Families)
+	for _, m := range lacks {
+		switch {
+		case m.Hash():
+			o.WithoutHash = true
+		case m.Connlimit():
+			o.WithoutMaximum = true
+		default:
+			o.Families = slices.DeleteFunc(o.Families, func(f inet.Family) bool { return f == m.Family })
+		}
+	}
+	return o
 }
 
 // hasForm reports whether the kernel has a table whose state has the fingerprint of t.

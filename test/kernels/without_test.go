@@ -169,6 +169,9 @@ func run(t *testing.T) (o outcome, log []string) {
 		if strings.Contains(lines.Text(), `"Synced"`) && !killed {
 			killed = true
 			o.Tables = tables(t)
+			if out, err := exec.Command("./kube-nftproxy", "diff").CombinedOutput(); err != nil {
+				t.Errorf("diff: %v: %s", err, out)
+			}
 			lab.Must(t, cmd.Process.Kill())
 		}
 	}

@@ -4,9 +4,19 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -44,6 +54,70 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 				if !strings.Contains(out, line+"\n") {
 					t.Errorf("output lacks %q:\n%s", line, out)
 				}
+			}
+		})
+	}
+}
+
+// limitedKernel is a kernel without tables that lacks features.
+type limitedKernel []probe.Missing
+
+func (k limitedKernel) Lacks(plan.Options) ([]probe.Missing, error) { return k, nil }
+
+func (limitedKernel) Recall(*plan.Planner, []*model.Service) error { return nil }
+
+// rejected is the index of the only message that a kernel rejects.
+type rejected int
+
+func (r rejected) Check(*nft.Batch) ([]nft.Refused, error) {
+	return []nft.Refused{{Message: int(r), Err: unix.ENOENT}}, nil
+}
+
+// TestDiffPlansWithTheFeaturesOfTheKernel: on a kernel that lacks features, the plan of diff is the one of the daemon.
+func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "all.yaml")
+	lab.Must(t, os.WriteFile(file, []byte(tracedManifests), 0o600))
+	tables := plan.New(plan.Options{Families: inet.Families[:]}).Samples()
+	var all []probe.Missing
+	const most = 120 // messages of a probe
+	for message := range most {
+		missing, err := probe.Run(rejected(message), tables)
+		lab.Must(t, err)
+		all = append(all, missing...)
+	}
+	for _, c := range []struct {
+		lacks               []string
+		hash, maximum, ipv6 bool
+		fails               bool
+	}{
+		{lacks: []string{"nft_hash", "nft_connlimit"}, ipv6: true},
+		{lacks: []string{"nft_fib_ipv6"}, hash: true, maximum: true},
+		{lacks: []string{"dnat"}, fails: true},
+	} {
+		t.Run(strings.Join(c.lacks, " "), func(t *testing.T) {
+			o, cmd := config.NewOptions(), &cobra.Command{}
+			o.AddFlags(cmd.Flags())
+			lab.Must(t, cmd.ParseFlags(tracedFlags))
+			kernel := slices.DeleteFunc(slices.Clone(all), func(m probe.Missing) bool {
+				return !slices.ContainsFunc(c.lacks, func(word string) bool { return strings.Contains(m.String(), word) })
+			})
+			p, err := planManifests(o, cmd, file, nil, limitedKernel(kernel))
+			if c.fails {
+				if err == nil || !strings.Contains(err.Error(), "the kernel lacks dnat") {
+					t.Errorf("error %v", err)
+				}
+				return
+			}
+			lab.Must(t, err)
+			var text strings.Builder
+			maximum, ipv6 := false, false
+			for _, table := range p.Samples() {
+				text.WriteString(nft.Declare(table, nil))
+				ipv6 = ipv6 || table.Family == inet.IPv6
+				maximum = maximum || slices.ContainsFunc(table.Sets, func(s *nft.Set) bool { return s.MaxConnections > 0 })
+			}
+			if hash := strings.Contains(text.String(), " jhash "); hash != c.hash || maximum != c.maximum || ipv6 != c.ipv6 {
+				t.Errorf("the plan has jhash %v, connlimit %v, IPv6 %v", hash, maximum, ipv6)
 			}
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
@@ -32,8 +33,8 @@ func renderCommand() *cobra.Command {
 		Use:   "render -f MANIFESTS",
 		Short: "Print the tables for manifests, as nft text",
 		Long: `render prints the tables that the daemon would program on this node for the given Services and EndpointSlices. "nft -c -f" accepts
-the output. The command changes nothing, and queries neither the daemon nor the API server. It accepts all flags of the daemon: to
-see the tables of a daemon's command line, insert "render -f MANIFESTS" before its flags.`,
+the output. The command assumes a kernel with all features. It changes nothing, and queries neither the daemon nor the API server. It
+accepts all flags of the daemon: to see the tables of a daemon's command line, insert "render -f MANIFESTS" before its flags.`,
 		Example: `  kube-nftproxy render -f manifests/ --cluster-cidr=10.244.0.0/16
   kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args: cobra.NoArgs,
@@ -77,9 +78,15 @@ func elementsOf(p *plan.Planner) map[inet.Family]map[string][]nft.Element {
 	return all
 }
 
-// planManifests plans manifests as the daemon with these flags would. It takes missing objects from r, unless r is nil, and the numbers of service
-// ports from the kernel's tables, unless kernel is nil.
-func planManifests(o *config.Options, cmd *cobra.Command, from string, r *running, kernel *apply.Kernel) (*plan.Planner, error) {
+// kernelReader is the part of [apply.Kernel] that a plan needs.
+type kernelReader interface {
+	Lacks(plan.Options) ([]probe.Missing, error)
+	Recall(*plan.Planner, []*model.Service) error
+}
+
+// planManifests plans manifests as the daemon with these flags would. It takes missing objects from r, unless r is nil. It takes the missing features,
+// and the numbers of service ports, from k. If k is nil, the kernel has all features and no tables.
+func planManifests(o *config.Options, cmd *cobra.Command, from string, r *running, k kernelReader) (*plan.Planner, error) {
 	if err := errors.Join(o.Complete(cmd.Flags()), o.Validate()); err != nil {
 		return nil, err
 	}
@@ -99,14 +106,14 @@ func planManifests(o *config.Options, cmd *cobra.Command, from string, r *runnin
 			return nil, err
 		}
 	}
-	if kernel != nil && source.Node() == nil {
+	if k != nil && source.Node() == nil {
 		report(model.Problem{Kind: "Node", Name: types.NamespacedName{Name: s.NodeName}, Reason: "is not in the manifests: its addresses, zone and pod CIDRs are unknown"})
 	}
 	starts, err := r.starts()
 	if err != nil {
 		return nil, err
 	}
-	return planObjects(s, source, cmd.ErrOrStderr(), starts, kernel)
+	return planObjects(s, source, cmd.ErrOrStderr(), starts, k)
 }
 
 func warn(to io.Writer, p model.Problem) {
@@ -136,20 +143,27 @@ func load(source *manifests.Source, from string, stdin io.Reader) error {
 }
 
 // planObjects plans all objects of a source, as the daemon does at its start, but with the given starting endpoints.
-func planObjects(s *settings.Settings, source *manifests.Source, warnings io.Writer, starts map[types.NamespacedName]*model.Starts, kernel *apply.Kernel,
+func planObjects(s *settings.Settings, source *manifests.Source, warnings io.Writer, starts map[types.NamespacedName]*model.Starts, k kernelReader,
 ) (*plan.Planner, error) {
-	families := host.Families()
-	p := plan.New(s.PlanOptions(families))
+	options := s.PlanOptions(host.Families())
 	var recall settings.Recall
-	if kernel != nil {
-		kernel.Table = plan.Table(s.ServiceProxyName)
-		recall = kernel.Recall
+	if k != nil {
+		lacks, err := k.Lacks(options)
+		if err != nil {
+			return nil, err
+		}
+		if options = apply.Without(options, lacks); len(options.Families) == 0 {
+			what, fix := probe.Advice(lacks)
+			return nil, fmt.Errorf("no IP family can be served: %s: %s", what, fix)
+		}
+		recall = k.Recall
 	}
-	facts, problems, err := s.Facts(source, families)
+	p := plan.New(options)
+	facts, problems, err := s.Facts(source, options.Families)
 	if err != nil {
 		return nil, err
 	}
-	more, err := s.Plan(p, families, source, &facts, starts, recall)
+	more, err := s.Plan(p, options.Families, source, &facts, starts, recall)
 	if err != nil {
 		return nil, err
 	}
