@@ -235,8 +235,9 @@ func TestMaximumChanges(t *testing.T) {
 // On a kernel without connlimit, a Service has no maximum, and the planner reports this.
 func TestWithoutMaximum(t *testing.T) {
 	w := newWire(t)
-	p := plan.New(stickyOptions)
-	p.SetWithoutMaximum()
+	o := stickyOptions
+	o.WithoutMaximum = true
+	p := plan.New(o)
 	s := limited(0, "random", 1, 0, 1)
 	setSticky(p, []*model.Service{s})
 	mustSync(t, open(t), p, Full)

@@ -101,22 +101,17 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may exit
 	setMemory()
 	logger := klog.FromContext(ctx)
-	prepare := sync.OnceFunc(func() { prepareProcess(logger, s) })
 	hostFamilies := host.Families()
-	for families := hostFamilies; ; {
-		d, err := newDaemon(ctx, version, s, hostFamilies, families)
-		if err != nil {
-			return err
-		}
-		prepare() // not before everything else is ready
-		err = d.run(ctx)
-		if families = remaining(logger, families, err); len(families) == 0 {
-			return err
-		}
-		if err := d.kernel.Close(); err != nil {
-			return err
-		}
+	tables, err := supported(logger, s.PlanOptions(hostFamilies))
+	if err != nil {
+		return err
 	}
+	d, err := newDaemon(ctx, version, s, hostFamilies, tables)
+	if err != nil {
+		return err
+	}
+	prepareProcess(logger, s) // not before everything else is ready
+	return d.run(ctx)
 }
 
 // source provides the objects.
@@ -149,11 +144,9 @@ type daemon struct {
 	recorder *report.Recorder
 	sink     *report.Sink
 	reporter *report.Reporter
+	// tables are the options for the tables, families their IP families.
+	tables   plan.Options
 	families []inet.Family
-	// lacks receives the reason why families cannot be served, or nil.
-	lacks <-chan error
-	// withoutHash is true if the kernel lacks jhash, withoutMaximum if it lacks connlimit. Read them after lacks.
-	withoutHash, withoutMaximum bool
 	// addressed has a value after an address of the machine has changed: there may be a new IP family.
 	addressed chan struct{}
 	flows     *conntrack.Reconciler
@@ -185,10 +178,10 @@ type daemon struct {
 // terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect again.
 const terminationsPerSecond = 10_000
 
-func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []inet.Family) (*daemon, error) {
+func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options) (*daemon, error) {
 	d := &daemon{
-		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(), families: families,
-		addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
+		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
+		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
 	}
 	logger := klog.FromContext(ctx)
 	// The first three messages are kube-proxy's; some tools search for them.
@@ -198,7 +191,6 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if err := checkFamilies(logger, s.Config, d.families); err != nil {
 		return nil, err
 	}
-	d.lacks = d.probe(ctx)
 	d.tracker = track.New(d.started, time.Now)
 	d.metrics = d.registerMetrics()
 	s.ApplyGates()
@@ -246,7 +238,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if d.ServiceProxyName == "" && !d.takeover.Rival(ctx).Possible() {
 		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx).Possible() })
 	}
-	d.planner = plan.New(d.PlanOptions(d.families))
+	d.planner = plan.New(d.tables)
 	if err := d.count(logger); err != nil {
 		return d, err
 	}
@@ -387,7 +379,7 @@ func (d *daemon) run(ctx context.Context) error {
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
-		err := d.proxy(ctx)
+		err := d.loop.Run(ctx)
 		if err != nil {
 			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
 		}
@@ -427,7 +419,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 // newConsole returns a console with the parts that it reads.
 func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
-		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.PlanOptions(d.families),
+		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,

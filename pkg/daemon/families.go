@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,27 +19,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// lacking is the error for missing features of the kernel. The families in servable lack none.
-type lacking struct {
-	servable []inet.Family
-	advice   string
-}
-
-func (l *lacking) Error() string { return l.advice }
-
-// probe checks, during the other work of the start, whether the kernel lacks features. The channel receives the result.
-func (d *daemon) probe(ctx context.Context) <-chan error {
-	answer := make(chan error, 1)
-	go func() {
-		lacks, err := askKernel(d.PlanOptions(d.families))
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
-		}
-		d.withoutHash = slices.ContainsFunc(lacks, probe.Missing.Hash)
-		d.withoutMaximum = slices.ContainsFunc(lacks, probe.Missing.Connlimit)
-		answer <- servable(d.families, slices.DeleteFunc(lacks, probe.Missing.Optional))
-	}()
-	return answer
+// supported returns the options for the tables that the kernel supports, and logs missing features. If it supports no table, supported returns an error.
+func supported(logger klog.Logger, o plan.Options) (plan.Options, error) {
+	lacks, err := askKernel(o)
+	if err != nil {
+		logger.Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
+	}
+	return without(logger, o, lacks)
 }
 
 func askKernel(o plan.Options) ([]probe.Missing, error) {
@@ -52,52 +37,32 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 	return lacks, errors.Join(err, kernel.Close())
 }
 
-// servable returns an error with the servable families, or nil if the kernel lacks nothing.
-func servable(families []inet.Family, lacks []probe.Missing) error {
-	if len(lacks) == 0 {
-		return nil
+func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Options, error) {
+	served := apply.Without(o, lacks)
+	if served.WithoutHash {
+		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
 	}
-	what, fix := probe.Advice(lacks)
-	l := &lacking{advice: what + ": " + fix}
-	for _, f := range families {
-		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == f }) {
-			l.servable = append(l.servable, f)
-		}
+	if served.WithoutMaximum {
+		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
 	}
+	if len(served.Families) == len(o.Families) {
+		return served, nil
+	}
+	what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
+	advice := what + ": " + fix
 	if modulesDisabled("/proc/sys/kernel/modules_disabled") {
-		l.advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
+		advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
 	}
-	return l
-}
-
-// proxy runs the loop after the probe has found no missing feature.
-func (d *daemon) proxy(ctx context.Context) error {
-	if err := <-d.lacks; err != nil {
-		return err
+	err := errors.New(advice)
+	if len(served.Families) == 0 {
+		return served, err
 	}
-	if d.withoutHash {
-		klog.FromContext(ctx).Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
-		d.planner.SetWithoutHash()
-	}
-	if d.withoutMaximum {
-		klog.FromContext(ctx).Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
-		d.planner.SetWithoutMaximum()
-	}
-	return d.loop.Run(ctx)
-}
-
-// remaining returns the families to serve after an error: the families for which the kernel has all features, or none.
-func remaining(logger klog.Logger, families []inet.Family, err error) []inet.Family {
-	var l *lacking
-	if !errors.As(err, &l) {
-		return nil
-	}
-	for _, f := range families {
-		if len(l.servable) > 0 && !slices.Contains(l.servable, f) {
-			logger.Error(l, "Services of an IP family are not served", "family", f)
+	for _, f := range o.Families {
+		if !slices.Contains(served.Families, f) {
+			logger.Error(err, "Services of an IP family are not served", "family", f)
 		}
 	}
-	return l.servable
+	return served, nil
 }
 
 // modulesDisabled reads a file that contains 1 if the kernel does not load modules any more.

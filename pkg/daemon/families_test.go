@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,10 +9,10 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -56,28 +55,23 @@ func TestServedFamiliesWithMissingFeatures(t *testing.T) {
 	ip4, ip6 := probe.Missing{Family: inet.IPv4, Err: unix.ENOENT}, probe.Missing{Family: inet.IPv6, Err: unix.EOPNOTSUPP}
 	for _, tc := range []struct {
 		lacks []probe.Missing
-		ends  bool
 		left  []inet.Family
 		said  string
 	}{
-		{lacks: nil},
-		{lacks: []probe.Missing{ip6}, ends: true, left: []inet.Family{inet.IPv4}, said: "operation not supported"},
-		{lacks: []probe.Missing{ip4, ip4}, ends: true, left: []inet.Family{inet.IPv6}, said: "no such file or directory"},
-		{lacks: []probe.Missing{ip4, ip6}, ends: true},
+		{lacks: nil, left: inet.Families[:]},
+		{lacks: []probe.Missing{ip6}, left: []inet.Family{inet.IPv4}, said: "operation not supported"},
+		{lacks: []probe.Missing{ip4, ip4}, left: []inet.Family{inet.IPv6}, said: "no such file or directory"},
+		{lacks: []probe.Missing{ip4, ip6}},
 	} {
 		var log bytes.Buffer
-		err := servable(inet.Families[:], tc.lacks)
-		left := remaining(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), inet.Families[:], fmt.Errorf("proxy: %w", err))
-		if (err != nil) != tc.ends || !slices.Equal(left, tc.left) {
-			t.Errorf("lacking %v: %v, and %v are left, want %v", tc.lacks, err, left, tc.left)
+		served, err := without(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), plan.Options{Families: inet.Families[:]}, tc.lacks)
+		if (err != nil) != (tc.left == nil) || !slices.Equal(served.Families, tc.left) {
+			t.Errorf("lacking %v: %v, and %v are left, want %v", tc.lacks, err, served.Families, tc.left)
 		}
 		lines := strings.Count(log.String(), "\n")
 		if (tc.said == "") != (lines == 0) || lines > 1 || !strings.Contains(log.String(), tc.said) {
 			t.Errorf("lacking %v: log %q, want one line with %q", tc.lacks, log.String(), tc.said)
 		}
-	}
-	if left := remaining(klog.Background(), inet.Families[:], unix.ENOMEM); left != nil {
-		t.Errorf("after any other error %v are left", left)
 	}
 }
 

@@ -109,8 +109,9 @@ func TestNodesAgree(t *testing.T) {
 
 // On a kernel without jhash, a Service with an algorithm has random endpoints, and the planner reports this.
 func TestWithoutHash(t *testing.T) {
-	p := New(testOptions())
-	p.SetWithoutHash()
+	o := testOptions()
+	o.WithoutHash = true
+	p := New(o)
 	for _, table := range p.Samples() {
 		for _, c := range table.Chains {
 			for i := range c.Rules {
@@ -125,31 +126,6 @@ func TestWithoutHash(t *testing.T) {
 	p.Set(s.Name, s)
 	if got := slotsOf(t, p); len(got) != 3 || len(p.Excess(s.Name)) != 1 {
 		t.Errorf("%d slots for 3 endpoints, left out: %v", len(got), p.Excess(s.Name))
-	}
-}
-
-// A plan with the numbers of another planner equals the other plan, also on a kernel without jhash and connlimit.
-func TestNumbersHaveTheMissingFeatures(t *testing.T) {
-	hashed, limited := benchService(0, 3, 0), benchService(1, 3, 0)
-	hashed.Ports[0].Method = balance.Method{Key: balance.Flow}
-	limited.Ports[0].MaxConnections = 5
-	text := func(p *Planner) (lines []string) {
-		for _, table := range p.Samples() {
-			lines = append(lines, fmt.Sprint(nft.Fingerprint(table)))
-		}
-		p.Elements(func(e *nft.Element) { lines = append(lines, e.Set.Name+" "+e.String()) })
-		slices.Sort(lines)
-		return lines
-	}
-	for _, without := range []func(*Planner){(*Planner).SetWithoutHash, (*Planner).SetWithoutMaximum} {
-		first, again := New(testOptions()), New(testOptions())
-		without(first)
-		first.Set(hashed.Name, hashed)
-		first.Set(limited.Name, limited)
-		again.TakeNumbers(first.Numbers())
-		again.Set(hashed.Name, hashed)
-		again.Set(limited.Name, limited)
-		lab.Same(t, text(first), text(again), "plan")
 	}
 }
 

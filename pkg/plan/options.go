@@ -17,7 +17,7 @@ func Table(serviceProxyName string) string {
 	return TableName + "-" + serviceProxyName
 }
 
-// Options determine the constant rules. After [New], only LocalPods, WithoutMaximum and WithoutHash can change.
+// Options determine the constant rules. After [New], only LocalPods can change.
 type Options struct {
 	// Families are the IP families to serve.
 	Families []inet.Family

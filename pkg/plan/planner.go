@@ -170,17 +170,6 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	p.buildTable(f)
 }
 
-// SetWithoutHash makes all choices of endpoints random, because the kernel lacks jhash. Call it before [Planner.Set].
-func (p *Planner) SetWithoutHash() { p.options.WithoutHash = true }
-
-// SetWithoutMaximum makes the planner ignore maximums of connections, because the kernel lacks connlimit. Call it before [Planner.Set].
-func (p *Planner) SetWithoutMaximum() {
-	p.options.WithoutMaximum = true
-	for _, f := range p.options.Families {
-		p.layouts[f].limited.MaxConnections = 0
-	}
-}
-
 // Leases returns the lease elements of all families. Renew them within [Lease].
 func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {

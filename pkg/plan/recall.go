@@ -42,11 +42,8 @@ func (p *Planner) Resume(f inet.Family, next uint32, remembering, held []nft.Ele
 	}
 }
 
-// Numbers has the numbers and ids that a planner has assigned, so that another planner can assign the same ones. It also has the features that the
-// kernel lacks.
+// Numbers has the numbers and ids that a planner has assigned, so that another planner can assign the same ones.
 type Numbers struct {
-	withoutHash, withoutMaximum bool
-
 	next [2]uint32
 	// timeouts are the timeouts of the blocks, in seconds.
 	timeouts [2][endBlock - firstBlock]uint32
@@ -55,7 +52,7 @@ type Numbers struct {
 
 // Numbers returns the assigned numbers and ids of all Services.
 func (p *Planner) Numbers() *Numbers {
-	n := &Numbers{recalled: newRecalled(), withoutHash: p.options.WithoutHash, withoutMaximum: p.options.WithoutMaximum}
+	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.options.Families {
 		n.next[f] = p.Next(f)
 		for i := range p.numbers[f].blocks {
@@ -78,15 +75,8 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers prepares a planner to assign the numbers and ids of another planner to the same Services, without the same features. Call it before
-// [Planner.Set].
+// TakeNumbers prepares a planner to assign the numbers and ids of another planner to the same Services. Call it before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
-	if n.withoutHash {
-		p.SetWithoutHash()
-	}
-	if n.withoutMaximum {
-		p.SetWithoutMaximum()
-	}
 	for _, f := range p.options.Families {
 		p.Resume(f, n.next[f], nil, nil)
 		for i, timeout := range n.timeouts[f] {

@@ -169,8 +169,10 @@ func run(t *testing.T) (o outcome, log []string) {
 		if strings.Contains(lines.Text(), `"Synced"`) && !killed {
 			killed = true
 			o.Tables = tables(t)
-			if out, err := exec.Command("./kube-nftproxy", "diff").CombinedOutput(); err != nil {
-				t.Errorf("diff: %v: %s", err, out)
+			for _, command := range []string{"diff", "verify"} {
+				if out, err := exec.Command("./kube-nftproxy", command).CombinedOutput(); err != nil {
+					t.Errorf("%s: %v: %s", command, err, out)
+				}
 			}
 			lab.Must(t, cmd.Process.Kill())
 		}
