@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -24,12 +25,23 @@ func withMethod(i int, name string, affinity time.Duration, endpoints int, weigh
 	return s
 }
 
+// hashKey returns the bytes that the kernel hashes for a client: the content of the registers after the expression "ip saddr",
+// "ip saddr & MASK" or "ip saddr . th sport".
+func hashKey(key balance.Key, prefix uint8, client netip.AddrPort) []byte {
+	if key == balance.Source {
+		masked, _ := client.Addr().Prefix(int(prefix))
+		return masked.Addr().AsSlice()
+	}
+	b := binary.BigEndian.AppendUint16(client.Addr().AsSlice(), client.Port())
+	return append(b, 0, 0)
+}
+
 // predicted returns the endpoint of each client by the plan's own hash, for packets with the wire's present source port.
 func (w *wire) predicted(p *model.ServicePort, clients int) []netip.AddrPort {
 	slots := p.Method.Fill(p.Cluster, p.ClusterWeights)
 	list := make([]netip.AddrPort, clients)
 	for i := range list {
-		key := balance.HashKey(p.Method.Key, p.Method.Prefixes[p.Family], netip.AddrPortFrom(client(p.Family, i), w.port))
+		key := hashKey(p.Method.Key, p.Method.Prefixes[p.Family], netip.AddrPortFrom(client(p.Family, i), w.port))
 		list[i] = slots[balance.Slot(key, balance.Seed, uint32(len(slots)))]
 	}
 	return list

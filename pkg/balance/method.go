@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,17 +89,6 @@ func (m Method) String() string {
 
 // Seed is the seed of the hash. It is constant, so that all nodes agree.
 const Seed = 0x6b6e7078
-
-// HashKey returns the bytes that the kernel hashes for a client: the content of the registers after the expression "ip saddr",
-// "ip saddr & MASK" or "ip saddr . th sport".
-func HashKey(key Key, prefix uint8, client netip.AddrPort) []byte {
-	if key == Source {
-		masked, _ := client.Addr().Prefix(int(prefix))
-		return masked.Addr().AsSlice()
-	}
-	b := binary.BigEndian.AppendUint16(client.Addr().AsSlice(), client.Port())
-	return append(b, 0, 0)
-}
 
 // Slot returns the slot of a key in a table of the given size. It equals the result of nft's jhash with this size as the modulus (kernel:
 // reciprocal_scale).
