@@ -3,6 +3,7 @@ package apply
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -92,15 +93,16 @@ func TestACrowdedSetGrowsAlone(t *testing.T) {
 		p.Set(s.Name, s)
 		return mustSync(t, k, p, Partial)
 	}
+	immediate := func(r Result) bool { return !r.Again.IsZero() && !r.Again.After(time.Now()) }
 	add(0, mediumSet+1)
-	if r := add(1, largeSet-mediumSet); !r.Crowded || r.Elements > largeSet {
-		t.Fatalf("the Service that makes the set large takes a batch of %d elements; crowded: %v", r.Elements, r.Crowded)
+	if r := add(1, largeSet-mediumSet); !immediate(r) || r.Elements > largeSet {
+		t.Fatalf("the Service that makes the set large takes a batch of %d elements; next sync at %v", r.Elements, r.Again)
 	}
-	if r := add(2, 5); !r.Crowded || r.Elements > 100 {
-		t.Errorf("a small Service before that sync takes a batch of %d elements; crowded: %v", r.Elements, r.Crowded)
+	if r := add(2, 5); !immediate(r) || r.Elements > 100 {
+		t.Errorf("a small Service before that sync takes a batch of %d elements; next sync at %v", r.Elements, r.Again)
 	}
-	if r := mustSync(t, k, p, Partial); r.Elements < largeSet || r.Crowded {
-		t.Errorf("the batch of the set has %d elements; crowded: %v", r.Elements, r.Crowded)
+	if r := mustSync(t, k, p, Partial); r.Elements < largeSet || !r.Again.IsZero() {
+		t.Errorf("the batch of the set has %d elements; next sync at %v", r.Elements, r.Again)
 	}
 	if size := setSizes(t, k)["ip endpoints"]; size != largeSize {
 		t.Errorf("the set has room for %d elements", size)

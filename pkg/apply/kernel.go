@@ -115,10 +115,8 @@ type Result struct {
 	Commit time.Duration
 	// Why is the reason for a full sync.
 	Why string
-	// Again is the time after which another sync deletes retained elements or chains; 0 if none are retained.
-	Again time.Duration
-	// Crowded is true if a sync without changes should follow immediately, to make a set larger.
-	Crowded bool
+	// Again is the time from which another sync deletes retained elements or chains, or makes a set larger; zero if there is no such work.
+	Again time.Time
 }
 
 // Sync makes the kernel's tables equal to the plan. If it fails, the kernel has the old tables or the new ones, and the next call compares them.
@@ -127,7 +125,10 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
 	result, err := k.sync()
 	if err == nil {
-		result.Again, result.Crowded = k.ledger.scheduleRetirement(k.Now()), len(k.ledger.crowded) > 0
+		now := k.Now()
+		if result.Again = k.ledger.scheduleRetirement(now); len(k.ledger.crowded) > 0 {
+			result.Again = now
+		}
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
 		// If a table of kube-proxy has an owner, only the owner may delete it. Such a table must not prevent all syncs. pkg/beside/takeover tries

@@ -168,12 +168,12 @@ func (l *ledger) isRetirementDue(now time.Time) bool {
 	return !l.retireAt.IsZero() && !now.Before(l.retireAt)
 }
 
-// scheduleRetirement sets the time of the next retirement, and returns the time until then; 0 if nothing is retained.
-func (l *ledger) scheduleRetirement(now time.Time) time.Duration {
+// scheduleRetirement sets and returns the time of the next retirement; zero if nothing is retained.
+func (l *ledger) scheduleRetirement(now time.Time) time.Time {
 	retains, empty := l.retains()
 	if !retains {
 		l.retireAt = time.Time{}
-		return 0
+		return l.retireAt
 	}
 	if l.retireAt.IsZero() {
 		l.retireAt = now.Add(retireAfter)
@@ -181,5 +181,5 @@ func (l *ledger) scheduleRetirement(now time.Time) time.Duration {
 	if at := now.Add(retireEmptyAfter); empty && at.Before(l.retireAt) {
 		l.retireAt = at
 	}
-	return max(l.retireAt.Sub(now), 1)
+	return l.retireAt
 }

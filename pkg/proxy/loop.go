@@ -190,13 +190,7 @@ func (p *Proxy) announce(s *Sync) {
 func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 	r := &s.Result
 	p.Schedule.Succeeded(s.End)
-	p.started, p.failed, p.lastCommit, p.againAt = true, false, s.End, time.Time{}
-	if r.Again > 0 {
-		p.againAt = s.End.Add(r.Again)
-	}
-	if r.Crowded {
-		p.againAt = s.End
-	}
+	p.started, p.failed, p.lastCommit, p.againAt = true, false, s.End, r.Again
 	level := 2
 	if r.Kind == apply.Full || s.First {
 		level = 0

@@ -116,7 +116,7 @@ func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 
 // fakeKernel holds the elements that a planner has reported up to the last sync. It fails on demand.
 type fakeKernel struct {
-	// crowded, if not nil, returns Result.Crowded of each partial sync.
+	// crowded, if not nil, reports whether each partial sync leaves a crowded set.
 	crowded func() bool
 
 	mu sync.Mutex
@@ -236,8 +236,8 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		return apply.Result{Kind: apply.Full, Commit: time.Microsecond}, nil
 	}
 	r := apply.Result{Kind: apply.Partial, Commit: time.Microsecond}
-	if k.crowded != nil {
-		r.Crowded = k.crowded()
+	if k.crowded != nil && k.crowded() {
+		r.Again = time.Now()
 	}
 	return r, nil
 }
