@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -82,45 +81,24 @@ func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bo
 	for _, port := range s.Ports {
 		n[port.Family]++
 	}
-	reason := p.lacksHolders(s.Name.Namespace, n, old)
-	if reason != "" {
-		out.leaveOut(model.ScaleToZeroField, reason).holders = n
-	}
-	return reason == ""
-}
-
-// lacksHolders returns the reason why n service ports of a Service cannot hold packets, for each family; "" if they can. The ports of its earlier
-// form do not count.
-func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string {
-	all, own := p.taken.holders, p.takenBy(namespace).holders
-	if old != nil {
-		for _, o := range old.ports {
-			if o.holds {
-				all[o.family]--
-				own[o.family]--
-			}
-		}
-	}
 	for f := range n {
-		if n[f] > 0 && (own[f]+n[f] > mostHolders/perNamespace || all[f]+n[f] > mostHolders) {
-			return fmt.Sprintf("the Service refuses connections while it has no endpoint: it has %d %s ports, the other Services of its namespace hold packets at %d ports, all other Services at %d ports, and the limits are %d and %d",
-				n[f], inet.Family(f), own[f], all[f], mostHolders/perNamespace, mostHolders)
+		if reason := p.shortage(holderRoom(f), s.Name.Namespace, n[f], old.room()); reason != "" {
+			out.leaveOut(model.ScaleToZeroField, reason).holders = n
+			return false
 		}
 	}
-	return ""
+	return true
 }
 
-// countHolders updates the holders after a Service is added (n is 1) or removed (-1).
-func (p *Planner) countHolders(s *service, of *takenRoom, n int) {
+// noteHolders records that the ports of a Service hold packets, or do not hold them any more.
+func (p *Planner) noteHolders(s *service, hold bool) {
 	for _, port := range s.ports {
 		if !port.holds {
 			continue
 		}
-		of.holders[port.family] += n
-		p.taken.holders[port.family] += n
 		h := Holder{port.family, port.number}
 		p.holders.changed[h] = struct{}{}
-		if n > 0 {
+		if hold {
 			p.holders.names[h] = s.name
 		} else if p.holders.names[h] == s.name {
 			delete(p.holders.names, h)

@@ -280,12 +280,12 @@ func newParts(n int) (*service, []port) {
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
 	out.name, out.created = s.Name, s.Created
-	elements := ElementsIn(s)
-	if reason := p.lacksElements(s.Name.Namespace, elements, old); reason != "" {
-		out.leaveOut("spec", reason).elements = elements
+	needed := ElementsIn(s)
+	if reason := p.shortage(elementRoom, s.Name.Namespace, needed, old.room()); reason != "" {
+		out.leaveOut("spec", reason).elements = needed
 		return out
 	}
-	out.elements = elements
+	out.elements = needed
 	holds := p.assignHolders(out, s, old)
 	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {

@@ -241,22 +241,12 @@ func (p *Planner) countRanges(s *model.Service) (n int) {
 // assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then served without them.
 func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
 	n := p.countRanges(s)
-	if reason := p.lacksPortRanges(s.Name.Namespace, n, old); reason != "" {
-		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason).portRanges = n
+	if reason := p.shortage(portRangeRoom, s.Name.Namespace, n, old.room()); reason != "" {
+		out.leaveOut(model.PortRangesField, reason).portRanges = n
 		return false
 	}
 	out.portRanges = n
 	return true
-}
-
-// lacksPortRanges returns the reason why a Service cannot have n ranges instead of the ranges of its earlier form; "" if it can.
-func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string {
-	most := p.options.Room.PortRanges
-	all, own := p.taken.portRanges, p.takenBy(namespace).portRanges
-	if old != nil {
-		all, own = all-old.portRanges, own-old.portRanges
-	}
-	return lacksRoom("the Service has", n, "port ranges times addresses", own, all, most)
 }
 
 // rangeElements calls each for the wanted elements of a map of ranges.

@@ -118,27 +118,66 @@ func ElementsIn(s *model.Service) (n int) {
 	return n
 }
 
-// lacksElements returns the reason why a Service cannot take n elements instead of the elements of its earlier form; "" if it can.
-func (p *Planner) lacksElements(namespace string, n int, old *service) string {
-	most := p.options.Room.Elements
-	all, own := p.taken.elements, p.takenBy(namespace).elements
-	if old != nil {
-		all, own = all-old.elements, own-old.elements
-	}
-	return lacksRoom("the Service is not served: it needs", n, "elements", own, all, most)
+// quantity is a count of [takenRoom] that has a limit.
+type quantity struct {
+	// needs and unit are the words before and after a number in the reason of a shortage.
+	needs, unit string
+	of          func(*takenRoom) int
+	most        func(*Room) int
 }
 
-// lacksRoom returns the reason why a Service cannot have n units of a quantity; "" if it can. own is the count of the other Services of its namespace,
-// all is the count of all other Services, and most is the limit of the node. The reason begins with needs.
-func lacksRoom(needs string, n int, unit string, own, all, most int) string {
+var (
+	elementRoom = quantity{"the Service is not served: it needs", "elements", func(t *takenRoom) int { return t.elements },
+		func(r *Room) int { return r.Elements }}
+	sourceRangeRoom = quantity{"no source is allowed: the Service has", "source ranges", func(t *takenRoom) int { return t.sourceRanges },
+		func(r *Room) int { return r.SourceRanges }}
+	portRangeRoom = quantity{"the Service has no port ranges: it has", "port ranges times addresses", func(t *takenRoom) int { return t.portRanges },
+		func(r *Room) int { return r.PortRanges }}
+)
+
+// holderRoom is the quantity of service ports of a family that hold packets.
+func holderRoom(f int) quantity {
+	return quantity{"the Service refuses connections while it has no endpoint: it needs", inet.Family(f).String() + " ports that hold packets",
+		func(t *takenRoom) int { return t.holders[f] }, func(*Room) int { return mostHolders }}
+}
+
+// shortage returns the reason why a Service of a namespace cannot take n units of a quantity instead of the room that it takes now; "" if it can.
+func (p *Planner) shortage(q quantity, namespace string, n int, now takenRoom) string {
+	if n == 0 {
+		return ""
+	}
+	taken := p.takenBy(namespace)
+	own, all, most := q.of(&taken)-q.of(&now), q.of(&p.taken)-q.of(&now), q.most(&p.options.Room)
 	switch {
-	case n == 0:
 	case own+n > most/perNamespace:
-		return fmt.Sprintf("%s %d %s, the other Services of its namespace have %d, and the limit of a namespace is %d", needs, n, unit, own, most/perNamespace)
+		return fmt.Sprintf("%s %d %s, the other Services of its namespace have %d, and the limit of a namespace is %d", q.needs, n, q.unit, own, most/perNamespace)
 	case all+n > most:
-		return fmt.Sprintf("%s %d %s, all other Services have %d, and the limit of the node is %d", needs, n, unit, all, most)
+		return fmt.Sprintf("%s %d %s, all other Services have %d, and the limit of the node is %d", q.needs, n, q.unit, all, most)
 	}
 	return ""
+}
+
+// room returns the room that a Service takes, except numbers and source ranges. The Service may be nil.
+func (s *service) room() (t takenRoom) {
+	if s == nil {
+		return t
+	}
+	t.elements, t.portRanges = s.elements, s.portRanges
+	for _, port := range s.ports {
+		if port.holds {
+			t.holders[port.family]++
+		}
+	}
+	return t
+}
+
+// add adds n times the room of a Service.
+func (t *takenRoom) add(room *takenRoom, n int) {
+	t.elements += n * room.elements
+	t.portRanges += n * room.portRanges
+	for f := range t.holders {
+		t.holders[f] += n * room.holders[f]
+	}
 }
 
 // countRoom counts the room that a Service takes, except numbers and source ranges. n is 1 for a Service that is added, -1 for a Service that is removed.
@@ -146,14 +185,12 @@ func (p *Planner) countRoom(s *service, n int) {
 	if s == nil {
 		return
 	}
-	p.taken.elements += n * s.elements
-	p.taken.portRanges += n * s.portRanges
-	t := p.account(s.name.Namespace)
-	p.countHolders(s, t, n)
-	t.portRanges += n * s.portRanges
-	if t.elements += n * s.elements; *t == (takenRoom{}) {
+	room, t := s.room(), p.account(s.name.Namespace)
+	p.taken.add(&room, n)
+	if t.add(&room, n); *t == (takenRoom{}) {
 		delete(p.namespaces, s.name.Namespace)
 	}
+	p.noteHolders(s, n > 0)
 }
 
 // used returns the count of numbers of a namespace, and reports whether the namespace may have another one. A timeout other than 0 stands for

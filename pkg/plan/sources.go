@@ -189,24 +189,18 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	if before != nil {
 		p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges-before.count(), t.sourceRanges-before.count()
 	}
-	const closed = "no source is allowed: "
 	n, leave := out.count(), func(reason string) *lacking {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
 		out.lists = [sourceLists][]model.AddrRange{}
-		return s.leaveOut(sourceList(max(first, 0)).path(), closed+reason)
+		return s.leaveOut(sourceList(max(first, 0)).path(), reason)
 	}
-	switch reason := p.lacksSourceRanges(s.name.Namespace, n); {
+	switch reason := p.shortage(sourceRangeRoom, s.name.Namespace, n, takenRoom{}); {
 	case out.number == 0:
-		leave("no number is left for the source ranges of a Service of this namespace").number[out.family] = true
+		leave("no source is allowed: no number is left for the source ranges of a Service of this namespace").number[out.family] = true
 	case reason != "":
 		leave(reason).sourceRanges[out.family] = n
 	}
 	p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges+out.count(), t.sourceRanges+out.count()
-}
-
-// lacksSourceRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
-func (p *Planner) lacksSourceRanges(namespace string, n int) string {
-	return lacksRoom("the Service has", n, "source ranges", p.takenBy(namespace).sourceRanges, p.taken.sourceRanges, p.options.Room.SourceRanges)
 }
 
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.

@@ -56,17 +56,13 @@ func (p *Planner) fits(s *service) bool {
 			_, more := p.used(sourcesID(s.name, inet.Family(f)), timeout)
 			return more && p.numbers[f].hasFree(timeout)
 		}
-		if l.sourceRanges[f] > 0 && p.lacksSourceRanges(namespace, l.sourceRanges[f]) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
+		if l.sourceRanges[f] > 0 && p.shortage(sourceRangeRoom, namespace, l.sourceRanges[f], takenRoom{}) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
 			return true
 		}
 	}
-	if l.holders != [2]int{} && p.lacksHolders(namespace, l.holders, nil) == "" {
-		return true
-	}
-	if l.portRanges > 0 && p.lacksPortRanges(namespace, l.portRanges, nil) == "" {
-		return true
-	}
-	return l.elements > 0 && p.lacksElements(namespace, l.elements, nil) == ""
+	has := func(q quantity, n int) bool { return p.shortage(q, namespace, n, takenRoom{}) == "" }
+	return l.holders != [2]int{} && has(holderRoom(0), l.holders[0]) && has(holderRoom(1), l.holders[1]) ||
+		l.portRanges > 0 && has(portRangeRoom, l.portRanges) || l.elements > 0 && has(elementRoom, l.elements)
 }
 
 // noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait,
