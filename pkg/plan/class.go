@@ -220,9 +220,9 @@ func (k kind) name(by selector) string {
 	case k >= kindRange:
 		return "range-" + k.route().String()
 	case k >= kindRangeSources:
-		return sourceList(k - kindRangeSources).rangeChain()
+		return sourceTexts[k-kindRangeSources].rangeChain
 	case k >= kindSources:
-		return sourceList(k - kindSources).chain()
+		return sourceTexts[k-kindSources].chain
 	case k == kindHold:
 		return "hold-packet"
 	case k >= kindLimited:

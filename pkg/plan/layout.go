@@ -123,7 +123,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 		Comment: "address, ports -> class, service port, for allowed sources"}
 	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
 	for list := range sourceLists {
-		l.sources[list] = &nft.Set{Name: list.set(), Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + list.field()}
+		l.sources[list] = &nft.Set{Name: sourceTexts[list].set, Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + sourceTexts[list].field}
 	}
 	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)

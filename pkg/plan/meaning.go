@@ -22,9 +22,9 @@ func ChainMeaning(chain string) string {
 		case k >= kindRange:
 			return k.route().words() + "; the port is kept"
 		case k >= kindRangeSources:
-			return sourceList(k - kindRangeSources).comment()
+			return sourceTexts[k-kindRangeSources].comment
 		case k >= kindSources:
-			return sourceList(k - kindSources).comment()
+			return sourceTexts[k-kindSources].comment
 		case k >= kindLimited && k < kindHold:
 			return k.route().words() + "; each has a maximum of connections"
 		case k >= kindAffinity && k < kindHold:

@@ -44,11 +44,6 @@ func (l *layout) inRange(arrived bool) nft.Rule {
 		setPriority(key(l.vipOfFlow()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
 }
 
-// rangeChain is the name of the chain for port ranges with source ranges.
-func (l sourceList) rangeChain() string {
-	return [...]string{"range-firewall", "range-firewall-external-ips"}[l]
-}
-
 // rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the Service denies nothing.
 func (l *layout) rangeSourceRules(list sourceList) []nft.Rule {
 	return append(l.denied(), l.allowed(list, key(l.vipOfFlow()...), l.restrictedRanges)...)

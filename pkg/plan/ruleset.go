@@ -267,9 +267,9 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 		r := c.kind.route()
 		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, r), rule("", goTo(r.list().keepPort())))
 	case c.kind >= kindRangeSources:
-		ch.Comment, ch.Rules = sourceList(c.kind-kindRangeSources).comment(), l.rangeSourceRules(sourceList(c.kind-kindRangeSources))
+		ch.Comment, ch.Rules = sourceTexts[c.kind-kindRangeSources].comment, l.rangeSourceRules(sourceList(c.kind-kindRangeSources))
 	case c.kind >= kindSources:
-		ch.Comment, ch.Rules = sourceList(c.kind-kindSources).comment(), l.sourceRules(sourceList(c.kind-kindSources))
+		ch.Comment, ch.Rules = sourceTexts[c.kind-kindSources].comment, l.sourceRules(sourceList(c.kind-kindSources))
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}

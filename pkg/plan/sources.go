@@ -33,36 +33,22 @@ const (
 	sourceLists
 )
 
-// set is the name of the set with these lists of all Services.
-func (l sourceList) set() string {
-	return [...]string{"allowed-sources", "allowed-sources-external-ips", "allowed-sources-node-ports", "denied-sources"}[l]
-}
-
-// field is the field of a Service with the list, in the words of a comment.
-func (l sourceList) field() string {
-	return [...]string{"loadBalancerSourceRanges", "source ranges of external IPs", "source ranges of node ports", "denied source ranges"}[l]
-}
-
-// words is the field, with an article if necessary.
-func (l sourceList) words() string {
-	if l == balancerSources {
-		return l.field()
-	}
-	return "the " + l.field()
-}
-
-// path is the path of the field.
-func (l sourceList) path() string {
-	return [...]string{model.BalancerSourcesField, model.ExternalIPSourcesField, model.NodePortSourcesField, model.DeniedSourcesField}[l]
-}
-
-// chain is the name of the chain for a kind of frontends with such a list, or with denied sources.
-func (l sourceList) chain() string {
-	return [...]string{"firewall-denied", "firewall-external-ips", "firewall-node-ports"}[l]
-}
-
-func (l sourceList) comment() string {
-	return [...]string{"load-balancer address with denied source ranges", "external IP with source ranges", "node port with source ranges"}[l]
+// sourceTexts has the names and words of each list.
+var sourceTexts = [sourceLists]struct {
+	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words the same in a sentence, and
+	// path its path.
+	set, field, words, path string
+	// chain is the name of the chain for a kind of frontends with such a list, or with denied sources, and comment its comment. rangeChain is the name
+	// of the chain for port ranges.
+	chain, comment, rangeChain string
+}{
+	balancerSources: {"allowed-sources", "loadBalancerSourceRanges", "loadBalancerSourceRanges", model.BalancerSourcesField,
+		"firewall-denied", "load-balancer address with denied source ranges", "range-firewall"},
+	externalIPSources: {"allowed-sources-external-ips", "source ranges of external IPs", "the source ranges of external IPs", model.ExternalIPSourcesField,
+		"firewall-external-ips", "external IP with source ranges", "range-firewall-external-ips"},
+	nodePortSources: {"allowed-sources-node-ports", "source ranges of node ports", "the source ranges of node ports", model.NodePortSourcesField,
+		"firewall-node-ports", "node port with source ranges", ""},
+	deniedSources: {"denied-sources", "denied source ranges", "the denied source ranges", model.DeniedSourcesField, "", "", ""},
 }
 
 // listFor returns the list with the allowed sources of a frontend other than a cluster IP.
@@ -105,14 +91,14 @@ func (l *layout) sourceRules(list sourceList) []nft.Rule {
 func (l *layout) denied() []nft.Rule {
 	return []nft.Rule{
 		rule("", keepBits(portBits)),
-		rule("in the denied source ranges", append(l.source(), loadedIn(l.sources[deniedSources], false)), countedDrop()),
+		rule("in "+sourceTexts[deniedSources].words, append(l.source(), loadedIn(l.sources[deniedSources], false)), countedDrop()),
 	}
 }
 
 // allowed drops packets from sources that are not allowed, and finds the class of all other packets by a key of the map restricted.
 func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) []nft.Rule {
 	return []nft.Rule{
-		rule("not in "+list.words(), append(l.source(), loadedIn(l.sources[list], true)), countedDrop()),
+		rule("not in "+sourceTexts[list].words, append(l.source(), loadedIn(l.sources[list], true)), countedDrop()),
 		rule("", setPriority(key, restricted), dispatch(wordBits, l.dispatch[stepAllowed])),
 	}
 }
@@ -192,7 +178,7 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	n, leave := out.count(), func(reason string) *lacking {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
 		out.lists = [sourceLists][]model.AddrRange{}
-		return s.leaveOut(sourceList(max(first, 0)).path(), reason)
+		return s.leaveOut(sourceTexts[max(first, 0)].path, reason)
 	}
 	switch reason := p.shortage(sourceRangeRoom, s.name.Namespace, n, takenRoom{}); {
 	case out.number == 0:
