@@ -32,7 +32,7 @@ const blockSize = 32
 // rebuilder builds changed Services from their objects, see [model.Rebuild].
 type rebuilder struct {
 	objects  Objects
-	recaller Recaller
+	recaller recaller
 	planner  *plan.Planner
 	options  model.Options
 	// node is the node for which Services are built. It does not change during a build.

@@ -9,8 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Trust knows whether the kernel's tables are still those of the last Sync.
-type Trust interface {
+// trust knows whether the kernel's tables are still those of the last Sync.
+type trust interface {
 	// Known reports whether the tables are known to be those of the last Sync.
 	Known() bool
 	// Doubt makes the next Sync compare the tables with the plan.
@@ -19,8 +19,8 @@ type Trust interface {
 	CheckRuleset() (changed bool, err error)
 }
 
-// Announcements are the kernel's announcements of foreign changes.
-type Announcements interface {
+// announcements are the kernel's announcements of foreign changes.
+type announcements interface {
 	// Heard returns a channel that has a value after an announcement.
 	Heard() <-chan struct{}
 	// Touched reports whether the kernel has announced a foreign change of the program's tables that no sync has handled yet. It makes
@@ -33,8 +33,8 @@ type Announcements interface {
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares the tables with the
 // plan before it writes. The methods trusted, due, heard and touched change nothing. All other methods act.
 type guard struct {
-	trust         Trust
-	announcements Announcements
+	trust         trust
+	announcements announcements
 	// doubted counts doubts.
 	doubted func()
 	now     func() time.Time

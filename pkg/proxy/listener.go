@@ -25,8 +25,8 @@ type Listener interface {
 	Synced(*Sync)
 }
 
-// Intake is a part that follows the changes of objects.
-type Intake interface {
+// intake is a part that follows the changes of objects.
+type intake interface {
 	// Queued announces that there are changes. Taken announces the changes that the loop is about to plan.
 	Queued(now time.Time)
 	Taken(*track.Dirty)
@@ -88,7 +88,7 @@ func (p *Proxy) connect(earlier []model.Key) {
 		&p.account, newObserver(&p.Config), nodeHealth{Health: p.Health}, p.tally, hook{call: p.Config.Synced}, times, newFlows(&p.Config, earlier),
 		checks,
 	}
-	p.intakes = []Intake{nodeHealth{Health: p.Health}, p.tally, times}
+	p.intakes = []intake{nodeHealth{Health: p.Health}, p.tally, times}
 	p.servers = []Server{checks}
 	if p.Terminations != nil {
 		departures := newDepartures(&p.Config)

@@ -50,18 +50,18 @@ type Tables interface {
 	Leased() time.Time
 }
 
-// Recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
+// recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
 // the first Service is planned, and then with Services before they are planned for the first time.
-type Recaller interface {
+type recaller interface {
 	Recall(*plan.Planner, []*model.Service) error
 }
 
 // Kernel has the kernel's tables, their sizes, and the announcements of their changes.
 type Kernel interface {
 	Tables
-	Recaller
-	Trust
-	Announcements
+	recaller
+	trust
+	announcements
 	Sizes
 }
 
@@ -116,7 +116,7 @@ type Proxy struct {
 	guard guard
 	// The loop reports its work to listeners, intakes and servers, see connect. tally and account also answer questions.
 	listeners []Listener
-	intakes   []Intake
+	intakes   []intake
 	servers   []Server
 	tally     *tally
 	account   account

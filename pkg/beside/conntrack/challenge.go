@@ -100,8 +100,8 @@ func segment(from, to netip.AddrPort) []byte {
 	return append(ip, tcp...)
 }
 
-// Terminator is the kernel's table for [Desired.Terminate]. After the deletion of entries, it challenges their clients if [Departed.AtOnce] is true.
-type Terminator struct {
+// terminator is the kernel's table for [Desired.Terminate]. After the deletion of entries, it challenges their clients if [Departed.AtOnce] is true.
+type terminator struct {
 	*Netlink
 	open       func() (*Challenger, error)
 	challenged func(f inet.Family, n int, err error)
@@ -111,7 +111,7 @@ type Terminator struct {
 }
 
 // Delete implements [Table].
-func (t *Terminator) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
+func (t *terminator) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
 	t.waiting = t.waiting[:0]
 	t.deleted = func() { t.challenge(f) }
 	return t.Netlink.Delete(ctx, f, udp, func(flow *Flow) bool {
@@ -124,7 +124,7 @@ func (t *Terminator) Delete(ctx context.Context, f inet.Family, udp bool, stale 
 }
 
 // challenge challenges the clients of the flows that were just deleted.
-func (t *Terminator) challenge(f inet.Family) {
+func (t *terminator) challenge(f inet.Family) {
 	if len(t.waiting) == 0 {
 		return
 	}
@@ -148,7 +148,7 @@ func (t *Terminator) challenge(f inet.Family) {
 }
 
 // Close closes all sockets.
-func (t *Terminator) Close() error {
+func (t *terminator) Close() error {
 	err := t.Netlink.Close()
 	if t.challenger != nil {
 		err = errors.Join(err, t.challenger.Close())

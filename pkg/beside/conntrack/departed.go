@@ -99,7 +99,7 @@ var errStrict = errors.New("net.netfilter.nf_conntrack_tcp_loose is 0: the kerne
 // OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that begin with a SYN. loose is the
 // file of the sysctl nf_conntrack_tcp_loose. The table calls open, usually [OpenChallenger], when it must challenge the first client. After each
 // batch, it calls challenged with the number of challenged clients, and the first error.
-func OpenToTerminate(loose string, open func() (*Challenger, error), challenged func(f inet.Family, n int, err error)) (*Terminator, error) {
+func OpenToTerminate(loose string, open func() (*Challenger, error), challenged func(f inet.Family, n int, err error)) (Table, error) {
 	text, err := os.ReadFile(loose)
 	switch {
 	case err != nil:
@@ -111,5 +111,5 @@ func OpenToTerminate(loose string, open func() (*Challenger, error), challenged 
 	if err != nil {
 		return nil, err
 	}
-	return &Terminator{Netlink: table, open: open, challenged: challenged}, nil
+	return &terminator{Netlink: table, open: open, challenged: challenged}, nil
 }
