@@ -89,6 +89,7 @@ func releaseCode(smaps string) {
 	for line := range strings.Lines(smaps) {
 		fields := strings.Fields(line)
 		switch {
+		case len(fields) < 2:
 		case fields[0] == "Anonymous:" || fields[0] == "Swap:":
 			if fields[1] != "0" {
 				to = from
