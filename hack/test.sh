@@ -2,7 +2,7 @@
 # Runs the lanes of the tests, stops at the first failure, and prints a summary. Usage: hack/test.sh [lane ...]
 #   lint   checks of the source: see lint.sh
 #   house  rules about source, documents and manifests
-#   unit   tests without privileges of the packages that start no goroutines; tests that need root are skipped
+#   unit   tests without privileges of the packages that start no goroutines and use no locks; tests that need root are skipped
 #   race   the same for all other packages, with the race detector
 #   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
@@ -33,10 +33,10 @@ namespaces() {
   all | grep -E "/(${folders//$'\n'/|})\$"
 }
 
-# concurrent lists the packages that start goroutines. In the other packages, the race detector finds nothing, and makes the tests slower.
+# concurrent lists the packages that start goroutines or use locks. In the other packages, the race detector finds nothing, and makes the tests slower.
 concurrent() {
   local folders
-  folders=$(grep -rlE --include='*.go' '^\s*go |\.Go\(' cmd pkg test hack | xargs -n 1 dirname | sort -u)
+  folders=$(grep -rlE --include='*.go' '^\s*go |\.Go\(|^\s*(import )?"sync["/]' cmd pkg test hack | xargs -n 1 dirname | sort -u)
   all | grep -E "/(${folders//$'\n'/|})\$"
 }
 
@@ -67,8 +67,8 @@ built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.lo
 
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }
-unit() { tests unit "${unprivileged[@]}" $(all | grep -vxF "$(concurrent)"); }
-race() { tests race -race "${unprivileged[@]}" $(concurrent); }
+unit() { all >/dev/null && tests unit "${unprivileged[@]}" $(all | grep -vxF "$(concurrent)"); }
+race() { all >/dev/null && tests race -race "${unprivileged[@]}" $(concurrent); }
 netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.

@@ -184,7 +184,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
 	}
 	logger := klog.FromContext(ctx)
-	// The first three messages are kube-proxy's; some tools search for them.
+	// These three messages are kube-proxy's; some tools search for them.
 	logger.Info("Using nftables Proxier", "node", s.NodeName, "families", fmt.Sprint(d.families))
 	logger.Info("Version info", "version", version)
 	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))

@@ -37,30 +37,30 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 	return lacks, errors.Join(err, kernel.Close())
 }
 
+// without returns the options for tables that use none of the missing features, and logs the consequences. If no family can be served, it returns an error.
 func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Options, error) {
 	served := apply.Without(o, lacks)
+	if len(served.Families) < len(o.Families) {
+		what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
+		advice := what + ": " + fix
+		if modulesDisabled("/proc/sys/kernel/modules_disabled") {
+			advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
+		}
+		err := errors.New(advice)
+		if len(served.Families) == 0 {
+			return served, err
+		}
+		for _, f := range o.Families {
+			if !slices.Contains(served.Families, f) {
+				logger.Error(err, "Services of an IP family are not served", "family", f)
+			}
+		}
+	}
 	if served.WithoutHash {
 		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
 	}
 	if served.WithoutMaximum {
 		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
-	}
-	if len(served.Families) == len(o.Families) {
-		return served, nil
-	}
-	what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
-	advice := what + ": " + fix
-	if modulesDisabled("/proc/sys/kernel/modules_disabled") {
-		advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
-	}
-	err := errors.New(advice)
-	if len(served.Families) == 0 {
-		return served, err
-	}
-	for _, f := range o.Families {
-		if !slices.Contains(served.Families, f) {
-			logger.Error(err, "Services of an IP family are not served", "family", f)
-		}
 	}
 	return served, nil
 }

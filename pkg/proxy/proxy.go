@@ -106,7 +106,8 @@ type Config struct {
 	Synced func()
 	// Observer, if not nil, receives each commit while Observer.Watched returns true.
 	Observer Observer
-	Now      func() time.Time
+	// Now is the clock. It must be that of Kernel, whose results have times.
+	Now func() time.Time
 }
 
 // Proxy keeps the kernel's tables as planned. See [Proxy.Run].

@@ -109,7 +109,7 @@ func TestHistories(t *testing.T) {
 	} else if steps > 0 {
 		until = time.Now().AddDate(1, 0, 0)
 	}
-	other := uint64(100_001)
+	other := uint64(100_003) // a history of 120 steps
 	if os.Getenv("HISTORY_MINUTES") != "" {
 		other = uint64(time.Now().UnixMilli())
 	}

@@ -33,7 +33,7 @@ func diffCommand() *cobra.Command {
 		Short: "Compare the tables for manifests or for another configuration with the tables in the kernel",
 		Long: `diff plans the given manifests as the running program would, and compares the plan with the tables in the kernel of this node. Lines
 with "-" are only in the kernel, lines with "+" only in the plan. diff ignores elements that packets add, and the element "state".
-The plan uses only features that this kernel has.
+The plan uses only features that this kernel has. To find them, diff may load modules of nftables.
 
 diff uses the configuration of the running program. To see the effect of a change before you make it, add flags of the daemon: each
 replaces one setting, and --config replaces the whole file (- for standard input). Without -f, diff uses the objects of the running

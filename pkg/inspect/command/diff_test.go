@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -62,7 +63,7 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 // limitedKernel is a kernel without tables that lacks features.
 type limitedKernel []probe.Missing
 
-func (k limitedKernel) Lacks(plan.Options) ([]probe.Missing, error) { return k, nil }
+func (k limitedKernel) Lacks(plan.Options) ([]probe.Missing, error) { return slices.Clone(k), nil }
 
 func (limitedKernel) Recall(*plan.Planner, []*model.Service) error { return nil }
 
@@ -88,14 +89,16 @@ func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 	for _, c := range []struct {
 		lacks               []string
 		hash, maximum, ipv6 bool
-		fails               bool
+		onlyIPv4, fails     bool
 	}{
-		{lacks: []string{"nft_hash", "nft_connlimit"}, ipv6: true},
-		{lacks: []string{"nft_fib_ipv6"}, hash: true, maximum: true},
+		{lacks: []string{"nft_hash", "nft_connlimit"}, ipv6: slices.Contains(host.Families(), inet.IPv6)},
+		{lacks: []string{"nft_fib_ipv6"}, hash: true, maximum: true, onlyIPv4: slices.Contains(host.Families(), inet.IPv6)},
 		{lacks: []string{"dnat"}, fails: true},
 	} {
 		t.Run(strings.Join(c.lacks, " "), func(t *testing.T) {
 			o, cmd := config.NewOptions(), &cobra.Command{}
+			var warnings strings.Builder
+			cmd.SetErr(&warnings)
 			o.AddFlags(cmd.Flags())
 			lab.Must(t, cmd.ParseFlags(tracedFlags))
 			kernel := slices.DeleteFunc(slices.Clone(all), func(m probe.Missing) bool {
@@ -115,6 +118,9 @@ func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 				text.WriteString(nft.Declare(table, nil))
 				ipv6 = ipv6 || table.Family == inet.IPv6
 				maximum = maximum || slices.ContainsFunc(table.Sets, func(s *nft.Set) bool { return s.MaxConnections > 0 })
+			}
+			if warned := strings.Contains(warnings.String(), "only Services of [IPv4] are served"); warned != c.onlyIPv4 {
+				t.Errorf("warnings: %q", warnings.String())
 			}
 			if hash := strings.Contains(text.String(), " jhash "); hash != c.hash || maximum != c.maximum || ipv6 != c.ipv6 {
 				t.Errorf("the plan has jhash %v, connlimit %v, IPv6 %v", hash, maximum, ipv6)

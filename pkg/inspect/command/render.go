@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -149,12 +150,16 @@ func planObjects(s *settings.Settings, source *manifests.Source, warnings io.Wri
 	var recall settings.Recall
 	if k != nil {
 		lacks, err := k.Lacks(options)
-		if err != nil {
-			return nil, err
+		if err != nil { // as the daemon, assume that the kernel lacks nothing
+			fmt.Fprintf(warnings, "Warning: cannot check the kernel for missing features: %v\n", err)
 		}
-		if options = apply.Without(options, lacks); len(options.Families) == 0 {
-			what, fix := probe.Advice(lacks)
-			return nil, fmt.Errorf("no IP family can be served: %s: %s", what, fix)
+		all := len(options.Families)
+		if options = apply.Without(options, lacks); len(options.Families) < all {
+			what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
+			if len(options.Families) == 0 {
+				return nil, fmt.Errorf("no IP family can be served: %s: %s", what, fix)
+			}
+			fmt.Fprintf(warnings, "Warning: only Services of %v are served: %s: %s\n", options.Families, what, fix)
 		}
 		recall = k.Recall
 	}
