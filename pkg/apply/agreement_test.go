@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,4 +196,20 @@ func TestNodesAgreeOnAllFlows(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestPlannersShareNoMemory: while the loop plans, the command verify plans again in another goroutine. Only the race detector can fail this test.
+// It is not in pkg/plan, so that the other tests of that package run without the race detector.
+func TestPlannersShareNoMemory(t *testing.T) {
+	var planners sync.WaitGroup
+	for range 2 {
+		planners.Go(func() {
+			p := plan.New(options())
+			for i := range 20 {
+				s := plain(i, 3, 0)
+				p.Set(s.Name, s)
+			}
+		})
+	}
+	planners.Wait()
 }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -124,19 +123,4 @@ func TestWithoutHash(t *testing.T) {
 	if got := slotsOf(t, p); len(got) != 3 || len(p.Excess(s.Name)) != 1 {
 		t.Errorf("%d slots for 3 endpoints, left out: %v", len(got), p.Excess(s.Name))
 	}
-}
-
-// Planners of two goroutines share no memory: while the loop plans, the command verify plans again. Only the race detector can fail this test.
-func TestPlannersShareNoMemory(t *testing.T) {
-	var planners sync.WaitGroup
-	for range 2 {
-		planners.Go(func() {
-			r, p := rand.New(rand.NewPCG(1, 2)), New(testOptions())
-			for i := range 20 {
-				s := random(r, i)
-				p.Set(s.Name, s)
-			}
-		})
-	}
-	planners.Wait()
 }

@@ -33,6 +33,7 @@ type packager struct {
 
 func newPackager(t *testing.T) *packager {
 	t.Helper()
+	t.Parallel()
 	p := &packager{T: t, dir: t.TempDir()}
 	var err error
 	if p.bin, err = cluster.Build(t.Context(), os.Stderr, append([]string{"kubectl"}, helms...)...); err != nil {

@@ -39,6 +39,7 @@ type desk struct {
 // newDesk starts the program with one file of manifests and further flags.
 func newDesk(t *testing.T, manifests string, flags ...string) *desk {
 	t.Helper()
+	t.Parallel()
 	d := &desk{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), dir: t.TempDir()}
 	d.socket = filepath.Join(d.dir, "control.sock")
 	must(t, os.Mkdir(filepath.Join(d.dir, "manifests"), 0o700))
