@@ -64,8 +64,8 @@ const fewRanges = 8
 // A set that is about to exceed its size is added again with a larger size. Kernels since 6.5 can raise the size of a set, but only after the
 // commit. The hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
 //
-// A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The kernel deletes a range in a time that grows with
-// the number of earlier ranges. It deletes and adds all ranges in the time of a few hundred deletions.
+// A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The time to delete a range grows with the
+// number of earlier ranges. To delete and add all ranges takes as long as a few hundred single deletions.
 func (l *ledger) remake(c *change) {
 	sets := l.grow(c.add)
 	deleted := map[*nft.Set]int{}
@@ -81,7 +81,7 @@ func (l *ledger) remake(c *change) {
 	}
 }
 
-// grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes. Otherwise,
+// grow returns the sets to make larger, and stores their new sizes. If the batch adds elements, these are the sets that outgrow their sizes. Otherwise,
 // these are the crowded sets. A large set is written in its own batch. A batch of the set and a large Service would delay the changes of other
 // Services too long.
 func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {

@@ -25,13 +25,13 @@ type Kernel struct {
 	known bool
 	// doubted is true if known was true until [Kernel.Doubt].
 	doubted bool
-	// generation is the ruleset's generation up to which all commits are accounted for, and renewed the number of renewals of the lease up to it, see
-	// [Kernel.reach].
+	// generation is the last generation of the ruleset whose commits are all accounted for. renewed is the number of renewals of the lease until
+	// then. [Kernel.reach] sets both.
 	generation, renewed uint32
 	renewals            renewals
 	// states are the state elements that the kernel has.
 	states map[inet.Family]*nft.Element
-	// tables and elements are the tables, and the number of their elements, after the last full sync or comparison.
+	// tables are the tables after the last full sync or comparison. elements is the number of their elements.
 	tables   []*nft.Table
 	elements int
 	// atOnce is [mostAtOnce], except in tests.
@@ -311,7 +311,7 @@ func remake(b *nft.Batch, r *remade) {
 	for _, c := range r.chains {
 		b.FlushRules(t, c.Name)
 	}
-	// The counts of ranges since their last reading are lost: the kernel would delete a thousand ranges in half a second.
+	// The batch does not flush ranges, so their counts since the last reading are lost: a flush of a thousand ranges takes half a second.
 	if r.set.Counter && !hasRanges(r.set) {
 		b.FlushSet(r.set, len(r.elements)) // the kernel reports no counters when it deletes a set
 	}
@@ -340,7 +340,7 @@ func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, 
 
 // sendBatch sends a batch and advances the generation. After an error, the tables are unknown.
 func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
-	known := k.known // false during a rewrite, which sets it after its last batch
+	known := k.known // false during a rewrite: rewrite sets k.known after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
 	err := k.others.withoutListening(func() error { return k.sendCounted(b, kind) })

@@ -138,8 +138,8 @@ func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 }
 
 // A set with more elements than mediumSet has at least the size mediumSize, with 1 MB of buckets: a large Service fits into it. A set with more
-// elements than largeSet has at least the size largeSize, with 16 MB of buckets. The replacement of a larger set would delay other changes too long.
-// The kernel rounds 4/3 of a size up to a power of two to get the number of buckets. Each bucket has 8 bytes. These sizes use all buckets.
+// elements than largeSet has at least the size largeSize, with 16 MB of buckets. Above largeSize, a replacement would delay other changes too long.
+// The kernel rounds 4/3 of a size up to a power of two to get the number of buckets. Each bucket has 8 bytes. For both sizes, 4/3 is a power of two.
 const (
 	mediumSet, mediumSize = 1 << 12, 3 << 15
 	largeSet, largeSize   = 3 << 13, 3 << 19

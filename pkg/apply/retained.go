@@ -55,8 +55,8 @@ func (l *ledger) uncountLeading(e *nft.Element) {
 }
 
 // restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
-// value differs, restore removes the old element from the ledger. Its block of numbers has another timeout now, and no service port uses the old
-// timeout.
+// value differs, the block of numbers has another timeout now, and no service port uses the old timeout. So restore removes the old element from
+// the ledger.
 func (l *ledger) restore(e *nft.Element) bool {
 	id := e.ID()
 	old, found := l.retained[id]

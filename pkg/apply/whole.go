@@ -185,7 +185,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	}
 	l.fit()
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
-	b.Report = k.counts != nil && len(k.states) > 0 // counters of an earlier process do not count
+	b.Report = k.counts != nil && len(k.states) > 0 // without states, the counters are those of an earlier process, and the program ignores them
 	tables, missing := l.tables(), 0
 	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
@@ -243,7 +243,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	return r, nil
 }
 
-// countFilled counts the elements of sets with counters that packets fill, if the kernel does not report the number (before 6.16). The socket needs
+// countFilled counts the elements of sets that packets fill and that have counters, if the kernel does not report the number (before 6.16). The socket needs
 // room for the reports of these counters.
 func (k *Kernel) countFilled(t *nft.Table, f kernelTable) error {
 	for _, s := range t.Sets {

@@ -311,7 +311,7 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 }
 
 // change removes and adds endpoints. It returns false if there are weights, or if several endpoints have or had the same address and port. The merged
-// list has only one of these endpoints, so change cannot select the next one.
+// list has only one endpoint for each address and port, so change cannot restore a hidden one.
 func (m *merged) change(removed, added []endpoint) bool {
 	if m.twice || m.weights != nil || slices.ContainsFunc(added, func(e endpoint) bool { return e.more > 0 }) {
 		return false

@@ -101,7 +101,7 @@ func presentIn(list []traits) (s traitSet) {
 }
 
 // groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group is for slice ports that match no
-// service port. It has only their endpoints on this node, or for Service.Listed all endpoints. With indexFrom groups or more, byKey is their index.
+// service port. It has only endpoints on this node; for Service.Listed, it has all endpoints. With indexFrom groups or more, byKey is their index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -609,8 +609,8 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 }
 
 // topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node or zone) apply only if every
-// ready endpoint has such a hint, and at least one of these hints matches this node. Hints for nodes precede those for zones (KEP-3015). topology
-// does not read fields that controllers turn into hints, such as trafficDistribution.
+// ready endpoint has such a hint, and at least one of these hints matches this node. Hints for nodes precede those for zones (KEP-3015). Fields such
+// as trafficDistribution are not read: controllers turn them into hints.
 func topology(present *traitSet) traits {
 	common, seen := anyNodeHint|anyZoneHint, traits(0)
 	present.each(func(t traits) {
@@ -628,8 +628,8 @@ func topology(present *traitSet) traits {
 	return 0
 }
 
-// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, except with slow start and the random
-// algorithm, see slowed.
+// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, unless the Service has both slow start and
+// the random algorithm, see slowed.
 func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPort) []uint16 {
 	if m.weights == nil && shares == nil || list == nil {
 		return nil

@@ -106,8 +106,8 @@ type ServicePort struct {
 	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
 	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
-	// HasEndpoints is true if policy Cluster has an endpoint. If a frontend has no endpoints for its own policy, it then drops packets. If
-	// HasEndpoints is false, it rejects them.
+	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets. If HasEndpoints
+	// is false, the frontend rejects them.
 	HasEndpoints bool
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend

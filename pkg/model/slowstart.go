@@ -15,7 +15,7 @@ import (
 // fullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to fullShare, by 1 in each step.
 const fullShare = 10
 
-// The limits of the annotation slowStart, in seconds.
+// The limits of annotationSlowStart, in seconds.
 const (
 	leastSlowStart = 1
 	mostSlowStart  = 3600
@@ -32,8 +32,8 @@ type Starts struct {
 type portStarts struct {
 	// list is sorted by endpoint.
 	list []start
-	// known are the ready endpoints, sorted. since is the time at which the service port got its first one; zero if this was before the first
-	// observation.
+	// known are the ready endpoints, sorted. since is the time at which the service port got its first ready endpoint; zero if this was before
+	// the first observation.
 	known []netip.AddrPort
 	since time.Time
 }
@@ -107,8 +107,8 @@ type observed struct {
 	now    time.Time
 }
 
-// observe sets the starting endpoints. An endpoint starts when it becomes ready. If the first endpoint of its service port became ready less than the
-// time of slow start ago, all endpoints are new, and none starts.
+// observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints for less than the time of slow
+// start, all its endpoints are new, and none starts.
 func (b *builder) observe(o *observed) {
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
 	for i := range b.out.Ports {
@@ -191,8 +191,8 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 	return shares
 }
 
-// slowed multiplies reduced weights, which may be nil, by shares. With the random algorithm, it does not reduce the products: an endpoint has
-// [fullShare] slots for each unit of its weight, so that each step changes only a few slots.
+// slowed multiplies reduced weights, which may be nil, by shares. With the random algorithm, it does not reduce the products. An endpoint then
+// has [fullShare] slots for each unit of its weight, so that each step changes only a few slots.
 func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
 	divisor := 1
 	if len(weights) > 0 && int(slices.Max(weights))*fullShare > math.MaxUint16 {

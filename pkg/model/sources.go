@@ -13,7 +13,7 @@ import (
 // noSources, as the value of an annotation with allowed sources, closes a kind of frontends without a problem.
 const noSources = "none"
 
-// The values of ciliumSourcePolicy.
+// The values of annotationCiliumSourcePolicy.
 const (
 	ciliumAllow = "allow"
 	ciliumDeny  = "deny"

@@ -9,7 +9,7 @@ import (
 // Termination selects the established TCP connections of a Service that the program terminates.
 type Termination string
 
-// The values of the annotation terminate, and of the flag --terminate-connections.
+// The values of annotationTerminate, and of the flag --terminate-connections.
 const (
 	// TerminateOff: none.
 	TerminateOff Termination = "off"

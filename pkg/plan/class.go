@@ -15,14 +15,14 @@ import (
 // postrouting recognise the register by this bit, and clear it.
 //
 //	number | class         after a rule has found a destination: the class selects a chain, the number stands for the service port or its source ranges
-//	number | endpoint id   with session affinity, whose numbers use only the upper half
+//	number | endpoint id   of a service port with endpoint ids, whose numbers use only the upper half
 const (
 	topBit       = 0x8000_0000 // of all words
 	classBits    = 0x0000_07ff
 	routeBits    = 0x0000_0700        // of a direct class
 	wordBits     = topBit | classBits // of a word that has a class
 	portBits     = 0xffff_f800        // a number
-	affineBits   = 0xffff_0000        // a number of a service port with session affinity
+	affineBits   = 0xffff_0000        // a number of a service port with endpoint ids
 	endpointBits = 0x0000_ffff
 	blockBits    = 0xff00_0000
 	portShift    = 11
@@ -33,7 +33,7 @@ const (
 // A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
 // chain. Verdicts in the large maps would be slow: at each commit, the kernel walks every map whose elements have verdicts.
 //
-// The register has room for all classes, regardless of the objects in the API: sizes of tables and timeouts are rounded up to a fixed list. So no
+// The register has room for all classes, regardless of the objects in the API. Sizes of tables and timeouts are rounded up to a fixed list, so no
 // Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind

@@ -16,8 +16,8 @@ import (
 // Meaning is the outcome of the connections that an element's counter has counted.
 type Meaning uint8
 
-// The meanings. At most one element on the path of a connection has a meaning from Forwarded to UnusedAddress, its outcome. Other elements may have
-// a meaning from Examined on.
+// The meanings. At most one element on the path of a connection has the outcome as its meaning: Held, or a meaning from Forwarded to UnusedAddress.
+// Other elements may have another meaning from Examined on.
 const (
 	// Silent: the elements of the set have no counters.
 	Silent Meaning = iota

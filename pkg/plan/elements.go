@@ -8,7 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Sink receives the differences between the wanted elements before and after each change. To replace an element, the planner first removes it.
+// Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also remove an element and put an
+// equal one: the sink compares them.
 // A chain of a class is wanted as long as an element that leads to it is wanted, see [Planner.ClassChain].
 type Sink interface {
 	// Put receives an element that is wanted now.

@@ -34,7 +34,8 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 }
 
 // addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the node port with the same number,
-// and the ranges at the address. Without them, each flow to a deleted port is stale, even if it began after the deletion.
+// and the ranges at the address. Without them, each flow to a deleted port would be stale, even if it began after
+// the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[place]bool
 	var nodePorts []model.Key

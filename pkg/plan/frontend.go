@@ -102,7 +102,7 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 	return p.list(ls)
 }
 
-// backends returns the endpoints of a list with elements that may differ in the port's other form. If both forms share an arrangement and the ids,
+// backends returns the endpoints of a list whose elements may differ from those of the port's other form. If both forms share an arrangement and the ids,
 // these are the endpoints that the other form lacks. Otherwise, these are all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
@@ -324,7 +324,7 @@ func (s *slots) endpoints() []netip.AddrPort {
 	return s.port.list(s.list)
 }
 
-// at returns the element of a slot, with an endpoint, or with the id of the endpoint if there is session affinity. The next call overwrites it.
+// at returns the element of a slot, with an endpoint, or with its id if the port has endpoint ids. The next call overwrites it.
 func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	s.element.Key = s.key.Uint32(uint32(i))
 	if s.ids != nil {
@@ -344,7 +344,7 @@ func (p *port) inCluster() func(netip.AddrPort) bool {
 	}
 }
 
-// backendElements calls each for the elements that lead from the ids of a port with affinity to its endpoints. It may leave out elements that the
+// backendElements calls each for the elements that lead from the endpoint ids of a port to its endpoints. It may leave out elements that the
 // other form of the port has, too.
 func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	if p.ids == nil {

@@ -33,7 +33,7 @@ const (
 // mostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
 const mostHolders = 1024
 
-// holdChain is the chain of packets to a service port that scales to zero. The first of its rules with a lookup matches the first packet of an
+// holdChain is the chain of packets to a service port that scales to zero. The first rule that looks up the set held matches the first packet of an
 // episode. If a set is full, the chain refuses or drops packets.
 func (l *layout) holdChain() *nft.Chain {
 	number := nft.Priority()

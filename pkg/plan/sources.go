@@ -35,8 +35,8 @@ const (
 
 // sourceTexts has the names and words of each list.
 var sourceTexts = [sourceLists]struct {
-	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words the same in a sentence, and
-	// path its path.
+	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words is the field in a sentence,
+	// and path is its path in the object.
 	set, field, words, path string
 	// chain is the name of the chain for a kind of frontends with such a list, or with denied sources, and comment its comment. rangeChain is the name
 	// of the chain for port ranges.

@@ -138,7 +138,8 @@ func (w *pool) buildNext(scratch *model.Scratch) bool {
 	return true
 }
 
-// await waits until a block is built, and builds other blocks during this time. Otherwise, a processor would be idle half of the time.
+// await waits until a block is built, and builds other blocks during this time. Otherwise, the processor of the loop would be idle
+// during the wait.
 func (w *pool) await(b *block) {
 	for {
 		select {

@@ -35,7 +35,7 @@ type intake interface {
 // Server is a part that works only while this instance serves, such as a part that listens on sockets of this node.
 type Server interface {
 	// Serve starts the work, or stops it because another instance serves. It does not wait. The loop calls Serve(true) after each successful
-	// sync and twice a second: a server that could not start tries again, and departures looks for due terminations.
+	// sync and twice a second. A server that could not start then tries again, and departures looks for due terminations.
 	Serve(bool)
 }
 

@@ -92,7 +92,7 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 // takes far longer than a repair. New changes precede changes that wait in the queue.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
-	p.Health.Queued(start) // without a change, too: if this sync keeps failing, /healthz reports it as overdue
+	p.Health.Queued(start) // even without a change, so that /healthz reports this sync as overdue if it keeps failing
 	if p.started && !p.failed {
 		if p.guard.doubtIfTouched(); !p.guard.trusted() {
 			if !p.commit(ctx, start, nil) || p.idle() {

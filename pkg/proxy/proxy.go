@@ -133,8 +133,8 @@ type Proxy struct {
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
 	// before it commits, because one of them may remove the cause.
 	started, failed bool
-	// lastCommit is the end of the last successful sync. againAt is the time of the next sync that makes a set larger or deletes unused chains; zero
-	// if neither is necessary.
+	// lastCommit is the end of the last successful sync. againAt is the time at which a sync must make a set larger or delete unused chains;
+	// zero if no sync must.
 	lastCommit, againAt time.Time
 	// addressesAt is the time of the next attempt to read the node's addresses, or zero if the last attempt succeeded.
 	addressesAt time.Time

@@ -16,13 +16,13 @@ const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
-// A Service that releases a frontend (a giver) usually waits until all Services that already wait are planned: one of these may
+// A Service that releases a frontend (a giver) usually waits until all Services that already wait are planned. One of these may
 // take over the frontend (see claimableEarly). If an earlier batch removed the old owner, the kernel would reject packets until
 // the batch with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
 type queue struct {
 	names []types.NamespacedName
-	// head is the number of Services that have left names. queued has the entries of names that still wait: remove deletes a Service
-	// only from queued.
+	// head counts the Services that were removed from the front of names. queued has the Services of names that still wait: remove deletes a
+	// Service from queued, and leaves it in names.
 	head   uint64
 	queued map[types.NamespacedName]struct{}
 	// givers lists the Services that release frontends, in the order of planning.
@@ -211,7 +211,7 @@ func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedN
 }
 
 // postpone removes a Service from the queue. If the Service releases frontends, postpone puts it back as a giver, and returns true. more is true if
-// the caller has further Services to plan. Without them, and if no other Service waits, postpone does not put the Service back.
+// the caller has further Services to plan. If it has none, and no other Service waits, postpone does not put the Service back.
 func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)
@@ -233,8 +233,8 @@ func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, 
 	return true
 }
 
-// claimableEarly reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node port to another
-// Service only after its release, so the change of the new owner is later.
+// claimableEarly reports whether another Service may claim a frontend before its release. For a cluster IP or a node port, the change of the new owner
+// is later: the API server assigns it to another Service only after its release.
 func claimableEarly(f model.Frontend) bool {
 	return f.Kind != model.ClusterIP && f.Kind != model.NodePort
 }
@@ -288,7 +288,7 @@ func (s *timeSlice) planAll(names []types.NamespacedName, leave func(rest []type
 func (p *Proxy) isLarge(name types.NamespacedName) bool {
 	n := p.Planner.ElementsFor(name)
 	if n > largeElements/8 {
-		return n > largeElements // a Service of this size grows by one EndpointSlice after the other, so the plan is a good estimate
+		return n > largeElements // a Service of this size grows one EndpointSlice at a time, so its planned size is a good estimate
 	}
 	n = 0
 	for _, s := range p.Source.StoredSlices(name) {

@@ -44,8 +44,8 @@ func (s *Schedule) Requested() {
 	s.requested = true
 }
 
-// Urgent records a request for a run that must not wait for more changes: the rules are damaged. After a failure, it is the same as
-// Requested.
+// Urgent records a request for a run that must not wait for more changes: the rules may be damaged, or planned work is left. After a failure,
+// it is the same as Requested.
 func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
