@@ -26,19 +26,18 @@ all() {
   { go list "${slow[@]}" && go list ./...; } | grep -v '/test/house$' | awk '!seen[$0]++'
 }
 
-# namespaces lists the packages with tests in network namespaces.
-namespaces() {
+# matching reads a list of packages, and prints those with a file that contains a pattern.
+matching() { # files, pattern
   local folders
-  folders=$(grep -rlE --include='*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS' cmd pkg test | xargs -n 1 dirname | sort -u)
-  all | grep -E "/(${folders//$'\n'/|})\$"
+  folders=$(grep -rlE --include="$1" "$2" cmd pkg test hack | xargs -n 1 dirname | sort -u)
+  grep -E "/(${folders//$'\n'/|})\$"
 }
 
+# namespaces lists the packages with tests in network namespaces.
+namespaces() { all | matching '*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS'; }
+
 # concurrent lists the packages that start goroutines or use locks. In the other packages, the race detector finds nothing, and makes the tests slower.
-concurrent() {
-  local folders
-  folders=$(grep -rlE --include='*.go' '^\s*go |\.Go\(|^\s*(import )?"sync["/]' cmd pkg test hack | xargs -n 1 dirname | sort -u)
-  all | grep -E "/(${folders//$'\n'/|})\$"
-}
+concurrent() { all | matching '*.go' '^\s*go |\.Go\(|^\s*(import )?"sync["/]'; }
 
 # tagged lists the packages that have tests with a build tag.
 tagged() { # tag
@@ -67,8 +66,14 @@ built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.lo
 
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }
-unit() { all >/dev/null && tests unit "${unprivileged[@]}" $(all | grep -vxF "$(concurrent)"); }
-race() { all >/dev/null && tests race -race "${unprivileged[@]}" $(concurrent); }
+unit() {
+  local packages
+  packages=$(all | grep -vxF "$(concurrent)") && tests unit "${unprivileged[@]}" $packages
+}
+race() {
+  local packages
+  packages=$(concurrent) && tests race -race "${unprivileged[@]}" $packages
+}
 netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -30,9 +31,10 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 }
 
 // Without returns options for tables that use none of the missing features. If a missing feature is not optional, the family that needs it has no
-// table.
-func Without(o plan.Options, lacks []probe.Missing) plan.Options {
+// table. unserved then names these features and the fix; otherwise, it is nil.
+func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserved error) {
 	o.Families = slices.Clone(o.Families)
+	var required []probe.Missing
 	for _, m := range lacks {
 		switch {
 		case m.Hash():
@@ -40,10 +42,15 @@ func Without(o plan.Options, lacks []probe.Missing) plan.Options {
 		case m.Connlimit():
 			o.WithoutMaximum = true
 		default:
+			required = append(required, m)
 			o.Families = slices.DeleteFunc(o.Families, func(f inet.Family) bool { return f == m.Family })
 		}
 	}
-	return o
+	if len(required) > 0 {
+		what, fix := probe.Advice(required)
+		unserved = fmt.Errorf("%s: %s", what, fix)
+	}
+	return o, unserved
 }
 
 // hasForm reports whether the kernel has a table whose state has the fingerprint of t.

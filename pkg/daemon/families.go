@@ -39,14 +39,11 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 
 // without returns the options for tables that use none of the missing features, and logs the consequences. If no family can be served, it returns an error.
 func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Options, error) {
-	served := apply.Without(o, lacks)
-	if len(served.Families) < len(o.Families) {
-		what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
-		advice := what + ": " + fix
+	served, err := apply.Without(o, lacks)
+	if err != nil {
 		if modulesDisabled("/proc/sys/kernel/modules_disabled") {
-			advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
+			err = fmt.Errorf("%w; the sysctl kernel.modules_disabled prevents loading modules until the node reboots", err)
 		}
-		err := errors.New(advice)
 		if len(served.Families) == 0 {
 			return served, err
 		}

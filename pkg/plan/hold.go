@@ -73,7 +73,8 @@ func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
 }
 
 // assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
-func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
+// The earlier form of the Service takes the given room.
+func (p *Planner) assignHolders(out *service, s *model.Service, room takenRoom) bool {
 	if !s.Asleep() {
 		return false
 	}
@@ -82,7 +83,7 @@ func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bo
 		n[port.Family]++
 	}
 	for f := range n {
-		if reason := p.shortage(holderRoom(f), s.Name.Namespace, n[f], old.room()); reason != "" {
+		if reason := p.shortage(holderRoom(f), s.Name.Namespace, n[f], room); reason != "" {
 			out.leaveOut(model.ScaleToZeroField, reason).holders = n
 			return false
 		}

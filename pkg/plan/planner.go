@@ -280,14 +280,14 @@ func newParts(n int) (*service, []port) {
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
 	out.name, out.created = s.Name, s.Created
-	needed := ElementsIn(s)
-	if reason := p.shortage(elementRoom, s.Name.Namespace, needed, old.room()); reason != "" {
+	needed, room := ElementsIn(s), old.room()
+	if reason := p.shortage(elementRoom, s.Name.Namespace, needed, room); reason != "" {
 		out.leaveOut("spec", reason).elements = needed
 		return out
 	}
 	out.elements = needed
-	holds := p.assignHolders(out, s, old)
-	ranges, most := p.assignRanges(out, old, s), scoredOf(len(s.Ports))
+	holds := p.assignHolders(out, s, room)
+	ranges, most := p.assignRanges(out, s, room), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue

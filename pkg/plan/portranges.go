@@ -234,9 +234,10 @@ func (p *Planner) countRanges(s *model.Service) (n int) {
 }
 
 // assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then served without them.
-func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
+// The earlier form of the Service takes the given room.
+func (p *Planner) assignRanges(out *service, s *model.Service, room takenRoom) bool {
 	n := p.countRanges(s)
-	if reason := p.shortage(portRangeRoom, s.Name.Namespace, n, old.room()); reason != "" {
+	if reason := p.shortage(portRangeRoom, s.Name.Namespace, n, room); reason != "" {
 		out.leaveOut(model.PortRangesField, reason).portRanges = n
 		return false
 	}

@@ -27,9 +27,6 @@ type feature struct {
 	option, module string
 }
 
-// Optional reports whether only Services that ask for it use the feature: [Missing.Hash] or [Missing.Connlimit].
-func (m Missing) Optional() bool { return m.Hash() || m.Connlimit() }
-
 // Hash reports whether the feature is jhash, for an algorithm other than random.
 func (m Missing) Hash() bool { return m.option == hashOption }
 

@@ -400,7 +400,6 @@ func (a *performance) compareListings(i int, m *moment) *failure {
 		return nil
 	}
 	fail := func(text string) *failure { return &failure{packet: -1, kind: "listing", text: text} }
-	program := programs()[0]
 	state, err := a.plan()
 	if err != nil {
 		return fail(err.Error())
@@ -409,8 +408,8 @@ func (a *performance) compareListings(i int, m *moment) *failure {
 	if err = errors.Join(err, state.program(a.listings.Node)); err != nil {
 		return fail(err.Error())
 	}
-	once, err1 := program.list(a.listings.Node)
-	grown, err2 := program.reload(a.lab.Node, a.listings.Client)
+	once, err1 := nftOfMachine.list(a.listings.Node)
+	grown, err2 := nftOfMachine.reload(a.lab.Node, a.listings.Client)
 	if err := errors.Join(err1, err2, cleanUp(a.listings.Node)); err != nil {
 		return fail(err.Error())
 	}

@@ -21,9 +21,12 @@ type program struct {
 	argv []string
 }
 
+// nftOfMachine is the nft of this machine.
+var nftOfMachine = program{"nft", []string{"nft"}}
+
 // programs returns the nft of this machine, and those in the directories of the environment variable NFT_CHROOTS that have other versions.
 func programs() []program {
-	list := []program{{"nft", []string{"nft"}}}
+	list := []program{nftOfMachine}
 	versions := []string{list[0].version()}
 	for _, dir := range filepath.SplitList(os.Getenv("NFT_CHROOTS")) {
 		p := program{filepath.Base(dir), []string{"chroot", dir, "/usr/sbin/nft"}}

@@ -329,25 +329,24 @@ func (r *rig) checkKernel(t *testing.T, st *step, h *lab.Host, state *fresh) {
 // tables that were programmed at once.
 func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 	t.Helper()
-	if !last {
-		if _, err := r.programs[0].list(r.lab.Node); err != nil {
-			t.Errorf("step %d: %v", st.number, err)
+	if last {
+		if err := state.program(r.freshly); err != nil {
+			t.Fatalf("step %d: program a fresh namespace: %v", st.number, err)
 		}
-		if err := state.adopted(r.lab.Node); err != nil {
+		defer func() {
+			if err := cleanUp(r.freshly); err != nil {
+				t.Errorf("step %d: clean up: %v", st.number, err)
+			}
+		}()
+	}
+	if err := state.adopted(r.lab.Node); err != nil {
+		t.Errorf("step %d: %v", st.number, err)
+	}
+	if !last {
+		if _, err := nftOfMachine.list(r.lab.Node); err != nil {
 			t.Errorf("step %d: %v", st.number, err)
 		}
 		return
-	}
-	if err := state.program(r.freshly); err != nil {
-		t.Fatalf("step %d: program a fresh namespace: %v", st.number, err)
-	}
-	defer func() {
-		if err := cleanUp(r.freshly); err != nil {
-			t.Errorf("step %d: clean up: %v", st.number, err)
-		}
-	}()
-	if err := state.adopted(r.lab.Node); err != nil {
-		t.Errorf("step %d: %v", st.number, err)
 	}
 	r.checkKernel(t, st, r.freshly, state)
 	for i, nft := range r.programs {

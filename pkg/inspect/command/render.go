@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -153,13 +152,11 @@ func planObjects(s *settings.Settings, source *manifests.Source, warnings io.Wri
 		if err != nil { // as the daemon, assume that the kernel lacks nothing
 			fmt.Fprintf(warnings, "Warning: cannot check the kernel for missing features: %v\n", err)
 		}
-		all := len(options.Families)
-		if options = apply.Without(options, lacks); len(options.Families) < all {
-			what, fix := probe.Advice(slices.DeleteFunc(lacks, probe.Missing.Optional))
+		if options, err = apply.Without(options, lacks); err != nil {
 			if len(options.Families) == 0 {
-				return nil, fmt.Errorf("no IP family can be served: %s: %s", what, fix)
+				return nil, fmt.Errorf("no IP family can be served: %w", err)
 			}
-			fmt.Fprintf(warnings, "Warning: only Services of %v are served: %s: %s\n", options.Families, what, fix)
+			fmt.Fprintf(warnings, "Warning: only Services of %v are served: %v\n", options.Families, err)
 		}
 		recall = k.Recall
 	}
