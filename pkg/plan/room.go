@@ -122,23 +122,23 @@ func ElementsIn(s *model.Service) (n int) {
 type quantity struct {
 	// needs and unit are the words before and after a number in the reason of a shortage.
 	needs, unit string
-	of          func(*takenRoom) int
+	of          func(takenRoom) int
 	most        func(*Room) int
 }
 
 var (
-	elementRoom = quantity{"the Service is not served: it needs", "elements", func(t *takenRoom) int { return t.elements },
+	elementRoom = quantity{"the Service is not served: it needs", "elements", func(t takenRoom) int { return t.elements },
 		func(r *Room) int { return r.Elements }}
-	sourceRangeRoom = quantity{"no source is allowed: the Service has", "source ranges", func(t *takenRoom) int { return t.sourceRanges },
+	sourceRangeRoom = quantity{"no source is allowed: the Service has", "source ranges", func(t takenRoom) int { return t.sourceRanges },
 		func(r *Room) int { return r.SourceRanges }}
-	portRangeRoom = quantity{"the Service has no port ranges: it has", "port ranges times addresses", func(t *takenRoom) int { return t.portRanges },
+	portRangeRoom = quantity{"the Service has no port ranges: it has", "port ranges times addresses", func(t takenRoom) int { return t.portRanges },
 		func(r *Room) int { return r.PortRanges }}
 )
 
 // holderRoom is the quantity of service ports of a family that hold packets.
 func holderRoom(f int) quantity {
 	return quantity{"the Service refuses connections while it has no endpoint: it needs", inet.Family(f).String() + " ports that hold packets",
-		func(t *takenRoom) int { return t.holders[f] }, func(*Room) int { return mostHolders }}
+		func(t takenRoom) int { return t.holders[f] }, func(*Room) int { return mostHolders }}
 }
 
 // shortage returns the reason why a Service of a namespace cannot take n units of a quantity instead of the room that it takes now; "" if it can.
@@ -147,7 +147,7 @@ func (p *Planner) shortage(q quantity, namespace string, n int, now takenRoom) s
 		return ""
 	}
 	taken := p.takenBy(namespace)
-	own, all, most := q.of(&taken)-q.of(&now), q.of(&p.taken)-q.of(&now), q.most(&p.options.Room)
+	own, all, most := q.of(taken)-q.of(now), q.of(p.taken)-q.of(now), q.most(&p.options.Room)
 	switch {
 	case own+n > most/perNamespace:
 		return fmt.Sprintf("%s %d %s, the other Services of its namespace have %d, and the limit of a namespace is %d", q.needs, n, q.unit, own, most/perNamespace)
