@@ -6,16 +6,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// FlowSources returns the sources that may open flows to a frontend: all sources in allowed, unless they are in denied. A nil allowed has all
-// sources. Both lists are sorted. The caller must not change the lists, which are shared. exists is false if no Service has the frontend.
-func (p *Planner) FlowSources(k model.Key) (allowed, denied []model.AddrRange, exists bool) {
-	c := p.winner(k)
-	if c.service == nil {
-		return nil, nil, false
-	}
-	return c.frontend.AllowedSources, c.frontend.DeniedSources, true
-}
-
 // touchSources records the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all protocols:
 // the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their lists,
 // so touchSources compares equal pairs of lists only once.

@@ -66,23 +66,39 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 }
 
-// Frontends returns the number of keys for which [Planner.Keys] calls f.
-func (p *Planner) Frontends() int { return len(p.claims) }
-
-// Keys calls f for every planned frontend of all protocols.
-func (p *Planner) Keys(f func(model.Key)) {
-	for k := range p.claims {
-		f(k)
-	}
+// Permitted are the flows that a frontend permits. The lists are sorted and shared: do not change them.
+type Permitted struct {
+	// Endpoints are the endpoints to which UDP flows may continue; nil for other protocols.
+	Endpoints []netip.AddrPort
+	// All sources in Allowed may open flows, unless they are in Denied. A nil Allowed has all sources.
+	Allowed, Denied []model.AddrRange
 }
 
-// FlowEndpoints returns the endpoints to which flows of a UDP frontend may continue, sorted. The caller must not change the list, which is shared. It
-// is nil if no Service has the frontend, and for all other protocols.
-func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
-	if c := p.winner(k); c.service != nil {
-		return c.port.serving
+func (c *claim) permitted() (flows Permitted, exists bool) {
+	if c.service == nil {
+		return flows, false
 	}
-	return nil
+	return Permitted{c.port.serving, c.frontend.AllowedSources, c.frontend.DeniedSources}, true
+}
+
+// Permitted returns the flows that a frontend permits. exists is false if no Service has the frontend.
+func (p *Planner) Permitted(k model.Key) (flows Permitted, exists bool) {
+	c := p.winner(k)
+	return c.permitted()
+}
+
+// Frontends returns the number of frontends for which [Planner.EachPermitted] calls f.
+func (p *Planner) Frontends() int { return len(p.claims) }
+
+// EachPermitted calls f for every planned frontend of all protocols, with the result of [Planner.Permitted].
+func (p *Planner) EachPermitted(f func(k model.Key, flows Permitted, exists bool)) {
+	for k, c := range p.claims {
+		if k.Last != 0 {
+			c.winner = p.winner(k) // another range may beat it
+		}
+		flows, exists := c.winner.permitted()
+		f(k, flows, exists)
+	}
 }
 
 // PortOf returns the service port that has a frontend. exists is false if no Service has it.

@@ -84,21 +84,22 @@ func (f *flows) Synced(s *Sync) {
 	if all {
 		d.Expect(f.planner.Frontends())
 	}
-	for k := range changed {
-		f.add(d, k)
+	addKey := func(k model.Key) {
+		flows, exists := f.planner.Permitted(k)
+		add(d, k, flows, exists)
 	}
-	switch {
-	case all:
-		f.planner.Keys(func(k model.Key) { f.add(d, k) })
-	case added:
-		f.planner.Keys(func(k model.Key) {
-			if !k.Addr.IsValid() {
-				f.add(d, k)
+	for k := range changed {
+		addKey(k)
+	}
+	if all || added {
+		f.planner.EachPermitted(func(k model.Key, flows plan.Permitted, exists bool) {
+			if all || !k.Addr.IsValid() {
+				add(d, k, flows, exists)
 			}
 		})
 	}
 	for _, k := range f.earlier {
-		f.add(d, k)
+		addKey(k)
 	}
 	f.earlier = nil
 	for _, family := range f.families {
@@ -107,19 +108,17 @@ func (f *flows) Synced(s *Sync) {
 	f.to.Request(d)
 }
 
-// add adds the current state of a frontend to the request.
-func (f *flows) add(d *conntrack.Desired, k model.Key) {
-	allowed, denied, exists := f.planner.FlowSources(k)
+// add adds the state of a frontend to a request.
+func add(d *conntrack.Desired, k model.Key, flows plan.Permitted, exists bool) {
+	restricted := flows.Allowed != nil || flows.Denied != nil
 	switch {
 	case !exists:
 		d.Gone(k)
-	case k.Protocol == inet.UDP:
-		d.Frontend(k, f.planner.FlowEndpoints(k))
-	case d.Undnated || allowed != nil || denied != nil:
-		d.Frontend(k, nil)
+	case k.Protocol == inet.UDP, d.Undnated, restricted:
+		d.Frontend(k, flows.Endpoints)
 	}
-	if allowed != nil || denied != nil {
-		d.Restrict(k, allowed, denied)
+	if restricted {
+		d.Restrict(k, flows.Allowed, flows.Denied)
 	}
 }
 

@@ -11,8 +11,12 @@ import (
 )
 
 // longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
-// The loop may take the same time again to plan the built Services.
-const longestSlice = 100 * time.Millisecond
+// The loop may take the same time again to plan the built Services. longestFirst is the same time before the first sync: there is nothing to commit or
+// to repair yet.
+const (
+	longestSlice = 100 * time.Millisecond
+	longestFirst = time.Second
+)
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
@@ -171,6 +175,8 @@ func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 type timeSlice struct {
 	*Proxy
 	begun time.Time
+	// longest is longestSlice or longestFirst.
+	longest time.Duration
 	// planned lists the planned Services.
 	planned []types.NamespacedName
 	// fresh is true if the Services have just changed. Older changes may still wait in the queue.
@@ -183,15 +189,23 @@ type timeSlice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeElements = 10_000
 
+func (p *Proxy) newSlice() *timeSlice {
+	s := &timeSlice{Proxy: p, begun: p.Now(), longest: longestSlice}
+	if !p.started {
+		s.longest = longestFirst
+	}
+	return s
+}
+
 // late reports whether the loop must stop building. The loop then plans the built Services, for at most the same time again.
-func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
+func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= s.longest }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
 func (s *timeSlice) over() bool {
 	if s.hasLarge || len(s.planned)%blockSize == 0 && len(s.planned) > 0 && s.guard.touched() {
 		return true
 	}
-	return s.Now().Sub(s.begun) >= 2*longestSlice
+	return s.Now().Sub(s.begun) >= 2*s.longest
 }
 
 // plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
@@ -211,11 +225,12 @@ func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedN
 }
 
 // postpone removes a Service from the queue. If the Service releases frontends, postpone puts it back as a giver, and returns true. more is true if
-// the caller has further Services to plan. If it has none, and no other Service waits, postpone does not put the Service back.
+// the caller has further Services to plan. If it has none, and no other Service waits, postpone does not put the Service back, nor before the first
+// sync.
 func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)
-	if !more && q.waiting() == 0 {
+	if !s.started || !more && q.waiting() == 0 { // the first batch has all Services
 		return false
 	}
 	given, taken := s.Planner.Moves(name, service)
@@ -256,7 +271,8 @@ func (s *timeSlice) planGivers() {
 
 // planFresh plans Services that have just changed. It puts the Services for which there is no time into the queue.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
-	s := timeSlice{Proxy: p, begun: p.Now(), fresh: true}
+	s := p.newSlice()
+	s.fresh = true
 	if p.started {
 		names = slices.DeleteFunc(names, func(name types.NamespacedName) bool {
 			large := p.isLarge(name)
@@ -299,7 +315,7 @@ func (p *Proxy) isLarge(name types.NamespacedName) bool {
 
 // planWaiting plans Services from the queue.
 func (p *Proxy) planWaiting() []types.NamespacedName {
-	s := timeSlice{Proxy: p, begun: p.Now()}
+	s := p.newSlice()
 	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
 	return s.planAll(names, func(rest []types.NamespacedName) { p.queue.pop(names[:len(names)-len(rest)]) })

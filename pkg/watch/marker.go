@@ -1,6 +1,8 @@
 package watch
 
 import (
+	"time"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -42,10 +44,10 @@ func (m marker) slice(before, after *object) {
 
 // newTrigger returns the trigger of the new state, or zero if it equals the old trigger, which is measured already.
 func newTrigger(before, after *object) track.Trigger {
-	if before != nil && before.trigger.At.Equal(after.trigger.At) {
+	if after.triggered == 0 || before != nil && before.triggered == after.triggered {
 		return track.Trigger{}
 	}
-	return after.trigger
+	return track.Trigger{At: time.UnixMicro(after.triggered).UTC(), IPv6: after.ipv6}
 }
 
 func (m marker) reportOrphan(slice *object) {

@@ -11,24 +11,26 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // object is an API object in its stored form: stripped of unused fields, and encoded. As Go structs, a cluster's EndpointSlices
 // consist mostly of pointers, padding and unused fields. The encoded form takes a third of the memory, the garbage collector does not
-// scan it, and a comparison of bytes detects changes. An object is immutable.
+// scan it, and a comparison of bytes detects changes. A stored object is immutable.
 type object struct {
 	types.NamespacedName
-	version string // metadata.resourceVersion; not part of data, so that a new version alone is no change
+	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of data, so that a new version alone is no change. Stored
+	// objects have none.
+	version string
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
-	// trigger is the time of the change that led to this state of an EndpointSlice; zero if unknown.
-	trigger track.Trigger
-	// excluded is true for an object that [transformer] ignores or cannot read. data is then nil.
-	excluded bool
 	// data is the encoded form. The object's name is not part of it.
 	data string
+	// triggered is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970; 0 if unknown. ipv6 is true for
+	// IPv6 endpoints.
+	triggered int64
+	ipv6      bool
+	// excluded is true for an object that [transformer] ignores or cannot read. data is then empty.
+	excluded bool
 }
 
 // GetObjectMeta implements metav1.ObjectMetaAccessor, with which client-go's stores find an object's key and version.
@@ -151,5 +153,5 @@ func same(a, b *object) bool {
 	if !aSeen || !bSeen {
 		return aSeen == bSeen
 	}
-	return a.service == b.service && a.trigger.At.Equal(b.trigger.At) && a.data == b.data
+	return a.service == b.service && a.triggered == b.triggered && a.data == b.data
 }

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). A label with an empty value
@@ -101,14 +100,15 @@ func (t transformer) slice(data []byte) (*object, error) {
 		return o, nil
 	}
 	o.service = owner
-	o.trigger = track.Trigger{At: t.trigger(o, metadata), IPv6: string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)}
+	o.ipv6 = string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)
+	o.triggered = t.triggered(o, metadata)
 	return o, nil
 }
 
-func (t transformer) trigger(o *object, metadata []byte) time.Time {
+func (t transformer) triggered(o *object, metadata []byte) int64 {
 	value, ok := entry(metadata, fieldAnnotations, corev1.EndpointsLastChangeTriggerTime)
 	if !ok {
-		return time.Time{}
+		return 0
 	}
 	at, err := time.Parse(time.RFC3339Nano, value)
 	if err != nil {
@@ -118,8 +118,9 @@ func (t transformer) trigger(o *object, metadata []byte) time.Time {
 			Field:  "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
 			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured", value),
 		})
+		return 0
 	}
-	return at.UTC()
+	return at.UnixMicro()
 }
 
 // stripNode keeps only fields that the proxy reads. It drops, for example, the conditions, which the kubelet updates every few

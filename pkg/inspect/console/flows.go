@@ -92,7 +92,10 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	if first != nil {
 		s.before = first.stale.ids
 	}
-	p.Keys(func(k model.Key) { addDesired(desired, p, k) })
+	p.EachPermitted(func(k model.Key, flows plan.Permitted, _ bool) {
+		desired.Frontend(k, flows.Endpoints)
+		desired.Restrict(k, flows.Allowed, flows.Denied)
+	})
 	for _, f := range c.Families {
 		desired.NodeAddresses(f, facts.NodeAddresses[f])
 	}
@@ -109,13 +112,6 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 		s.seen, s.partial = s.seen+seen, s.partial || partial
 	}
 	return s, nil
-}
-
-// addDesired adds the wanted state of a frontend.
-func addDesired(d *conntrack.Desired, p *plan.Planner, k model.Key) {
-	allowed, denied, _ := p.FlowSources(k)
-	d.Frontend(k, p.FlowEndpoints(k))
-	d.Restrict(k, allowed, denied)
 }
 
 // judge adds a flow to the search if it contradicts the present endpoints.
