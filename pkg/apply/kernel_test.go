@@ -64,7 +64,7 @@ func everything(i, endpoints int, affinity time.Duration, local bool) *model.Ser
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ClusterIP, Local: local})
 		key.Addr = vip(f, 1000+i)
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.LoadBalancer, Local: local,
-			AllowedSources: []model.AddrRange{model.RangeOf(netip.PrefixFrom(vip(f, 0), 20+int(f)*80))}})
+			Sources: &model.Sources{Allowed: []model.AddrRange{model.RangeOf(netip.PrefixFrom(vip(f, 0), 20+int(f)*80))}}})
 		key.Addr = vip(f, 2000+i)
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ExternalIP, Local: local})
 		key.Addr, key.Port = netip.Addr{}, uint16(30000+i)
@@ -218,7 +218,7 @@ func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 	for _, port := range younger.Ports { // its own cluster IP
 		port.Name.Name = "younger"
 		port.Frontends[0].Addr = vip(port.Family, 5000)
-		port.Frontends[1].AllowedSources = nil
+		port.Frontends[1].Sources = nil
 	}
 	for i, order := range [][]*model.Service{{older, younger}, {younger, older}} {
 		k := open(t)
@@ -243,7 +243,7 @@ func TestManySourceRangesAreDeleted(t *testing.T) {
 			for i := range n {
 				ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
 			}
-			port.Frontends[1].AllowedSources = ranges
+			port.Frontends[1].Sources = &model.Sources{Allowed: ranges}
 		}
 		p.Set(s.Name, s)
 		mustSync(t, k, p, Partial)

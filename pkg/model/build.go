@@ -298,7 +298,7 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	local := externalLocal(b.svc)
 	for _, addr := range addrs {
 		f := inet.FamilyOf(addr)
-		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: b.sources.allowed[kind][f], DeniedSources: b.sources.denied[f]}
+		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, Sources: b.sources[kind][f]}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true
 			b.fronts[f][0] = front
@@ -466,12 +466,10 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 	}
 	if p.nodePort != 0 {
 		fronts = append(fronts, Frontend{
-			Key:   Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
-			Kind:  NodePort,
-			Local: externalLocal(b.svc),
-
-			AllowedSources: b.sources.allowed[NodePort][f],
-			DeniedSources:  b.sources.denied[f],
+			Key:     Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
+			Kind:    NodePort,
+			Local:   externalLocal(b.svc),
+			Sources: b.sources[NodePort][f],
 		})
 	}
 	return fronts

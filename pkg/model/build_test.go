@@ -135,7 +135,10 @@ func TestBuildEverything(t *testing.T) {
 	v6.Ports = []discoveryv1.EndpointPort{{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(5353))}}
 
 	front := func(kind Kind, addr string, port uint16, proto inet.Protocol, sources ...string) Frontend {
-		f := Frontend{Kind: kind, Local: kind != ClusterIP, AllowedSources: ranges(sources...)}
+		f := Frontend{Kind: kind, Local: kind != ClusterIP}
+		if len(sources) > 0 {
+			f.Sources = &Sources{Allowed: ranges(sources...)}
+		}
 		f.Key = Key{Addr: netip.MustParseAddr(addr), Port: port, Protocol: proto}
 		f.Family = inet.FamilyOf(f.Addr)
 		return f
@@ -205,11 +208,11 @@ func describe(s *Service) (out []string) {
 			if f.Local {
 				line += "!"
 			}
-			if f.AllowedSources != nil {
-				line += fmt.Sprint(f.AllowedSources)
+			if f.Sources != nil && f.Sources.Allowed != nil {
+				line += fmt.Sprint(f.Sources.Allowed)
 			}
-			if f.DeniedSources != nil {
-				line += "-" + fmt.Sprint(f.DeniedSources)
+			if f.Sources != nil && f.Sources.Denied != nil {
+				line += "-" + fmt.Sprint(f.Sources.Denied)
 			}
 		}
 		out = append(out, line)

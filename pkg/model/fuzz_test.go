@@ -150,10 +150,14 @@ func checkService(t *testing.T, s *Service) {
 				t.Errorf("frontend at %v", f.Addr)
 			}
 			keys[f.Key] = true
-			if f.Kind == ClusterIP && f.Restricted() {
+			if f.Kind == ClusterIP && f.Sources != nil {
 				t.Errorf("cluster IP %+v has source ranges", f)
 			}
-			for _, list := range [][]AddrRange{f.AllowedSources, f.DeniedSources} {
+			var sources Sources
+			if f.Sources != nil {
+				sources = *f.Sources
+			}
+			for _, list := range [][]AddrRange{sources.Allowed, sources.Denied} {
 				for i, a := range list {
 					if inet.FamilyOf(a.First) != p.Family || inet.FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && !list[i-1].Last.Less(a.First) {
 						t.Errorf("sources %v", list)

@@ -153,8 +153,8 @@ func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	}
 	for _, p := range got.Ports {
 		for _, f := range p.Frontends {
-			if f.Kind == LoadBalancer && len(f.AllowedSources) != 2 {
-				t.Errorf("%v: sources %v", f.Key, f.AllowedSources)
+			if f.Kind == LoadBalancer && len(f.Sources.Allowed) != 2 {
+				t.Errorf("%v: sources %v", f.Key, f.Sources.Allowed)
 			}
 		}
 	}
@@ -375,8 +375,8 @@ func TestSourceRangesAreShared(t *testing.T) {
 	lists := map[*AddrRange]inet.Family{}
 	for _, p := range build(t, svc).Ports {
 		for _, f := range p.Frontends {
-			if f.AllowedSources != nil {
-				lists[&f.AllowedSources[0]] = f.Family
+			if f.Sources != nil {
+				lists[&f.Sources.Allowed[0]] = f.Family
 			}
 		}
 	}
@@ -497,7 +497,9 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 			for _, p := range got.Ports {
 				frontends, endpoints = frontends+len(p.Frontends), endpoints+len(p.Cluster)
 				for i := range p.Frontends {
-					ranges = max(ranges, len(p.Frontends[i].AllowedSources))
+					if s := p.Frontends[i].Sources; s != nil {
+						ranges = max(ranges, len(s.Allowed))
+					}
 				}
 			}
 			if frontends != tc.frontends || endpoints != tc.endpoints || ranges > 1_000 {

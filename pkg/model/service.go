@@ -65,16 +65,9 @@ type Frontend struct {
 	ReplacesClusterIP bool
 	// RefuseUnused is the stance on refusing connections to unused ports of the address, Ping on answering echo requests.
 	RefuseUnused, Ping Stance
-	// AllowedSources are the sources that may reach this frontend (loadBalancerSourceRanges, or the annotation for its kind): nil admits all, an
-	// empty list none. They are of the frontend's family, sorted and disjoint. All frontends of a Service, family and kind share one list.
-	AllowedSources []AddrRange
-	// DeniedSources are sources that must not reach this frontend, even if AllowedSources has them. They are of the frontend's family, sorted and
-	// disjoint. All frontends of a Service and family except its cluster IP share one list.
-	DeniedSources []AddrRange
+	// Sources are the sources that may reach this frontend; nil admits all. All frontends of a Service, family and kind share them.
+	Sources *Sources
 }
-
-// Restricted reports whether the frontend has source ranges.
-func (f *Frontend) Restricted() bool { return f.AllowedSources != nil || f.DeniedSources != nil }
 
 // AtClusterIP reports whether the frontend's address is the cluster IP that the API server allocated to its Service.
 func (f *Frontend) AtClusterIP() bool { return f.Kind == ClusterIP || f.ReplacesClusterIP }

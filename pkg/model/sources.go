@@ -23,9 +23,17 @@ const (
 // frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
-// Admits reports whether lists of a [Frontend] admit a source.
-func Admits(allowed, denied []AddrRange, source netip.Addr) bool {
-	return (allowed == nil || contain(allowed, source)) && !contain(denied, source)
+// Sources are the sources that may reach a frontend. Both lists are of the frontend's family, sorted and disjoint.
+type Sources struct {
+	// Allowed are the allowed sources (loadBalancerSourceRanges, or the annotation for the frontend's kind): nil admits all, an empty list none.
+	Allowed []AddrRange
+	// Denied are sources that must not reach the frontend, even if Allowed has them.
+	Denied []AddrRange
+}
+
+// Admits reports whether a source may reach the frontend. A nil s admits all.
+func (s *Sources) Admits(source netip.Addr) bool {
+	return s == nil || (s.Allowed == nil || contain(s.Allowed, source)) && !contain(s.Denied, source)
 }
 
 // contain reports whether sorted and disjoint ranges contain an address.
@@ -38,11 +46,8 @@ func contain(ranges []AddrRange, a netip.Addr) bool {
 // sourcesOf are the annotations with the allowed sources of a kind of frontends.
 var sourcesOf = [...]string{ExternalIP: annotationExternalIPSources, NodePort: annotationNodePortSources}
 
-// sources are the source ranges of a Service, by kind of frontends and by family. A nil allowed admits all sources, and a nil denied denies none.
-type sources struct {
-	allowed [NodePort + 1][2][]AddrRange
-	denied  [2][]AddrRange
-}
+// sources are the source ranges of a Service, by kind of frontends and by family.
+type sources [NodePort + 1][2]*Sources
 
 // A sourceList is a list of source ranges of both families.
 type sourceList struct {
@@ -58,9 +63,10 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 	if len(b.svc.Spec.LoadBalancerSourceRanges) == 0 && len(b.svc.Annotations) == 0 {
 		return s
 	}
+	var allowed [NodePort + 1][2][]AddrRange
 	list, denied := b.balancerSources()
 	for _, f := range inet.Families {
-		s.allowed[LoadBalancer][f] = b.allowedSources(f, &list, balancers)
+		allowed[LoadBalancer][f] = b.allowedSources(f, &list, balancers)
 	}
 	localhost := inet.Localhost[:]
 	for _, at := range []struct {
@@ -70,20 +76,23 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 		if text, given := b.svc.Annotations[sourcesOf[at.kind]]; given {
 			list := b.annotatedSources(at.kind, text)
 			for _, f := range inet.Families {
-				s.allowed[at.kind][f] = b.allowedSources(f, &list, at.own)
+				allowed[at.kind][f] = b.allowedSources(f, &list, at.own)
 			}
 		}
 	}
 	b.addDenied(&denied)
 	all := slices.Concat(balancers, external, localhost)
 	for _, f := range inet.Families {
-		s.denied[f] = b.deniedSources(f, &denied, all)
+		deniedHere := b.deniedSources(f, &denied, all)
+		for kind := ClusterIP + 1; kind <= NodePort; kind++ {
+			if allowed[kind][f] != nil || deniedHere != nil {
+				s[kind][f] = &Sources{allowed[kind][f], deniedHere}
+			}
+		}
 	}
 	if denied.closed {
-		s = sources{}
-		for _, kind := range []Kind{ExternalIP, LoadBalancer, NodePort} {
-			s.allowed[kind] = [2][]AddrRange{{}, {}}
-		}
+		closed := &Sources{Allowed: []AddrRange{}}
+		s = sources{ExternalIP: {closed, closed}, LoadBalancer: {closed, closed}, NodePort: {closed, closed}}
 	}
 	return s
 }

@@ -97,7 +97,7 @@ func TestEachListIsShared(t *testing.T) {
 	lists := map[*AddrRange]inet.Family{}
 	for _, p := range build(t, svc).Ports {
 		for _, f := range p.Frontends[1:] {
-			lists[&f.AllowedSources[0]], lists[&f.DeniedSources[0]] = f.Family, f.Family
+			lists[&f.Sources.Allowed[0]], lists[&f.Sources.Denied[0]] = f.Family, f.Family
 		}
 	}
 	if len(lists) != 8 {
@@ -118,7 +118,7 @@ func TestAdmits(t *testing.T) {
 		{nil, list, "11.0.0.0", false}, {nil, list, "12.0.0.0", true},
 		{list, list, "9.0.0.1", false},
 	} {
-		if got := Admits(tc.allowed, tc.denied, netip.MustParseAddr(tc.source)); got != tc.want {
+		if got := (&Sources{tc.allowed, tc.denied}).Admits(netip.MustParseAddr(tc.source)); got != tc.want {
 			t.Errorf("allowed %v, denied %v: %s is admitted: %v", tc.allowed, tc.denied, tc.source, got)
 		}
 	}

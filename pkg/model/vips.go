@@ -136,7 +136,7 @@ func (b *builder) setStances() {
 		for i := range b.fronts[f] {
 			front := &b.fronts[f][i]
 			switch {
-			case front.Restricted():
+			case front.Sources != nil:
 				front.Ping = s.pingRestricted
 			case front.AtClusterIP():
 				front.Ping = s.ping

@@ -7,37 +7,25 @@ import (
 )
 
 // touchSources records the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all protocols:
-// the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their lists,
-// so touchSources compares equal pairs of lists only once.
+// the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their sources,
+// so touchSources compares a pair of them only once.
 func (p *Planner) touchSources(contests []contest) {
-	var allowed, denied comparison
+	var was, is *model.Sources
+	differ := false
 	for i := range contests {
 		before, now := contests[i].winner, p.winner(contests[i].key)
-		if before.service == nil || now.service == nil || !now.frontend.Restricted() {
+		if before.service == nil || now.service == nil || now.frontend.Sources == nil {
 			continue
 		}
-		a, d := allowed.same(before.frontend.AllowedSources, now.frontend.AllowedSources), denied.same(before.frontend.DeniedSources, now.frontend.DeniedSources)
-		if !a || !d {
+		if before.frontend.Sources != was || now.frontend.Sources != is {
+			was, is = before.frontend.Sources, now.frontend.Sources
+			differ = was == nil || differs(was.Allowed, is.Allowed) || differs(was.Denied, is.Denied)
+		}
+		if differ {
 			p.flows[contests[i].key] = struct{}{}
 		}
 	}
 }
 
-// comparison is the last pair of lists that was compared. Two nil lists are equal.
-type comparison struct {
-	was, is []model.AddrRange
-	differ  bool
-}
-
-// same reports whether two lists have the same ranges. A nil list differs from an empty one.
-func (c *comparison) same(was, is []model.AddrRange) bool {
-	if !identical(was, c.was) || !identical(is, c.is) {
-		*c = comparison{was, is, (was == nil) != (is == nil) || !slices.Equal(was, is)}
-	}
-	return !c.differ
-}
-
-// identical reports whether two lists share their memory, or both are nil, or both are empty.
-func identical(a, b []model.AddrRange) bool {
-	return (a == nil) == (b == nil) && len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
+// differs compares lists of ranges. A nil list differs from an empty one.
+func differs(a, b []model.AddrRange) bool { return (a == nil) != (b == nil) || !slices.Equal(a, b) }

@@ -66,19 +66,19 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 }
 
-// Permitted are the flows that a frontend permits. The lists are sorted and shared: do not change them.
+// Permitted are the flows that a frontend permits. Endpoints and Sources are shared: do not change them.
 type Permitted struct {
-	// Endpoints are the endpoints to which UDP flows may continue; nil for other protocols.
+	// Endpoints are the endpoints to which UDP flows may continue, sorted; nil for other protocols.
 	Endpoints []netip.AddrPort
-	// All sources in Allowed may open flows, unless they are in Denied. A nil Allowed has all sources.
-	Allowed, Denied []model.AddrRange
+	// Sources may open flows.
+	Sources *model.Sources
 }
 
 func (c *claim) permitted() (flows Permitted, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return Permitted{c.port.serving, c.frontend.AllowedSources, c.frontend.DeniedSources}, true
+	return Permitted{c.port.serving, c.frontend.Sources}, true
 }
 
 // Permitted returns the flows that a frontend permits. exists is false if no Service has the frontend.

@@ -239,7 +239,7 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	if f.Last != 0 {
 		at = stepRange
 	}
-	if p.sources != nil && f.Restricted() {
+	if p.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
 		e.Data = firewall.word(p.sources.number)
 		each(e, at, firewall)

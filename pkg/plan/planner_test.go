@@ -159,7 +159,10 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
 			return
 		}
-		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind, Local: local, AllowedSources: sources})
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind, Local: local})
+		if sources != nil {
+			p.Frontends[len(p.Frontends)-1].Sources = &model.Sources{Allowed: sources}
+		}
 	}
 	add(model.ClusterIP, testAddr(f, 96, i), 80+port, nil)
 	if r.IntN(2) == 0 {
@@ -493,9 +496,10 @@ func TestANodeWithoutRoom(t *testing.T) {
 		s.Name.Name, port.Name.Name, port.Affinity = name, name, time.Duration(affinity)*time.Second
 		port.Frontends = slices.Clone(port.Frontends)
 		port.Frontends[0].Addr = testAddr(inet.IPv4, 98, len(p.services))
-		port.Frontends[0].AllowedSources = make([]model.AddrRange, ranges)
+		sources := &model.Sources{Allowed: make([]model.AddrRange, ranges)}
+		port.Frontends[0].Sources = sources
 		for i := range ranges {
-			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: testAddr(inet.IPv4, 1, 2*i), Last: testAddr(inet.IPv4, 1, 2*i)}
+			sources.Allowed[i] = model.AddrRange{First: testAddr(inet.IPv4, 1, 2*i), Last: testAddr(inet.IPv4, 1, 2*i)}
 		}
 		s.Ports = []*model.ServicePort{&port}
 		p.Set(s.Name, &s)

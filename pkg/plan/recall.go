@@ -199,7 +199,7 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 			f := &sp.Frontends[i]
 			set, restricted := l.mapsOf(f)
 			q.add(set, frontendKey(&f.Key), note)
-			if f.Restricted() {
+			if f.Sources != nil {
 				q.add(restricted, frontendKey(&f.Key), note)
 			}
 		}

@@ -67,7 +67,7 @@ func firewallOf(f *model.Frontend) class {
 	if f.Last != 0 {
 		return class{kind: kindRangeSources + kind(listFor(f))}
 	}
-	if list := listFor(f); list != balancerSources || f.DeniedSources != nil {
+	if list := listFor(f); list != balancerSources || f.Sources.Denied != nil {
 		return class{kind: kindSources + kind(list)}
 	}
 	return class{kind: kindFirewall}
@@ -129,10 +129,10 @@ var everywhere = [...][]model.AddrRange{
 // are allowed.
 func (s *sources) add(f *model.Frontend) {
 	list := listFor(f)
-	if s.lists[list] = f.AllowedSources; f.AllowedSources == nil {
+	if s.lists[list] = f.Sources.Allowed; f.Sources.Allowed == nil {
 		s.lists[list] = everywhere[s.family]
 	}
-	s.lists[deniedSources] = f.DeniedSources
+	s.lists[deniedSources] = f.Sources.Denied
 }
 
 func (s *service) sourcesOf(f int) *sources {
@@ -147,7 +147,7 @@ func (s *service) sourcesOf(f int) *sources {
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
 		for i := range port.frontends {
-			if f := &port.frontends[i]; f.Restricted() {
+			if f := &port.frontends[i]; f.Sources != nil {
 				if s.sources[port.family] == nil {
 					s.sources[port.family] = &sources{family: port.family}
 				}

@@ -28,7 +28,10 @@ func guarded(name string, balancer, external, nodePort, denied int) *model.Servi
 			f.Addr = testAddr(inet.IPv4, 90+i, len(name))
 		}
 		if kind != model.ClusterIP {
-			f.AllowedSources, f.DeniedSources = list([]int{0, balancer, external, nodePort}[i], i), list(denied, 9)
+			sources := &model.Sources{Allowed: list([]int{0, balancer, external, nodePort}[i], i), Denied: list(denied, 9)}
+			if sources.Allowed != nil || sources.Denied != nil {
+				f.Sources = sources
+			}
 		}
 		p.Frontends = append(p.Frontends, f)
 	}

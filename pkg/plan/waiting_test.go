@@ -28,10 +28,11 @@ func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	s.Name.Namespace, port.Name.Namespace = namespace, namespace
 	switch quantity {
 	case "ranges":
-		port.Frontends[0].AllowedSources = make([]model.AddrRange, n)
+		sources := &model.Sources{Allowed: make([]model.AddrRange, n)}
+		port.Frontends[0].Sources = sources
 		for i := range n {
 			a := testAddr(inet.IPv4, 1, 2*i)
-			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: a, Last: a}
+			sources.Allowed[i] = model.AddrRange{First: a, Last: a}
 		}
 	case "affinity":
 		port.Affinity = 1e9

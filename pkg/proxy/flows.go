@@ -110,15 +110,14 @@ func (f *flows) Synced(s *Sync) {
 
 // add adds the state of a frontend to a request.
 func add(d *conntrack.Desired, k model.Key, flows plan.Permitted, exists bool) {
-	restricted := flows.Allowed != nil || flows.Denied != nil
 	switch {
 	case !exists:
 		d.Gone(k)
-	case k.Protocol == inet.UDP, d.Undnated, restricted:
+	case k.Protocol == inet.UDP, d.Undnated, flows.Sources != nil:
 		d.Frontend(k, flows.Endpoints)
 	}
-	if restricted {
-		d.Restrict(k, flows.Allowed, flows.Denied)
+	if flows.Sources != nil {
+		d.Restrict(k, flows.Sources)
 	}
 }
 

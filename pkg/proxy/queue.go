@@ -11,12 +11,8 @@ import (
 )
 
 // longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
-// The loop may take the same time again to plan the built Services. longestFirst is the same time before the first sync: there is nothing to commit or
-// to repair yet.
-const (
-	longestSlice = 100 * time.Millisecond
-	longestFirst = time.Second
-)
+// The loop may take the same time again to plan the built Services.
+const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
@@ -105,7 +101,7 @@ func (q *queue) pop(names []types.NamespacedName) {
 	}
 	q.head += uint64(n)
 	if q.names = q.names[n:]; len(q.names) == 0 {
-		q.names = nil // releases the memory
+		q.names, q.queued = nil, map[types.NamespacedName]struct{}{} // releases the memory
 	}
 }
 
@@ -175,8 +171,6 @@ func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 type timeSlice struct {
 	*Proxy
 	begun time.Time
-	// longest is longestSlice or longestFirst.
-	longest time.Duration
 	// planned lists the planned Services.
 	planned []types.NamespacedName
 	// fresh is true if the Services have just changed. Older changes may still wait in the queue.
@@ -189,23 +183,15 @@ type timeSlice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeElements = 10_000
 
-func (p *Proxy) newSlice() *timeSlice {
-	s := &timeSlice{Proxy: p, begun: p.Now(), longest: longestSlice}
-	if !p.started {
-		s.longest = longestFirst
-	}
-	return s
-}
-
 // late reports whether the loop must stop building. The loop then plans the built Services, for at most the same time again.
-func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= s.longest }
+func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
 func (s *timeSlice) over() bool {
 	if s.hasLarge || len(s.planned)%blockSize == 0 && len(s.planned) > 0 && s.guard.touched() {
 		return true
 	}
-	return s.Now().Sub(s.begun) >= 2*s.longest
+	return s.Now().Sub(s.begun) >= 2*longestSlice
 }
 
 // plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
@@ -271,8 +257,7 @@ func (s *timeSlice) planGivers() {
 
 // planFresh plans Services that have just changed. It puts the Services for which there is no time into the queue.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
-	s := p.newSlice()
-	s.fresh = true
+	s := timeSlice{Proxy: p, begun: p.Now(), fresh: true}
 	if p.started {
 		names = slices.DeleteFunc(names, func(name types.NamespacedName) bool {
 			large := p.isLarge(name)
@@ -315,7 +300,7 @@ func (p *Proxy) isLarge(name types.NamespacedName) bool {
 
 // planWaiting plans Services from the queue.
 func (p *Proxy) planWaiting() []types.NamespacedName {
-	s := p.newSlice()
+	s := timeSlice{Proxy: p, begun: p.Now()}
 	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
 	return s.planAll(names, func(rest []types.NamespacedName) { p.queue.pop(names[:len(names)-len(rest)]) })

@@ -63,7 +63,7 @@ func (c coverage) note(l line, state *fresh, cidrs []netip.Prefix) {
 	case lab.TimedOut:
 		if port.HasEndpoints && front.Local && len(port.Local) == 0 {
 			of("with policy Local drops")
-		} else if front.AllowedSources != nil {
+		} else if front.Sources != nil && front.Sources.Allowed != nil {
 			c.add(f, "source ranges drop")
 		}
 	case lab.Answered:
@@ -73,7 +73,7 @@ func (c coverage) note(l line, state *fresh, cidrs []netip.Prefix) {
 }
 
 func (c coverage) noteAnswer(l line, port *model.ServicePort, front *model.Frontend, f inet.Family, of func(string)) {
-	if front.AllowedSources != nil {
+	if front.Sources != nil && front.Sources.Allowed != nil {
 		c.add(f, "source ranges allow")
 	}
 	if l.affinity {

@@ -140,14 +140,16 @@ func (n *node) restrict(f inet.Family, p inet.Protocol, allowed []model.AddrRang
 		Name: model.PortName{NamespacedName: service}, Protocol: p, Family: f, Cluster: endpoints,
 		HasEndpoints: len(endpoints) > 0, Frontends: frontends(f, p),
 	}
-	sp.Frontends[1].AllowedSources = allowed
+	if allowed != nil {
+		sp.Frontends[1].Sources = &model.Sources{Allowed: allowed}
+	}
 	n.planner.Set(service, &model.Service{Name: service, Ports: []*model.ServicePort{sp}})
 	if _, err := n.kernel.Sync(n.planner); err != nil {
 		n.Fatal(err)
 	}
 	for _, fe := range sp.Frontends {
 		d.Frontend(fe.Key, endpoints)
-		d.Restrict(fe.Key, fe.AllowedSources, fe.DeniedSources)
+		d.Restrict(fe.Key, fe.Sources)
 	}
 	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
 	return d

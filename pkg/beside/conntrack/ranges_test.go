@@ -18,7 +18,7 @@ func TestFlowsOfRanges(t *testing.T) {
 	d.Frontend(key(100, 200), []netip.AddrPort{netip.AddrPortFrom(pod, 0)})
 	d.Frontend(key(150, 0), []netip.AddrPort{netip.AddrPortFrom(other, 150)})
 	d.Frontend(key(300, 400), []netip.AddrPort{netip.AddrPortFrom(pod, 0)})
-	d.Restrict(key(300, 400), []model.AddrRange{}, nil)
+	d.Restrict(key(300, 400), &model.Sources{Allowed: []model.AddrRange{}})
 	d.Gone(key(500, 600))
 	d.Gone(key(150, 500)) // it was replaced by other ranges
 	d.Gone(key(170, 0))

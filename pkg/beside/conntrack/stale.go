@@ -61,11 +61,11 @@ type Desired struct {
 type frontend struct {
 	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
-	// Sources in allowed may open flows, unless they are in denied. If allowed is nil, all sources are allowed.
-	allowed, denied []model.AddrRange
-	gone            bool
+	// sources may open flows.
+	sources *model.Sources
 	// departed are the endpoints to which TCP connections may not continue; nil for none.
 	departed *Departed
+	gone     bool
 	// exempt is true if the state only excludes this frontend from a range.
 	exempt bool
 	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port.
@@ -84,11 +84,6 @@ func (f *frontend) serves(to, e netip.AddrPort) bool {
 	return found
 }
 
-// allows reports whether a source may open a flow.
-func (f *frontend) allows(source netip.Addr) bool {
-	return model.Admits(f.allowed, f.denied, source)
-}
-
 // Expect allocates memory for a number of frontends. Call it first.
 func (d *Desired) Expect(frontends int) { d.frontends = make(map[model.Key]frontend, frontends) }
 
@@ -102,11 +97,10 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets the sources that may open flows to a frontend: all sources in allowed, unless they are in denied. A nil allowed has all sources. Call
-// it after [Desired.Frontend]. The ranges must be sorted and disjoint. Do not change them.
-func (d *Desired) Restrict(k model.Key, allowed, denied []model.AddrRange) {
+// Restrict sets the sources that may open flows to a frontend, of any protocol. Call it after [Desired.Frontend]. Do not change the sources.
+func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
 	f := d.frontends[k]
-	f.allowed, f.denied = allowed, denied
+	f.sources = sources
 	d.set(k, f)
 }
 
@@ -221,7 +215,7 @@ func (d *Desired) Stale(f *Flow) bool {
 		return false
 	case to.gone:
 		return f.Protocol == inet.UDP && f.translated()
-	case !f.Replied && !to.allows(f.Source.Addr()):
+	case !f.Replied && !to.sources.Admits(f.Source.Addr()):
 		return f.translated() || f.Zone == 0
 	case f.Protocol != inet.UDP:
 		return d.Undnated && !f.translated() && f.Zone == 0
@@ -240,7 +234,7 @@ func (d *Desired) Stale(f *Flow) bool {
 func (d *Desired) welcomes(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {
-	case !known, to.gone, !f.Replied && !to.allows(f.Source.Addr()):
+	case !known, to.gone, !f.Replied && !to.sources.Admits(f.Source.Addr()):
 		return false
 	case f.Protocol != inet.UDP:
 		return f.translated() && !d.departed(f)

@@ -192,7 +192,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 					}
 					d := &Desired{Undnated: undnated}
 					d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
-					d.Restrict(key(p, "203.0.113.5:514"), tc.allowed, tc.denied)
+					d.Restrict(key(p, "203.0.113.5:514"), &model.Sources{Allowed: tc.allowed, Denied: tc.denied})
 					if d.Stale(&f) {
 						got[fmt.Sprint(p, undnated)] = true
 					}
@@ -216,7 +216,7 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		for _, d := range []*Desired{d, later} {
 			d.Frontend(k, endpoints("10.244.0.10:514"))
 		}
-		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))}, nil)
+		d.Restrict(k, &model.Sources{Allowed: []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))}})
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
 		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == inet.UDP) {
 			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())

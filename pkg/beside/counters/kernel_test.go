@@ -161,12 +161,16 @@ func (n *node) service(s shape) *model.Service {
 			p.Hairpin = p.Local
 			add := func(addr netip.Addr, port uint16, kind model.Kind) {
 				fe := model.Frontend{Key: model.Key{Addr: addr, Port: port, Protocol: proto, Family: f}, Kind: kind, Local: s.local}
+				var sources model.Sources
 				if kind == model.LoadBalancer {
-					fe.AllowedSources = s.sources(f)
+					sources.Allowed = s.sources(f)
 				}
 				if s.denied != nil && kind != model.ClusterIP {
 					a := s.denied.Addr(clusterIP[f])
-					fe.DeniedSources = []model.AddrRange{{First: a, Last: a}}
+					sources.Denied = []model.AddrRange{{First: a, Last: a}}
+				}
+				if sources.Allowed != nil || sources.Denied != nil {
+					fe.Sources = &sources
 				}
 				p.Frontends = append(p.Frontends, fe)
 			}

@@ -99,8 +99,9 @@ func TestClaimsOf(t *testing.T) {
 		ranges := func(text string) []model.AddrRange {
 			return []model.AddrRange{model.RangeOf(netip.MustParsePrefix(text))}
 		}
-		if s.Ports[0].Frontends[1].AllowedSources = ranges(allowed); denied != "" {
-			s.Ports[0].Frontends[1].DeniedSources = ranges(denied)
+		sources := &model.Sources{Allowed: ranges(allowed)}
+		if s.Ports[0].Frontends[1].Sources = sources; denied != "" {
+			sources.Denied = ranges(denied)
 		}
 		return s
 	}

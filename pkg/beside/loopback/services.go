@@ -49,7 +49,7 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 			if weights != nil {
 				endpoints = slices.SortedFunc(slices.Values(p.Method.Fill(endpoints, weights)), netip.AddrPort.Compare)
 			}
-			if !model.Admits(f.AllowedSources, f.DeniedSources, inet.Localhost[p.Family]) {
+			if !f.Sources.Admits(inet.Localhost[p.Family]) {
 				endpoints = nil
 			}
 			list = append(list, &claim{f.Key, p.Name, s.Created, withoutLoopback(endpoints), p.Affinity})

@@ -95,7 +95,9 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	if f.Local {
 		v.Policy, v.Endpoints = "Local", len(p.Local)
 	}
-	v.AllowedSources, v.DeniedSources = sourcesView(f.AllowedSources), sourcesView(f.DeniedSources)
+	if f.Sources != nil {
+		v.AllowedSources, v.DeniedSources = sourcesView(f.Sources.Allowed), sourcesView(f.Sources.Denied)
+	}
 	v.Address = f.Address()
 	if f.Kind == model.NodePort {
 		v.Address = fmt.Sprint(f.Port)

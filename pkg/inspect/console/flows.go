@@ -94,7 +94,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	}
 	p.EachPermitted(func(k model.Key, flows plan.Permitted, _ bool) {
 		desired.Frontend(k, flows.Endpoints)
-		desired.Restrict(k, flows.Allowed, flows.Denied)
+		desired.Restrict(k, flows.Sources)
 	})
 	for _, f := range c.Families {
 		desired.NodeAddresses(f, facts.NodeAddresses[f])
