@@ -18,17 +18,12 @@ type port struct {
 	frontends []model.Frontend
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
-	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. groups has the grouping of a list with very many
-	// endpoints; nil for other lists.
+	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. Read extras with [port.extra].
 	lists  [lists][]netip.AddrPort
-	groups [lists]*grouping
-	// method is the algorithm that selects a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
-	method balance.Method
-	filled [lists]*filled
-	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. superseded is true for a list
-	// whose arrangement a later form of the port has taken over and changed.
-	arranged [lists]*arrangement
-	hairpin  []netip.AddrPort
+	extras [lists]*extra
+	// method is the algorithm that selects a slot.
+	method  balance.Method
+	hairpin []netip.AddrPort
 	// serving are the endpoints to which an existing UDP flow may continue, sorted.
 	serving []netip.AddrPort
 	// number is 0 if no number was free: then every route has the class drop.
@@ -36,7 +31,6 @@ type port struct {
 	protocol     inet.Protocol
 	family       inet.Family
 	hasEndpoints bool
-	superseded   [lists]bool
 	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. An affine port also has a timeout in seconds, one of timeouts,
 	// even if it remembers no clients. sticky is true with session affinity.
 	timeout uint32
@@ -47,6 +41,29 @@ type port struct {
 	queues         bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
+}
+
+// extra has the parts of a list that few service ports have.
+type extra struct {
+	// filled is not nil if an endpoint may have several slots, as with a hash or weights.
+	filled *filled
+	// groups is the grouping of a list with very many endpoints; otherwise nil.
+	groups *grouping
+	// arranged is the arrangement of a list with many endpoints, which changes in place; nil for a short list. superseded is true after a later form
+	// of the port has taken over the arrangement and changed it.
+	arranged   *arrangement
+	superseded bool
+}
+
+// noExtra is the extra of other lists. Nothing changes it.
+var noExtra extra
+
+// extra returns the extra of a list. Do not change it.
+func (p *port) extra(ls list) *extra {
+	if x := p.extras[ls]; x != nil {
+		return x
+	}
+	return &noExtra
 }
 
 // filled is a list in which an endpoint may have several slots: its endpoints, once and sorted, with their weights.
@@ -60,43 +77,47 @@ func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
 // arrange sets a list to the given endpoints; weights are nil if all are equal. It starts from the same list of the port's earlier form, and takes
 // over its arrangement if there is one. The earlier form then has superseded set. If there are more than most endpoints, they compete only in groups.
 func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16, most int) {
-	f := before.filled[ls]
+	earlier := before.extra(ls)
+	f := earlier.filled
 	if p.method.Key != balance.Chance || weights != nil {
-		p.filled[ls], p.lists[ls] = &filled{endpoints, weights}, before.lists[ls]
+		p.extras[ls], p.lists[ls] = &extra{filled: &filled{endpoints, weights}}, before.lists[ls]
 		if f == nil || p.method != before.method || !slices.Equal(f.endpoints, endpoints) || !slices.Equal(f.weights, weights) {
 			p.lists[ls] = p.method.Fill(endpoints, weights)
 		}
 		return
 	}
 	if len(endpoints) > most {
-		p.groups[ls] = before.groups[ls].change(endpoints)
-		p.lists[ls] = p.groups[ls].inTurn()
+		groups := earlier.groups.change(endpoints)
+		p.extras[ls], p.lists[ls] = &extra{groups: groups}, groups.inTurn()
 		return
 	}
-	list, known := before.list(ls), before.arranged[ls]
-	if before.superseded[ls] {
+	list, known := before.list(ls), earlier.arranged
+	if earlier.superseded {
 		known = nil
 	}
-	if before.groups[ls] != nil || f != nil {
+	if earlier.groups != nil || f != nil {
 		list, known = nil, nil
 	}
-	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints)
+	now, arranged := rearrange(list, known, endpoints)
+	if p.lists[ls] = now; arranged != nil {
+		p.extras[ls] = &extra{arranged: arranged}
+	}
 	if known != nil {
-		before.superseded[ls] = true
+		earlier.superseded = true
 	}
 }
 
 // list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
 func (p *port) list(ls list) []netip.AddrPort {
-	if p.superseded[ls] {
-		return p.arranged[ls].undone()
+	if x := p.extra(ls); x.superseded {
+		return x.arranged.undone()
 	}
 	return p.lists[ls]
 }
 
 // endpoints are the endpoints of a list, each once.
 func (p *port) endpoints(ls list) []netip.AddrPort {
-	if f := p.filled[ls]; f != nil {
+	if f := p.extra(ls).filled; f != nil {
 		return f.endpoints
 	}
 	return p.list(ls)
@@ -105,14 +126,14 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 // backends returns the endpoints of a list whose elements may differ from those of the port's other form. If both forms share an arrangement and the ids,
 // these are the endpoints that the other form lacks. Otherwise, these are all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
-	a := p.arranged[ls]
+	x := p.extra(ls)
 	switch {
-	case p.ids != other.ids || p.maxConnections > 0 || a == nil || a != other.arranged[ls]:
+	case p.ids != other.ids || p.maxConnections > 0 || x.arranged == nil || x.arranged != other.extra(ls).arranged:
 		return p.endpoints(ls)
-	case p.superseded[ls]:
-		return a.removed
+	case x.superseded:
+		return x.arranged.removed
 	}
-	return a.added
+	return x.arranged.added
 }
 
 // freeIDs frees the ids of endpoints that only the port's earlier form had.
@@ -132,17 +153,21 @@ func (p *port) freeIDs(before *port) {
 
 // searchable reports whether [port.has] is fast: at least one list has an arrangement, and each list without one is short.
 func (p *port) searchable() bool {
-	for ls, a := range p.arranged {
-		if a == nil && len(p.lists[ls]) > many {
+	searchable := false
+	for ls := range lists {
+		arranged := p.extra(ls).arranged != nil
+		if !arranged && len(p.lists[ls]) > many {
 			return false
 		}
+		searchable = searchable || arranged
 	}
-	return p.arranged != [lists]*arrangement{}
+	return searchable
 }
 
 // has reports whether one of the lists has an endpoint.
 func (p *port) has(e netip.AddrPort) bool {
-	for ls, a := range p.arranged {
+	for ls := range lists {
+		a := p.extra(ls).arranged
 		if a == nil && slices.Contains(p.lists[ls], e) {
 			return true
 		}

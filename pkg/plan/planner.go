@@ -70,8 +70,9 @@ type Planner struct {
 
 // service is a planned Service.
 type service struct {
-	name    types.NamespacedName
-	created time.Time
+	name types.NamespacedName
+	// created is the time of creation, in seconds since 1970.
+	created int64
 	ports   []*port
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
@@ -95,7 +96,7 @@ type claim struct {
 }
 
 func (c *claim) compare(d *claim) int {
-	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.created.Compare(d.service.created),
+	return cmp.Or(cmp.Compare(c.rank(), d.rank()), cmp.Compare(c.service.created, d.service.created),
 		model.CompareNames(c.service.name, d.service.name))
 }
 
@@ -279,7 +280,7 @@ func newParts(n int) (*service, []port) {
 // the earlier form and changes them in place. Afterwards, read the lists of the earlier form only with [port.list].
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
-	out.name, out.created = s.Name, s.Created
+	out.name, out.created = s.Name, s.Created.Unix()
 	needed, room := ElementsIn(s), old.room()
 	if reason := p.shortage(elementRoom, s.Name.Namespace, needed, room); reason != "" {
 		out.leaveOut("spec", reason).elements = needed
@@ -479,7 +480,8 @@ func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 	old.reset(l, was, ls)
 	now.reset(l, is, ls)
 	common := min(old.n, now.n)
-	if a := is.arranged[ls]; a != nil && was.superseded[ls] && a == was.arranged[ls] && was.number == is.number && common > 0 {
+	before := was.extra(ls)
+	if a := is.extra(ls).arranged; a != nil && before.superseded && a == before.arranged && was.number == is.number && common > 0 {
 		for _, r := range a.undo {
 			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
 				p.remove(old.at(r.slot, r.endpoint))

@@ -60,7 +60,7 @@ func TestOverlappingRanges(t *testing.T) {
 		var all []claim
 		for _, s := range services {
 			for j := range s.Ports[1].Frontends {
-				all = append(all, claim{service: &service{name: s.Name, created: s.Created}, frontend: &s.Ports[1].Frontends[j]})
+				all = append(all, claim{service: &service{name: s.Name, created: s.Created.Unix()}, frontend: &s.Ports[1].Frontends[j]})
 			}
 		}
 		slices.SortFunc(all, func(a, b claim) int {
