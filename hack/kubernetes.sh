@@ -55,6 +55,7 @@ for name in "$@"; do
     flags="-s -w -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$minor -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=$minor"
     ;;
   cilium-benchmark) module=$here/cilium folder=$bin package=github.com/cilium/cilium/pkg/loadbalancer/benchmark/cmd flags="-s -w" ;;
+  cilium-event) module=$here/cilium folder=$bin package=./event flags="-s -w" ;;
   cosign) module=$here/cosign folder=$bin package=github.com/sigstore/cosign/v3/cmd/cosign flags="-s -w" ;;
   registry) module=$root/hack/image folder=$bin package=github.com/google/go-containerregistry/cmd/registry flags="-s -w" ;;
   coredns) module=$here/coredns folder=$bin package=. flags="-s -w" ;;

@@ -1,4 +1,4 @@
-// Cilium's benchmark of its load balancer, for CILIUM=1 make bench: hack/kubernetes.sh builds it from here.
+// Cilium's benchmark of its load balancer, and the program event, for CILIUM=1 make bench: hack/kubernetes.sh builds them from here.
 module github.com/kube-nftproxy/kube-nftproxy/test/kubernetes/cilium
 
 go 1.26.0
