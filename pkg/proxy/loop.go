@@ -102,19 +102,15 @@ func (p *Proxy) sync(ctx context.Context) {
 		}
 	}
 	waiting := p.queue.waiting() > 0
-	if p.started || !waiting {
-		if !p.syncFresh(ctx, start, waiting) {
-			return
-		}
+	if !p.syncFresh(ctx, start, waiting) {
+		return
 	}
 	if waiting {
 		if start = p.Now(); p.againDue(start) && !p.commit(ctx, start, nil) {
 			return
 		}
 		start = p.Now()
-		if planned := p.planWaiting(); p.isPlanComplete() {
-			p.commit(ctx, start, planned)
-		}
+		p.commit(ctx, start, p.planWaiting())
 	}
 	if p.queue.waiting() > 0 || p.problems.more {
 		p.Schedule.Urgent()
@@ -134,8 +130,7 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 	if dirty.Empty() && p.guard.trusted() && !p.againDue(start) && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
-	planned := p.absorb(ctx, dirty)
-	return !p.isPlanComplete() || p.commit(ctx, start, planned)
+	return p.commit(ctx, start, p.absorb(ctx, dirty))
 }
 
 // attempts is the largest number of attempts without a pause if foreign changes cause a sync to fail.
@@ -206,10 +201,6 @@ func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 		"elements", r.Elements, "bytes", r.Bytes, "planning", s.Begun.Sub(s.Start), "commit", r.Commit,
 		"elapsed", s.End.Sub(s.Start))
 }
-
-// isPlanComplete reports whether the plan may be committed. The first plan must have all Services: a partial plan would remove the
-// other Services of an earlier process.
-func (p *Proxy) isPlanComplete() bool { return p.started || p.queue.waiting() == 0 }
 
 // idle reports whether no change waits to be planned.
 func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }

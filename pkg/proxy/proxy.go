@@ -126,10 +126,12 @@ type Proxy struct {
 	published atomic.Pointer[Facts]
 	rebuilder *rebuilder
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
-	queue    queue
-	problems problemBook
-	standby  standby
-	alarm    alarm
+	queue queue
+	// unplanned is the number of Services that the first batch lacks yet.
+	unplanned int
+	problems  problemBook
+	standby   standby
+	alarm     alarm
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
 	// before it commits, because one of them may remove the cause.
 	started, failed bool

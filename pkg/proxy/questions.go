@@ -158,7 +158,7 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 			Waits: a.waits, Last: a.last.view(), LastSent: a.lastSent.view(), Failure: a.failure, Syncs: a.syncs,
 			Repairs: slices.Clone(a.repairs), RepairsTotal: a.repaired,
 		}
-		l.Other, l.Pending = p.standby.other, p.queue.waiting()
+		l.Other, l.Pending = p.standby.other, p.queue.waiting()+p.unplanned
 		if renewed := p.Kernel.Leased(); !renewed.IsZero() {
 			ends := renewed.Add(plan.Lease)
 			l.LeaseRenewed, l.LeaseEnds = &renewed, &ends

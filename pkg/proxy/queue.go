@@ -11,7 +11,7 @@ import (
 )
 
 // longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
-// The loop may take the same time again to plan the built Services.
+// The loop may take the same time again to plan the built Services. It does not apply to the first batch, which has all Services.
 const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
@@ -184,10 +184,13 @@ type timeSlice struct {
 const largeElements = 10_000
 
 // late reports whether the loop must stop building. The loop then plans the built Services, for at most the same time again.
-func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
+func (s *timeSlice) late() bool { return s.started && s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
 func (s *timeSlice) over() bool {
+	if !s.started {
+		return false
+	}
 	if s.hasLarge || len(s.planned)%blockSize == 0 && len(s.planned) > 0 && s.guard.touched() {
 		return true
 	}
@@ -195,11 +198,16 @@ func (s *timeSlice) over() bool {
 }
 
 // plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
-// first one.
+// first one. Before the first sync, it handles all, and answers questions meanwhile: a batch with some of the Services would remove the others, which an
+// earlier process has programmed.
 func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
+	const pause = 8 // Services
 	handled := 0
 	s.rebuilder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
-		handled++
+		if handled++; !s.started && handled%pause == 0 {
+			s.unplanned = len(names) - handled
+			s.answer()
+		}
 		if !s.postpone(name, service, handled < len(names)) {
 			s.hasLarge = s.hasLarge || s.started && plan.ElementsIn(service) > largeElements
 			s.planService(name, service)
@@ -207,6 +215,7 @@ func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedN
 		}
 		return !s.over()
 	})
+	s.unplanned = 0
 	return names[handled:]
 }
 
@@ -308,9 +317,7 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 
 // afterPlanning runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
 func (p *Proxy) afterPlanning() {
-	if p.started || p.queue.waiting() == 0 {
-		p.reportConflicts(p.Planner)
-	}
+	p.reportConflicts(p.Planner)
 	if p.started {
 		p.queue.push(p.Planner.TakeWaiting()) // Services that lacked room on this node until now
 	}
