@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -46,7 +47,7 @@ func measureStarts(ctx context.Context, s settings) error {
 	fill := func(w *world) error { return w.fill(ctx, w.putPacketServices, w.putConflict) }
 	return inWorld(ctx, z, lab.Config{Pods: s.starts}, fill, func(w *world, kubeconfig, dir string) error {
 		f := &fleet{world: w}
-		fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | Events of a conflict |\n|---|---|---|---|---|---|---|\n",
+		fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | their peak memory | Events of a conflict |\n|---|---|---|---|---|---|---|---|\n",
 			s.starts, z)
 		for _, name := range []string{kubeProxyNftables, kubeNftproxy} {
 			if !wanted(s.programs, name) {
@@ -99,11 +100,18 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		if err != nil {
 			return err
 		}
+		if err := f.resetPeak(); err != nil {
+			return err
+		}
 		start := time.Now()
 		if err := do(&before); err != nil {
 			return err
 		}
 		took := time.Since(start)
+		peak, err := f.peak()
+		if err != nil {
+			return err
+		}
 		const rest = 10 * time.Second // later requests, such as Events
 		if err := wait(ctx, rest); err != nil {
 			return err
@@ -118,8 +126,8 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		}
 		d := after.minus(before)
 		n := float64(len(f.proxies))
-		fmt.Printf("| %s | %s | %.1f s | %.0f (%.1f a node) | %.1f MB (%.0f kB a node) | %.1f s (%.3f a node) | %d |\n", name, what, took.Seconds(),
-			d.requests, d.requests/n, d.bytes/1e6, d.bytes/1e3/n, d.cpu.Seconds(), d.cpu.Seconds()/n, events)
+		fmt.Printf("| %s | %s | %.1f s | %.0f (%.1f a node) | %.1f MB (%.0f kB a node) | %.1f s (%.3f a node) | %.0f MiB | %d |\n", name, what, took.Seconds(),
+			d.requests, d.requests/n, d.bytes/1e6, d.bytes/1e3/n, d.cpu.Seconds(), d.cpu.Seconds()/n, peak, events)
 		return nil
 	}
 	log.Printf("%s, %s: start of %d nodes", f.size, name, len(f.proxies))
@@ -129,18 +137,28 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 	if err != nil {
 		return err
 	}
-	change := func(*apiLoad) error {
-		changed := time.Now()
-		f.store.Put(f.slice(0, f.next(), f.endpoints))
-		if err := f.store.Flush(); err != nil {
-			return err
+	changes := func(n int) error {
+		var changed time.Time
+		for range n {
+			changed = time.Now()
+			f.store.Put(f.slice(0, f.next(), f.endpoints))
+			if err := f.store.Flush(); err != nil {
+				return err
+			}
+			const between = 20 * time.Millisecond // so that each change is an event of its own
+			if err := wait(ctx, between); err != nil {
+				return err
+			}
 		}
 		return f.each(func(p *proxy) error {
 			_, err := p.running.AwaitSync(ctx, changed, inet.IPv4)
 			return err
 		})
 	}
-	if err := phase("one EndpointSlice changes", change); err != nil {
+	if err := phase("one EndpointSlice changes", func(*apiLoad) error { return changes(1) }); err != nil {
+		return err
+	}
+	if err := phase("an EndpointSlice changes 500 times", func(*apiLoad) error { return changes(500) }); err != nil {
 		return err
 	}
 	return phase("the API server restarts, and an EndpointSlice changes", func(before *apiLoad) (err error) {
@@ -148,7 +166,7 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		if before.cpu, err = f.spent(); err != nil { // that of etcd: the new server begins at 0
 			return err
 		}
-		return errors.Join(f.RestartServer(ctx), change(before))
+		return errors.Join(f.RestartServer(ctx), changes(1))
 	})
 }
 
@@ -207,6 +225,27 @@ func (f *fleet) spent() (sum time.Duration, err error) {
 			return 0, err
 		}
 		sum += spent
+	}
+	return sum, nil
+}
+
+// resetPeak makes [fleet.peak] start at the present memory.
+func (f *fleet) resetPeak() (err error) {
+	for _, pid := range f.Pids() {
+		const peakOnly = "5" // proc_pid_clear_refs(5)
+		err = errors.Join(err, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte(peakOnly), 0))
+	}
+	return err
+}
+
+// peak returns the largest resident memory of the API server since the last reset, and that of etcd, together, in MiB.
+func (f *fleet) peak() (sum float64, err error) {
+	for _, pid := range f.Pids() {
+		mib, err := program.MemoryOf(pid, "VmHWM")
+		if err != nil {
+			return 0, err
+		}
+		sum += mib
 	}
 	return sum, nil
 }
