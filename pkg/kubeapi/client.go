@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -54,8 +55,6 @@ type Client struct {
 	Reviews      Writer[*authenticationv1.SelfSubjectReview]
 	// REST sends requests that are not about one of these kinds.
 	REST rest.Interface
-	// Fake, if not nil, is the fake client behind the other fields. A reflector does not request streaming lists from it.
-	Fake any
 }
 
 // Serializer returns an encoding of the kinds of [Client].
@@ -134,6 +133,11 @@ func (r Resource) read(o metav1.ListOptions) *rest.Request {
 		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
 	}
 	return r.to(r.Client.Get()).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
+}
+
+// List returns the encoded list. Close it after reading.
+func (r Resource) List(ctx context.Context, o metav1.ListOptions) (io.ReadCloser, error) {
+	return r.read(o).Stream(ctx)
 }
 
 // Watch starts a watch.

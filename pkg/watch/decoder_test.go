@@ -89,19 +89,27 @@ type change struct {
 	object []byte
 }
 
-// apiServer answers watches as the API server does: existing objects, a bookmark, then changes.
+// apiServer answers lists and watches as the API server does.
 type apiServer struct {
 	t *testing.T
-	// initial and bookmarks have the objects of each resource.
-	initial, bookmarks map[string][]byte
-	changes            chan change // of EndpointSlices
+	// lists has the list of each resource.
+	lists   map[string][]byte
+	changes chan change // of EndpointSlices
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := path.Base(r.URL.Path)
-	if r.URL.Query().Get("watch") == "" || s.initial[resource] == nil {
+	query := r.URL.Query()
+	if version := query.Get("resourceVersion"); s.lists[resource] == nil || query.Has("limit") || query.Has("sendInitialEvents") || query.Has("watch") != (version == listed) {
 		s.t.Errorf("unexpected request of %s", r.URL)
 		http.Error(w, "no", http.StatusBadRequest)
+		return
+	}
+	if !query.Has("watch") {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		if _, err := w.Write(s.lists[resource]); err != nil {
+			s.t.Error(err)
+		}
 		return
 	}
 	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
@@ -117,8 +125,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.(http.Flusher).Flush()
 	}
-	send("ADDED", s.initial[resource])
-	send("BOOKMARK", s.bookmarks[resource])
+	w.(http.Flusher).Flush()
 	for {
 		var changes chan change
 		if resource == "endpointslices" {
@@ -133,20 +140,22 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The test covers all steps from the API server's bytes to marks, with a client of client-go.
+// listed is the version of the lists.
+const listed = "9"
+
+// The test covers all steps from the API server's bytes to marks, with a client of client-go. The first watch of each kind follows its list without
+// further requests.
 func TestInformersStoreSentObjects(t *testing.T) {
-	end := metav1.ObjectMeta{ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
+	end := metav1.ListMeta{ResourceVersion: listed}
 	core, discovery, networking := corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion
 	api := &apiServer{
 		t: t, changes: make(chan change),
-		initial: map[string][]byte{
-			"services": sent(t, service("shop", "web"), core), "endpointslices": sent(t, slice("shop", "web-1", "web"), discovery),
-			"nodes":        sent(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, core),
-			"servicecidrs": sent(t, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}, networking),
-		},
-		bookmarks: map[string][]byte{
-			"services": sent(t, &corev1.Service{ObjectMeta: end}, core), "endpointslices": sent(t, &discoveryv1.EndpointSlice{ObjectMeta: end}, discovery),
-			"nodes": sent(t, &corev1.Node{ObjectMeta: end}, core), "servicecidrs": sent(t, &networkingv1.ServiceCIDR{ObjectMeta: end}, networking),
+		lists: map[string][]byte{
+			"services":       sent(t, &corev1.ServiceList{ListMeta: end, Items: []corev1.Service{*service("shop", "web")}}, core),
+			"endpointslices": sent(t, &discoveryv1.EndpointSliceList{ListMeta: end, Items: []discoveryv1.EndpointSlice{*slice("shop", "web-1", "web")}}, discovery),
+			"nodes":          sent(t, &corev1.NodeList{ListMeta: end, Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}}}, core),
+			"servicecidrs": sent(t, &networkingv1.ServiceCIDRList{ListMeta: end, Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}}},
+				networking),
 		},
 	}
 	server := httptest.NewServer(api)

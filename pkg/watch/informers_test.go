@@ -85,7 +85,7 @@ func fakeClient(fake *fake.Clientset) *kubeapi.Client {
 		EndpointSlices: func(namespace string) kubeapi.Reader[*discoveryv1.EndpointSliceList] {
 			return fake.DiscoveryV1().EndpointSlices(namespace)
 		},
-		Nodes: fake.CoreV1().Nodes(), ServiceCIDRs: fake.NetworkingV1().ServiceCIDRs(), Fake: fake,
+		Nodes: fake.CoreV1().Nodes(), ServiceCIDRs: fake.NetworkingV1().ServiceCIDRs(),
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // version again. It would never report the changes that the restoration reverted. checkRestored lists one object, so that the server answers from its
 // data and not from a cache.
 func (r resource) checkRestored(ctx context.Context, o metav1.ListOptions) error {
-	if o.SendInitialEvents != nil || o.ResourceVersion == "" || o.ResourceVersion == "0" {
+	if o.ResourceVersion == "" || o.ResourceVersion == anyVersion {
 		return nil // the answer contains all objects
 	}
 	_, now, err := r.listVersion(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})

@@ -29,7 +29,6 @@ func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 		"no answer":                {from: metav1.ListOptions{ResourceVersion: "1000"}, failed: failure, asked: true},
 		"from the beginning":       {from: metav1.ListOptions{}, now: "1"},
 		"from any version":         {from: metav1.ListOptions{ResourceVersion: "0"}, now: "1"},
-		"all objects are sent":     {from: metav1.ListOptions{ResourceVersion: "9", SendInitialEvents: ptr(true)}, now: "1"},
 	} {
 		asked := false
 		r := resource{list: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {

@@ -1,0 +1,184 @@
+package watch
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
+)
+
+// storedList is a list of objects in their stored form.
+type storedList struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []runtime.Object
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *storedList) DeepCopyObject() runtime.Object { return l }
+
+// errNotProtobuf means that a list has another encoding.
+var errNotProtobuf = errors.New("not an encoded protobuf list")
+
+// lister returns a function that lists objects in their stored form. If the API server sends another encoding than protobuf, it calls decoded, which
+// returns a list of decoded objects.
+func lister(from kubeapi.Resource, convert converter, decoded listFunc) listFunc {
+	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		list, err := listStored(ctx, from, o, convert)
+		switch {
+		case errors.Is(err, errNotProtobuf):
+			return decoded(ctx, o)
+		case err != nil:
+			return nil, err
+		}
+		return list, nil
+	}
+}
+
+// listStored lists objects, and converts each one to its stored form while the API server sends the next one. So the memory does not depend on the
+// length of the list, apart from the stored forms.
+func listStored(ctx context.Context, from kubeapi.Resource, o metav1.ListOptions, convert converter) (*storedList, error) {
+	body, err := from.List(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	list, err := readList(bufio.NewReaderSize(body, 64<<10), convert)
+	return list, errors.Join(err, body.Close())
+}
+
+// readList reads an encoded list: a runtime.Unknown, whose raw field has the list.
+func readList(r *bufio.Reader, convert converter) (*storedList, error) {
+	prefix := make([]byte, len(magic))
+	if _, err := io.ReadFull(r, prefix); err != nil || string(prefix) != magic {
+		return nil, errNotProtobuf
+	}
+	const raw = 2
+	var list *storedList
+	envelope := messageReader{r: r, left: -1}
+	for envelope.next() {
+		if envelope.number != raw {
+			envelope.skip()
+			continue
+		}
+		list = &storedList{}
+		inner := messageReader{r: r, left: envelope.size}
+		list.read(&inner, convert)
+		envelope.err = inner.err
+	}
+	err := envelope.err
+	if err == nil && list == nil {
+		err = errIncomplete
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a list: %w", err)
+	}
+	return list, nil
+}
+
+// read reads the fields of a list.
+func (l *storedList) read(m *messageReader, convert converter) {
+	const items = 2
+	for m.next() {
+		switch m.number {
+		case fieldMetadata:
+			if data := m.content(); m.err == nil {
+				m.err = l.ListMeta.Unmarshal(data)
+			}
+		case items:
+			data := m.content()
+			if m.err != nil {
+				return
+			}
+			var o *object
+			if o, m.err = convert(data); m.err == nil {
+				l.Items = append(l.Items, o)
+			}
+		default:
+			m.skip()
+		}
+	}
+}
+
+// messageReader reads the fields of an encoded message from a stream. Only strings and messages are fields of a list and of a runtime.Unknown.
+type messageReader struct {
+	r *bufio.Reader
+	// left is the number of bytes that follow; -1 up to the end of the stream.
+	left int
+	// number and size are the number of the current field, and the size of its content.
+	number, size int
+	buffer       []byte
+	err          error
+}
+
+// largestField is the greatest size of the content of a field, except the whole list. An API object has at most a few MB.
+const largestField = 64 << 20
+
+// next reads the tag and the size of the next field. Then call content or skip, or read size bytes. It returns false at the end and after an error.
+func (m *messageReader) next() bool {
+	if m.err != nil || m.left == 0 {
+		return false
+	}
+	if _, err := m.r.Peek(1); m.left < 0 && errors.Is(err, io.EOF) {
+		return false
+	}
+	tag, size := m.varint(), m.varint()
+	if m.number, m.size = int(tag>>3), int(size); m.err == nil && (protowire.Type(tag&7) != protowire.BytesType || m.size < 0 || m.left >= 0 && m.size > m.left) {
+		m.err = errWire
+	}
+	if m.left > 0 {
+		m.left -= m.size
+	}
+	return m.err == nil
+}
+
+func (m *messageReader) varint() uint64 {
+	if m.err != nil {
+		return 0
+	}
+	v, err := binary.ReadUvarint(m.r)
+	if m.err = whole(err); m.left >= 0 {
+		if m.left -= protowire.SizeVarint(v); m.left < 0 {
+			m.err = errWire
+		}
+	}
+	return v
+}
+
+// content reads the content of the field. The next call overwrites it.
+func (m *messageReader) content() []byte {
+	if m.size > largestField {
+		m.err = errWire
+		return nil
+	}
+	if cap(m.buffer) < m.size {
+		m.buffer = make([]byte, 2*m.size)
+	}
+	data := m.buffer[:m.size]
+	_, err := io.ReadFull(m.r, data)
+	m.err = whole(err)
+	return data
+}
+
+func (m *messageReader) skip() {
+	_, err := m.r.Discard(m.size)
+	m.err = whole(err)
+}
+
+// errIncomplete is not io.ErrUnexpectedEOF, which is a regular end of a watch.
+var errIncomplete = errors.New("the answer is incomplete")
+
+// whole returns errIncomplete for the end of a stream.
+func whole(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errIncomplete
+	}
+	return err
+}
