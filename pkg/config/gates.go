@@ -34,9 +34,10 @@ const (
 )
 
 // acting returns the gates with an effect here: the constants above, the gates that k8s.io/component-base reads for logging, and the
-// gates of client-go, such as WatchListClient.
+// gates of client-go, except WatchListClient: the program always uses lists.
 func acting() []featuregate.Feature {
-	return append(clientGates(),
+	ofClient := slices.DeleteFunc(clientGates(), func(g featuregate.Feature) bool { return g == featuregate.Feature(clientfeatures.WatchListClient) })
+	return append(ofClient,
 		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, LocalhostNodePorts, NativeHistograms,
 		logsapi.ContextualLogging, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions)
 }

@@ -87,19 +87,22 @@ func TestGates(t *testing.T) {
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}
-	// All gates of client-go are known and can be set.
-	o := mustComplete(t, "--feature-gates=WatchListClient=false,NativeHistograms=true")
+	// All gates of client-go are known and can be set. WatchListClient has no effect.
+	o := mustComplete(t, "--feature-gates=AtomicFIFO=false,WatchListClient=false,NativeHistograms=true")
 	got := map[string]Gate{}
 	for _, g := range o.ActingGates() {
 		got[g.Name] = g
 	}
-	for _, want := range []Gate{{"WatchListClient", "BETA", false}, {"NativeHistograms", "BETA", true}, {"AllowServiceExternalIPs", "", true}, {"AtomicFIFO", "BETA", true}} {
+	for _, want := range []Gate{{"AtomicFIFO", "BETA", false}, {"NativeHistograms", "BETA", true}, {"AllowServiceExternalIPs", "", true}, {"InOrderInformers", "", true}} {
 		if got[want.Name] != want {
 			t.Errorf("acting gates have %+v, want %+v", got[want.Name], want)
 		}
 	}
-	if (forClient{o.Gates}).Enabled(clientfeatures.WatchListClient) {
-		t.Error("client-go has WatchListClient enabled, although the flag disables it")
+	if g, acts := got["WatchListClient"]; acts {
+		t.Errorf("acting gates have %+v", g)
+	}
+	if (forClient{o.Gates}).Enabled(clientfeatures.AtomicFIFO) {
+		t.Error("client-go has AtomicFIFO enabled, although the flag disables it")
 	}
 	if gates, _, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllBeta=false does not disable ComponentFlagz, error %v", err)

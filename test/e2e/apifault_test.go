@@ -219,14 +219,8 @@ var apiFaults = []struct {
 		b.Cut()
 		b.change()
 	}, true},
-	{"a list from the past", past, true},
-	{"lists only", func(t *testing.T, b *besieged) {
-		b.Intercept(listsOnly)
-		b.Expire()
-		b.change()
-		eventually(t, 2*patience, b.changed)
-		b.change()
-	}, true},
+	{"a list from the past", firstLists(func(before []byte) []byte { return before }), true},
+	{"a list that ends early", firstLists(func(before []byte) []byte { return before[:len(before)/2] }), false},
 	{"objects held back at a start", heldBack, false},
 	{"the server lost its memory", restarted, false},
 	{"nobody listens", func(t *testing.T, b *besieged) {
@@ -413,7 +407,7 @@ var randomFaults = []struct {
 		b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool { faulty.Refuse(w, status); return true })
 		b.Cut()
 	}},
-	{"lists only", func(b *besieged, _ *rand.Rand) { b.Intercept(listsOnly); b.Expire() }},
+	{"lists", func(b *besieged, _ *rand.Rand) { b.Expire() }},
 }
 
 // refusing rejects all requests for a while, and ends the watches.
@@ -481,31 +475,23 @@ func restarted(t *testing.T, b *besieged) {
 	must(t, b.api.RestartServer(ctx))
 }
 
-// listsOnly rejects lists by watches, as older API servers do.
-func listsOnly(w http.ResponseWriter, r *http.Request) bool {
-	if r.URL.Query().Get("sendInitialEvents") == "" {
-		return false
-	}
-	faulty.Refuse(w, http.StatusUnprocessableEntity)
-	return true
+// firstLists answers the first list of Services and of EndpointSlices with an altered list of the state before a change.
+func firstLists(alter func(before []byte) []byte) func(*testing.T, *besieged) {
+	return func(t *testing.T, b *besieged) { answerLists(t, b, alter) }
 }
 
-// past answers the first list of each resource with the state before a change, as after a restore of etcd.
-func past(t *testing.T, b *besieged) {
+func answerLists(t *testing.T, b *besieged, alter func([]byte) []byte) {
 	var lists sync.Map
 	for resource, path := range map[string]string{
 		"services": "/api/v1/services", "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
 	} {
 		raw, err := b.api.Client().Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/vnd.kubernetes.protobuf").DoRaw(t.Context())
 		must(t, err)
-		lists.Store(resource, raw)
+		lists.Store(resource, alter(raw))
 	}
 	b.change()
 	b.awaitChange(t, patience)
 	b.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		if listsOnly(w, r) {
-			return true
-		}
 		raw, kept := lists.Load(faulty.Resource(r))
 		if !kept || faulty.IsWatch(r) {
 			return false

@@ -68,7 +68,7 @@ func lived(a asked) (s scrapes) {
 		a.apply(s)
 		defer a.delete(s)
 	}
-	p := a.run("--feature-gates=WatchListClient=false,NativeHistograms=true")
+	p := a.run("--feature-gates=WatchListClient=false,NativeHistograms=true") // kube-proxy then uses lists, too
 	s.started = p.Started()
 	p.Synced(a)
 	s.first, _ = a.gather(p)

@@ -251,7 +251,7 @@ func Resource(r *http.Request) string {
 	return r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 }
 
-// IsWatch tells whether a request is one to watch; one that lists all that exists before, as clients do at first, is one, too.
+// IsWatch reports whether a request starts a watch.
 func IsWatch(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
 
 // Refuse answers with a status as the API server does.

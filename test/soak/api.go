@@ -12,9 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
+	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -42,14 +40,14 @@ type kind struct {
 	api     *API
 	version string // of the API group
 	name    string
-	empty   func() object
-	objects map[string]stored
+	// objects are encoded.
+	objects map[string][]byte
 	events  [remembered]stored
 	next    int64 // the number of the next event
 	readers map[*int64]struct{}
 }
 
-// stored is an encoded event, or an object as an encoded event of type ADDED.
+// stored is an encoded event.
 type stored struct {
 	version int64
 	frame   []byte
@@ -65,14 +63,14 @@ type object interface {
 func Serve(l net.Listener) *API {
 	a := &API{version: 1, conns: map[net.Conn]struct{}{}}
 	a.changed = sync.NewCond(&a.mu)
-	add := func(version, name string, empty func() object) *kind {
-		return &kind{api: a, version: version, name: name, empty: empty, objects: map[string]stored{}, readers: map[*int64]struct{}{}}
+	add := func(version, name string) *kind {
+		return &kind{api: a, version: version, name: name, objects: map[string][]byte{}, readers: map[*int64]struct{}{}}
 	}
 	a.kinds = map[string]*kind{
-		"services":       add("v1", "Service", func() object { return &corev1.Service{} }),
-		"nodes":          add("v1", "Node", func() object { return &corev1.Node{} }),
-		"endpointslices": add("discovery.k8s.io/v1", "EndpointSlice", func() object { return &discoveryv1.EndpointSlice{} }),
-		"servicecidrs":   add("networking.k8s.io/v1", "ServiceCIDR", func() object { return &networkingv1.ServiceCIDR{} }),
+		"services":       add("v1", "Service"),
+		"nodes":          add("v1", "Node"),
+		"endpointslices": add("discovery.k8s.io/v1", "EndpointSlice"),
+		"servicecidrs":   add("networking.k8s.io/v1", "ServiceCIDR"),
 	}
 	a.server = &http.Server{Handler: a, ReadHeaderTimeout: time.Minute, ConnState: a.connection}
 	go func() { _ = a.server.Serve(l) }() // until Close
@@ -155,13 +153,17 @@ func (a *API) change(resource string, o object, exists bool) error {
 	}
 	a.version++
 	o.SetResourceVersion(strconv.FormatInt(a.version, 10))
-	raw, err := k.encode(o)
+	data, err := o.Marshal()
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", k.name, err)
+	}
+	raw, err := k.encode(k.name, data)
 	if err != nil {
 		return err
 	}
 	delete(k.objects, key)
 	if exists {
-		k.objects[key] = stored{a.version, frame("ADDED", raw)}
+		k.objects[key] = data
 	}
 	k.events[k.next%remembered] = stored{a.version, frame(event, raw)}
 	k.next++
@@ -188,16 +190,12 @@ func (a *API) Watched() bool {
 	return len(a.kinds["services"].readers) > 0 && len(a.kinds["endpointslices"].readers) > 0
 }
 
-// encode returns an object in the protobuf envelope of the API.
-func (k *kind) encode(o object) ([]byte, error) {
-	data, err := o.Marshal()
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", k.name, err)
-	}
-	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: k.version, Kind: k.name}, Raw: data}
+// encode returns an encoded object or list in the protobuf envelope of the API.
+func (k *kind) encode(name string, data []byte) ([]byte, error) {
+	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: k.version, Kind: name}, Raw: data}
 	raw, err := envelope.Marshal()
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", k.name, err)
+		return nil, fmt.Errorf("encode %s: %w", name, err)
 	}
 	return append([]byte("k8s\x00"), raw...), nil
 }
@@ -222,55 +220,60 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.Copy(w, r.Body) // the client may have disconnected
 		return
-	case away, k == nil, query.Get("watch") == "":
+	case away, k == nil:
 		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	case query.Get("watch") == "":
+		data, err := k.list()
+		if err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_, _ = w.Write(data) // the client may have disconnected
 		return
 	}
 	version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64)
-	initial, at, err := k.begin(version, query.Get("sendInitialEvents") == "true")
-	if err != nil {
-		w.WriteHeader(http.StatusInternalServerError)
-		return
-	}
+	at := k.begin(version)
 	if at == nil {
 		w.WriteHeader(http.StatusGone)
 		return
 	}
 	defer k.leave(at)
 	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
-	k.stream(r, w, initial, at)
+	k.stream(r, w, at)
 }
 
-// begin registers a watch. It returns the first frames, and a pointer to the number of the next event; the pointer is nil if events after the
-// version were dropped. If all is true, the frames are all objects and a bookmark.
-func (k *kind) begin(version int64, all bool) (frames [][]byte, at *int64, err error) {
+// list returns the encoded list of all objects.
+func (k *kind) list() ([]byte, error) {
+	const metadata, items = 1, 2 // fields of all lists
+	k.api.mu.Lock()
+	defer k.api.mu.Unlock()
+	meta, err := (&metav1.ListMeta{ResourceVersion: strconv.FormatInt(k.api.version, 10)}).Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode a list of %s: %w", k.name, err)
+	}
+	data := protowire.AppendBytes(protowire.AppendTag(nil, metadata, protowire.BytesType), meta)
+	for _, o := range k.objects {
+		data = protowire.AppendBytes(protowire.AppendTag(data, items, protowire.BytesType), o)
+	}
+	return k.encode(k.name+"List", data)
+}
+
+// begin registers a watch. It returns a pointer to the number of the next event, or nil if events after the version were dropped.
+func (k *kind) begin(version int64) (at *int64) {
 	k.api.mu.Lock()
 	defer k.api.mu.Unlock()
 	next := k.next
-	if all {
-		for _, s := range k.objects {
-			frames = append(frames, s.frame)
-		}
-		bookmark := k.empty()
-		bookmark.SetResourceVersion(strconv.FormatInt(k.api.version, 10))
-		bookmark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
-		raw, err := k.encode(bookmark)
-		if err != nil {
-			return nil, nil, err
-		}
-		frames = append(frames, frame("BOOKMARK", raw))
-	} else {
-		for next > 0 && k.next-next < remembered && k.events[(next-1)%remembered].version > version {
-			next--
-		}
-		forgotten := next > 0 && (k.next-next == remembered || k.events[(next-1)%remembered].frame == nil)
-		if forgotten && version < k.api.version {
-			return nil, nil, nil
-		}
+	for next > 0 && k.next-next < remembered && k.events[(next-1)%remembered].version > version {
+		next--
 	}
-	at = &next
-	k.readers[at] = struct{}{}
-	return frames, at, nil
+	forgotten := next > 0 && (k.next-next == remembered || k.events[(next-1)%remembered].frame == nil)
+	if forgotten && version < k.api.version {
+		return nil
+	}
+	k.readers[&next] = struct{}{}
+	return &next
 }
 
 func (k *kind) leave(at *int64) {
@@ -280,7 +283,8 @@ func (k *kind) leave(at *int64) {
 }
 
 // stream sends events until the watch ends or falls too far behind.
-func (k *kind) stream(r *http.Request, w http.ResponseWriter, frames [][]byte, at *int64) {
+func (k *kind) stream(r *http.Request, w http.ResponseWriter, at *int64) {
+	var frames [][]byte
 	flusher := w.(http.Flusher)
 	k.api.mu.Lock()
 	ends := k.api.ends
