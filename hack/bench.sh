@@ -5,7 +5,7 @@
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
-#   CILIUM=1           only beside Cilium's load balancer, by turns: the first sync of 45,000 Services, and events; three minutes after its build
+#   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md and README.md, and docs/plots

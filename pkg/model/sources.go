@@ -23,7 +23,7 @@ const (
 // frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
-// Sources are the sources that may reach a frontend. Both lists are of the frontend's family, sorted and disjoint.
+// Sources restricts the clients of a frontend by their addresses. The ranges of each list are of the frontend's family, sorted, and do not overlap.
 type Sources struct {
 	// Allowed are the allowed sources (loadBalancerSourceRanges, or the annotation for the frontend's kind): nil admits all, an empty list none.
 	Allowed []AddrRange

@@ -8,7 +8,7 @@ import (
 
 // touchSources records the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all protocols:
 // the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share their sources,
-// so touchSources compares a pair of them only once.
+// so touchSources reuses the last comparison.
 func (p *Planner) touchSources(contests []contest) {
 	var was, is *model.Sources
 	differ := false
@@ -27,5 +27,5 @@ func (p *Planner) touchSources(contests []contest) {
 	}
 }
 
-// differs compares lists of ranges. A nil list differs from an empty one.
+// differs reports whether two lists have different ranges. A nil list differs from an empty one.
 func differs(a, b []model.AddrRange) bool { return (a == nil) != (b == nil) || !slices.Equal(a, b) }

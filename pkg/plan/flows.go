@@ -66,37 +66,37 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 }
 
-// Permitted are the flows that a frontend permits. Endpoints and Sources are shared: do not change them.
-type Permitted struct {
+// FlowPolicy restricts the flows to a frontend. Endpoints and Sources are shared: do not change them.
+type FlowPolicy struct {
 	// Endpoints are the endpoints to which UDP flows may continue, sorted; nil for other protocols.
 	Endpoints []netip.AddrPort
-	// Sources may open flows.
+	// Sources restricts the clients that may open flows; nil admits all.
 	Sources *model.Sources
 }
 
-func (c *claim) permitted() (flows Permitted, exists bool) {
+func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return Permitted{c.port.serving, c.frontend.Sources}, true
+	return FlowPolicy{c.port.serving, c.frontend.Sources}, true
 }
 
-// Permitted returns the flows that a frontend permits. exists is false if no Service has the frontend.
-func (p *Planner) Permitted(k model.Key) (flows Permitted, exists bool) {
+// FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
+func (p *Planner) FlowPolicy(k model.Key) (flows FlowPolicy, exists bool) {
 	c := p.winner(k)
-	return c.permitted()
+	return c.flowPolicy()
 }
 
-// Frontends returns the number of frontends for which [Planner.EachPermitted] calls f.
+// Frontends returns the number of frontends for which [Planner.EachFlowPolicy] calls f.
 func (p *Planner) Frontends() int { return len(p.claims) }
 
-// EachPermitted calls f for every planned frontend of all protocols, with the result of [Planner.Permitted].
-func (p *Planner) EachPermitted(f func(k model.Key, flows Permitted, exists bool)) {
+// EachFlowPolicy calls f for every planned frontend of all protocols, with the result of [Planner.FlowPolicy].
+func (p *Planner) EachFlowPolicy(f func(k model.Key, flows FlowPolicy, exists bool)) {
 	for k, c := range p.claims {
 		if k.Last != 0 {
 			c.winner = p.winner(k) // another range may beat it
 		}
-		flows, exists := c.winner.permitted()
+		flows, exists := c.winner.flowPolicy()
 		f(k, flows, exists)
 	}
 }

@@ -55,10 +55,10 @@ type extra struct {
 	superseded bool
 }
 
-// noExtra is the extra of other lists. Nothing changes it.
+// noExtra stands for a nil extra. Nothing changes it.
 var noExtra extra
 
-// extra returns the extra of a list. Do not change it.
+// extra returns the extra of a list. Only arrange changes it.
 func (p *port) extra(ls list) *extra {
 	if x := p.extras[ls]; x != nil {
 		return x

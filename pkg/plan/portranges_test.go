@@ -83,7 +83,7 @@ func TestOverlappingRanges(t *testing.T) {
 			}
 		}
 		got := map[model.Key]types.NamespacedName{}
-		p.EachPermitted(func(k model.Key, _ Permitted, _ bool) {
+		p.EachFlowPolicy(func(k model.Key, _ FlowPolicy, _ bool) {
 			if name, has := p.PortOf(k); has && k.Last != 0 {
 				got[k] = name.NamespacedName
 			}

@@ -85,14 +85,14 @@ func (f *flows) Synced(s *Sync) {
 		d.Expect(f.planner.Frontends())
 	}
 	addKey := func(k model.Key) {
-		flows, exists := f.planner.Permitted(k)
+		flows, exists := f.planner.FlowPolicy(k)
 		add(d, k, flows, exists)
 	}
 	for k := range changed {
 		addKey(k)
 	}
 	if all || added {
-		f.planner.EachPermitted(func(k model.Key, flows plan.Permitted, exists bool) {
+		f.planner.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, exists bool) {
 			if all || !k.Addr.IsValid() {
 				add(d, k, flows, exists)
 			}
@@ -109,7 +109,7 @@ func (f *flows) Synced(s *Sync) {
 }
 
 // add adds the state of a frontend to a request.
-func add(d *conntrack.Desired, k model.Key, flows plan.Permitted, exists bool) {
+func add(d *conntrack.Desired, k model.Key, flows plan.FlowPolicy, exists bool) {
 	switch {
 	case !exists:
 		d.Gone(k)

@@ -126,10 +126,10 @@ type Proxy struct {
 	published atomic.Pointer[Facts]
 	rebuilder *rebuilder
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
-	queue queue
-	// unplanned is the number of Services that the first batch lacks yet.
+	queue    queue
+	problems problemBook
+	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
-	problems  problemBook
 	standby   standby
 	alarm     alarm
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes

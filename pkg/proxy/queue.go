@@ -11,7 +11,7 @@ import (
 )
 
 // longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
-// The loop may take the same time again to plan the built Services. It does not apply to the first batch, which has all Services.
+// The loop may take the same time again to plan the built Services. The limit does not apply to the first batch.
 const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
@@ -183,10 +183,10 @@ type timeSlice struct {
 // Planning and committing this number of elements takes some ten milliseconds.
 const largeElements = 10_000
 
-// late reports whether the loop must stop building. The loop then plans the built Services, for at most the same time again.
+// late reports whether the loop must stop building. Before the first sync, it need not. The loop then plans the built Services, for at most the same time again.
 func (s *timeSlice) late() bool { return s.started && s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether the loop must stop planning: the time is up, a large Service was planned, or the tables need a repair.
+// over reports whether the loop must stop planning, after the first sync: the time is up, a large Service was planned, or the tables need a repair.
 func (s *timeSlice) over() bool {
 	if !s.started {
 		return false
@@ -198,13 +198,13 @@ func (s *timeSlice) over() bool {
 }
 
 // plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
-// first one. Before the first sync, it handles all, and answers questions meanwhile: a batch with some of the Services would remove the others, which an
-// earlier process has programmed.
+// first one. Before the first sync, it plans all Services, and answers questions meanwhile: a partial batch would remove the Services of an earlier
+// process.
 func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
-	const pause = 8 // Services
+	const answerEvery = 8 // Services
 	handled := 0
 	s.rebuilder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
-		if handled++; !s.started && handled%pause == 0 {
+		if handled++; !s.started && handled%answerEvery == 0 {
 			s.unplanned = len(names) - handled
 			s.answer()
 		}
@@ -220,8 +220,8 @@ func (s *timeSlice) plan(names []types.NamespacedName) (rest []types.NamespacedN
 }
 
 // postpone removes a Service from the queue. If the Service releases frontends, postpone puts it back as a giver, and returns true. more is true if
-// the caller has further Services to plan. If it has none, and no other Service waits, postpone does not put the Service back, nor before the first
-// sync.
+// the caller has further Services to plan. If it has none, and no other Service waits, postpone does not put the Service back. Before the first
+// sync, it never does.
 func (s *timeSlice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -48,7 +49,9 @@ func NewInformers(cfg Config) (*Informers, error) {
 			return nil, err
 		}
 		services.watch, slices.watch = s.Watch, e.Watch
-		services.list, slices.list = lister(s, t.service, services.list), lister(e, t.slice, slices.list)
+		if cfg.Connection.ContentType == runtime.ContentTypeProtobuf {
+			services.list, slices.list = lister(s, t.service, services.list), lister(e, t.slice, slices.list)
+		}
 	}
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
@@ -64,14 +67,15 @@ func NewInformers(cfg Config) (*Informers, error) {
 
 // follow adds a follower for objects of one kind. Run starts it.
 func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
-	var listed string // the version of a list, until the next watch
-	lists := listWatch{&cache.ListWatch{
+	watched := new(bool)
+	var listed string // the resource version of the last list; the next watch clears it
+	lists := plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (list runtime.Object, err error) {
 			from.restrict(&o)
 			if o.Limit = 0; o.ResourceVersion == anyVersion {
 				o.ResourceVersion = "" // the latest one; the API server answers from its cache
 			}
-			list, listed, err = from.listVersion(ctx, o)
+			list, listed, err = from.list.withVersion(ctx, o)
 			i.link.record(ctx, err)
 			return list, err
 		},
@@ -80,6 +84,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			known := listed
 			listed = ""
 			w, err := from.watchFrom(ctx, o, known)
+			*watched = *watched || err == nil
 			i.link.record(ctx, err)
 			if isSilent(err) {
 				cfg.reportFailure(name, err)
@@ -92,22 +97,24 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
 		Name: name, TypeDescription: fmt.Sprintf("%T", kind), Backoff: &between, Clock: i.clock,
 	})
-	i.followers = append(i.followers, follower{reflector, cfg.reporting(name, failed)})
+	i.followers = append(i.followers, follower{reflector, watched, cfg.reporting(name, failed)})
 }
 
-// listWatch lists and watches objects. The reflector uses lists, and no watches with a list: the lists take a sixth of the bytes, and about half of the
-// processor time of the API server (docs/decisions/0005-speed.md).
-type listWatch struct{ *cache.ListWatch }
+// plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes a sixth of the bytes, and less of
+// the API server's processor time (docs/decisions/0005-speed.md).
+type plainLists struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported implements an interface of client-go.
-func (listWatch) IsWatchListSemanticsUnSupported() bool { return true }
+func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 // anyVersion is the resource version with which a reflector accepts old objects.
 const anyVersion = "0"
 
 // resource gives access to objects of one kind in the API server.
 type resource struct {
-	list  listFunc
+	list listFunc
+	// probe lists one object.
+	probe listFunc
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	// restrict sets the selectors of a request.
 	restrict func(*metav1.ListOptions)
@@ -117,26 +124,27 @@ type listFunc func(context.Context, metav1.ListOptions) (runtime.Object, error)
 
 func access[List runtime.Object](client kubeapi.Reader[List], restrict func(*metav1.ListOptions)) resource {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
-	return resource{list, client.Watch, restrict}
+	return resource{list, list, client.Watch, restrict}
 }
 
-// listVersion returns a list and its resource version. A list without a resource version is an error, because no API server sends it: client-go
+// withVersion returns a list and its resource version. A list without a resource version is an error, because no API server sends it: client-go
 // decodes any JSON object as an empty list.
-func (r resource) listVersion(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
-	if all, err = r.list(ctx, o); err != nil {
+func (list listFunc) withVersion(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
+	if all, err = list(ctx, o); err != nil {
 		return nil, "", err
 	}
-	list, err := meta.ListAccessor(all)
-	if err == nil && list.GetResourceVersion() == "" {
+	of, err := meta.ListAccessor(all)
+	if err == nil && of.GetResourceVersion() == "" {
 		err = errors.New("the answer is not from an API server: it has no resource version")
 	}
 	if err != nil {
 		return nil, "", err
 	}
-	return all, list.GetResourceVersion(), nil
+	return all, of.GetResourceVersion(), nil
 }
 
-// watchFrom watches changes since a version, if the API server still has that version. listed is the version of a list that was read just before.
+// watchFrom watches changes since a version, if the API server still has that version. listed is the version of a list that was read just before:
+// a watch from this version skips checkRestored.
 func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions, listed string) (watch.Interface, error) {
 	if o.ResourceVersion != listed {
 		if err := r.checkRestored(ctx, o); err != nil {
@@ -149,18 +157,21 @@ func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions, listed st
 // follower keeps [objects] up to date with the API server.
 type follower struct {
 	*cache.Reflector
-	failed cache.WatchErrorHandlerWithContext
+	// watched is true after the API server has accepted a watch.
+	watched *bool
+	failed  cache.WatchErrorHandlerWithContext
 }
 
-// run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If a watch lasts longer than the
-// longest pause, the next pause is the shortest again.
+// run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If there was a watch, and the attempt lasted longer
+// than the longest pause, the next pause is the shortest again.
 func (f follower) run(ctx context.Context) {
 	for next := pauses(); ctx.Err() == nil; {
 		start := time.Now()
+		*f.watched = false
 		if err := f.ListAndWatchWithContext(ctx); err != nil {
 			f.failed(ctx, f.Reflector, err)
 		}
-		if time.Since(start) > next.Cap {
+		if *f.watched && time.Since(start) > next.Cap {
 			next = pauses()
 		}
 		select {
@@ -263,13 +274,16 @@ func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
 
-// reporting returns a handler that calls Failed for an error, except the regular end of a watch, and then another handler.
+// reporting returns a handler that calls Failed for an error, except the regular end of a watch, and then another handler. link logs refused
+// connections.
 func (c *Config) reporting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {
 			c.reportFailure(resource, err)
 		}
-		then(ctx, r, err)
+		if !utilnet.IsConnectionRefused(err) {
+			then(ctx, r, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -28,14 +29,14 @@ func (l *storedList) DeepCopyObject() runtime.Object { return l }
 // errNotProtobuf means that a list has another encoding.
 var errNotProtobuf = errors.New("not an encoded protobuf list")
 
-// lister returns a function that lists objects in their stored form. If the API server sends another encoding than protobuf, it calls decoded, which
-// returns a list of decoded objects.
-func lister(from kubeapi.Resource, convert converter, decoded listFunc) listFunc {
+// lister returns a function that lists objects in their stored form. If the API server sends another encoding than protobuf, the function calls fallback,
+// which returns a list of decoded objects.
+func lister(from kubeapi.Resource, convert converter, fallback listFunc) listFunc {
 	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		list, err := listStored(ctx, from, o, convert)
 		switch {
 		case errors.Is(err, errNotProtobuf):
-			return decoded(ctx, o)
+			return fallback(ctx, o)
 		case err != nil:
 			return nil, err
 		}
@@ -43,8 +44,8 @@ func lister(from kubeapi.Resource, convert converter, decoded listFunc) listFunc
 	}
 }
 
-// listStored lists objects, and converts each one to its stored form while the API server sends the next one. So the memory does not depend on the
-// length of the list, apart from the stored forms.
+// listStored lists objects, and converts each one to its stored form while the API server sends the next one. Besides the
+// stored forms, it needs memory for one object only.
 func listStored(ctx context.Context, from kubeapi.Resource, o metav1.ListOptions, convert converter) (*storedList, error) {
 	body, err := from.List(ctx, o)
 	if err != nil {
@@ -57,21 +58,29 @@ func listStored(ctx context.Context, from kubeapi.Resource, o metav1.ListOptions
 // readList reads an encoded list: a runtime.Unknown, whose raw field has the list.
 func readList(r *bufio.Reader, convert converter) (*storedList, error) {
 	prefix := make([]byte, len(magic))
-	if _, err := io.ReadFull(r, prefix); err != nil || string(prefix) != magic {
+	if _, err := io.ReadFull(r, prefix); err != nil {
+		return nil, fmt.Errorf("read a list: %w", asIncomplete(err))
+	}
+	if string(prefix) != magic {
 		return nil, errNotProtobuf
 	}
-	const raw = 2
+	const typeMeta, kind, raw = 1, 2, 2
 	var list *storedList
 	envelope := messageReader{r: r, left: -1}
 	for envelope.next() {
-		if envelope.number != raw {
+		switch envelope.number {
+		case typeMeta:
+			if name := find(envelope.content(), kind); envelope.err == nil && !bytes.HasSuffix(name, []byte("List")) {
+				envelope.err = fmt.Errorf("the kind is %q", name)
+			}
+		case raw:
+			list = &storedList{}
+			inner := messageReader{r: r, left: envelope.size}
+			list.read(&inner, convert)
+			envelope.err = inner.err
+		default:
 			envelope.skip()
-			continue
 		}
-		list = &storedList{}
-		inner := messageReader{r: r, left: envelope.size}
-		list.read(&inner, convert)
-		envelope.err = inner.err
 	}
 	err := envelope.err
 	if err == nil && list == nil {
@@ -107,10 +116,10 @@ func (l *storedList) read(m *messageReader, convert converter) {
 	}
 }
 
-// messageReader reads the fields of an encoded message from a stream. Only strings and messages are fields of a list and of a runtime.Unknown.
+// messageReader reads the fields of an encoded message from a stream. All fields of a list and of a runtime.Unknown are strings and messages.
 type messageReader struct {
 	r *bufio.Reader
-	// left is the number of bytes that follow; -1 up to the end of the stream.
+	// left is the number of unread bytes; -1 if the message ends with the stream.
 	left int
 	// number and size are the number of the current field, and the size of its content.
 	number, size int
@@ -119,7 +128,7 @@ type messageReader struct {
 }
 
 // largestField is the greatest size of the content of a field, except the whole list. An API object has at most a few MB.
-const largestField = 64 << 20
+const largestField = 16 << 20
 
 // next reads the tag and the size of the next field. Then call content or skip, or read size bytes. It returns false at the end and after an error.
 func (m *messageReader) next() bool {
@@ -144,7 +153,7 @@ func (m *messageReader) varint() uint64 {
 		return 0
 	}
 	v, err := binary.ReadUvarint(m.r)
-	if m.err = whole(err); m.left >= 0 {
+	if m.err = asIncomplete(err); m.left >= 0 {
 		if m.left -= protowire.SizeVarint(v); m.left < 0 {
 			m.err = errWire
 		}
@@ -163,20 +172,20 @@ func (m *messageReader) content() []byte {
 	}
 	data := m.buffer[:m.size]
 	_, err := io.ReadFull(m.r, data)
-	m.err = whole(err)
+	m.err = asIncomplete(err)
 	return data
 }
 
 func (m *messageReader) skip() {
 	_, err := m.r.Discard(m.size)
-	m.err = whole(err)
+	m.err = asIncomplete(err)
 }
 
 // errIncomplete is not io.ErrUnexpectedEOF, which is a regular end of a watch.
 var errIncomplete = errors.New("the answer is incomplete")
 
-// whole returns errIncomplete for the end of a stream.
-func whole(err error) error {
+// asIncomplete returns errIncomplete for the end of a stream, and other errors unchanged.
+func asIncomplete(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errIncomplete
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,9 +48,10 @@ func TestListStores(t *testing.T) {
 			t.Fatalf("the first %d of %d bytes were read as a list: %v", n, len(data), err)
 		}
 	}
-	for name, data := range map[string][]byte{"empty": nil, "JSON": []byte(`{"kind":"EndpointSliceList"}`)} {
-		if _, err := read(t, data); !errors.Is(err, errNotProtobuf) {
-			t.Errorf("%s: %v, want %v", name, err, errNotProtobuf)
-		}
+	if _, err := read(t, sent(t, bigSlice(7, 3), discoveryv1.SchemeGroupVersion)); err == nil || !strings.Contains(err.Error(), `the kind is "EndpointSlice"`) {
+		t.Errorf("an EndpointSlice was read as a list: %v", err)
+	}
+	if _, err := read(t, []byte(`{"kind":"EndpointSliceList"}`)); !errors.Is(err, errNotProtobuf) {
+		t.Errorf("JSON: %v, want %v", err, errNotProtobuf)
 	}
 }

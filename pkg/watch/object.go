@@ -15,11 +15,11 @@ import (
 
 // object is an API object in its stored form: stripped of unused fields, and encoded. As Go structs, a cluster's EndpointSlices
 // consist mostly of pointers, padding and unused fields. The encoded form takes a third of the memory, the garbage collector does not
-// scan it, and a comparison of bytes detects changes. A stored object is immutable.
+// scan it, and a comparison of bytes detects changes. An object in the store is immutable.
 type object struct {
 	types.NamespacedName
-	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of data, so that a new version alone is no change. Stored
-	// objects have none.
+	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of data, so that a new version alone is no change.
+	// objects.put clears it.
 	version string
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string

@@ -63,7 +63,9 @@ func (s *objects) of(service types.NamespacedName) []*object {
 
 // put stores an object and calls changed.
 func (s *objects) put(after *object) {
-	after.version = ""
+	if after.version != "" {
+		after.version = ""
+	}
 	s.mu.Lock()
 	before := s.byName[after.NamespacedName]
 	s.byName[after.NamespacedName] = after

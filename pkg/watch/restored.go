@@ -17,7 +17,7 @@ func (r resource) checkRestored(ctx context.Context, o metav1.ListOptions) error
 	if o.ResourceVersion == "" || o.ResourceVersion == anyVersion {
 		return nil // the answer contains all objects
 	}
-	_, now, err := r.listVersion(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
+	_, now, err := r.probe.withVersion(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 		"from any version":         {from: metav1.ListOptions{ResourceVersion: "0"}, now: "1"},
 	} {
 		asked := false
-		r := resource{list: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		r := resource{probe: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			asked = true
 			if o.Limit != 1 || o.ResourceVersion != "" {
 				t.Errorf("%s: listed with %+v, want one present object", name, o)

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -37,7 +36,7 @@ func TestRetriesAndRelistsAreSpread(t *testing.T) {
 				start := time.Now()
 				for range nodes {
 					lists := 0
-					source := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+					source := plainLists{&cache.ListWatch{
 						ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 							mu.Lock()
 							defer mu.Unlock()
@@ -49,12 +48,12 @@ func TestRetriesAndRelistsAreSpread(t *testing.T) {
 						WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
 							return nil, answer.watch
 						},
-					}, fake.NewClientset())
+					}}
 					between := pauses()
 					reflector := cache.NewReflectorWithOptions(source, &corev1.Service{}, cache.NewStore(cache.MetaNamespaceKeyFunc),
 						cache.ReflectorOptions{Backoff: &between})
 					running.Go(func() {
-						follower{reflector, func(context.Context, *cache.Reflector, error) {}}.run(ctx)
+						follower{reflector, new(bool), func(context.Context, *cache.Reflector, error) {}}.run(ctx)
 					})
 				}
 				time.Sleep(4 * pauses().Cap)

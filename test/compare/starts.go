@@ -238,7 +238,7 @@ func (f *fleet) resetPeak() (err error) {
 	return err
 }
 
-// peak returns the largest resident memory of the API server since the last reset, and that of etcd, together, in MiB.
+// peak returns the sum of the peak resident memory of the API server and of etcd since resetPeak, in MiB.
 func (f *fleet) peak() (sum float64, err error) {
 	for _, pid := range f.Pids() {
 		mib, err := program.MemoryOf(pid, "VmHWM")

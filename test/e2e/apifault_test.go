@@ -407,7 +407,6 @@ var randomFaults = []struct {
 		b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool { faulty.Refuse(w, status); return true })
 		b.Cut()
 	}},
-	{"lists", func(b *besieged, _ *rand.Rand) { b.Expire() }},
 }
 
 // refusing rejects all requests for a while, and ends the watches.
@@ -475,7 +474,7 @@ func restarted(t *testing.T, b *besieged) {
 	must(t, b.api.RestartServer(ctx))
 }
 
-// firstLists answers the first list of Services and of EndpointSlices with an altered list of the state before a change.
+// firstLists answers the first lists of Services and of EndpointSlices with alter(the list before a change).
 func firstLists(alter func(before []byte) []byte) func(*testing.T, *besieged) {
 	return func(t *testing.T, b *besieged) { answerLists(t, b, alter) }
 }

@@ -44,6 +44,7 @@ type kind struct {
 	objects map[string][]byte
 	events  [remembered]stored
 	next    int64 // the number of the next event
+	oldest  int64 // watches from earlier versions cannot continue
 	readers map[*int64]struct{}
 }
 
@@ -118,6 +119,7 @@ func (a *API) Forget() {
 	for _, k := range a.kinds {
 		k.next += remembered
 		clear(k.events[:])
+		k.oldest = a.version
 	}
 	a.mu.Unlock()
 	a.EndWatches()
@@ -224,7 +226,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	case query.Get("watch") == "":
-		data, err := k.list()
+		data, err := k.list(!query.Has("limit"))
 		if err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
@@ -244,8 +246,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	k.stream(r, w, at)
 }
 
-// list returns the encoded list of all objects.
-func (k *kind) list() ([]byte, error) {
+// list returns the encoded list, with all objects or without objects.
+func (k *kind) list(all bool) ([]byte, error) {
 	const metadata, items = 1, 2 // fields of all lists
 	k.api.mu.Lock()
 	defer k.api.mu.Unlock()
@@ -255,6 +257,9 @@ func (k *kind) list() ([]byte, error) {
 	}
 	data := protowire.AppendBytes(protowire.AppendTag(nil, metadata, protowire.BytesType), meta)
 	for _, o := range k.objects {
+		if !all {
+			break
+		}
 		data = protowire.AppendBytes(protowire.AppendTag(data, items, protowire.BytesType), o)
 	}
 	return k.encode(k.name+"List", data)
@@ -268,8 +273,7 @@ func (k *kind) begin(version int64) (at *int64) {
 	for next > 0 && k.next-next < remembered && k.events[(next-1)%remembered].version > version {
 		next--
 	}
-	forgotten := next > 0 && (k.next-next == remembered || k.events[(next-1)%remembered].frame == nil)
-	if forgotten && version < k.api.version {
+	if version < k.oldest || k.next-next == remembered {
 		return nil
 	}
 	k.readers[&next] = struct{}{}

@@ -61,7 +61,7 @@ type Desired struct {
 type frontend struct {
 	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
-	// sources may open flows.
+	// sources restricts the clients that may open flows; nil admits all.
 	sources *model.Sources
 	// departed are the endpoints to which TCP connections may not continue; nil for none.
 	departed *Departed
@@ -97,7 +97,7 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets the sources that may open flows to a frontend, of any protocol. Call it after [Desired.Frontend]. Do not change the sources.
+// Restrict sets the sources that may open flows to a frontend. It applies to all protocols. Call it after [Desired.Frontend]. Do not change the sources.
 func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
 	f := d.frontends[k]
 	f.sources = sources

@@ -92,7 +92,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	if first != nil {
 		s.before = first.stale.ids
 	}
-	p.EachPermitted(func(k model.Key, flows plan.Permitted, _ bool) {
+	p.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 		desired.Frontend(k, flows.Endpoints)
 		desired.Restrict(k, flows.Sources)
 	})

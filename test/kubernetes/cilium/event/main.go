@@ -1,5 +1,5 @@
 // The program event measures one EndpointSlice event of Cilium's load balancer: one endpoint of a Service is replaced, beside a thousand small
-// Services. It begins with the parsed slice, and ends when Cilium's reconciler has written the change to maps in memory. CILIUM=1 make bench runs it
+// Services. The measurement begins with the parsed slice, and ends when Cilium's reconciler has written the change to maps in memory. CILIUM=1 make bench runs it
 // beside BenchmarkEvent of pkg/proxy, which makes the same changes.
 package main
 
@@ -116,7 +116,7 @@ func address(first byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{first, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// await waits until the reconciler is done with all frontends, and backends is the number of backends.
+// await waits for the given number of backends, and until all frontends are reconciled.
 func (a *agent) await(backends int) {
 	for {
 		txn := a.db.ReadTxn()
