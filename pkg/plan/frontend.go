@@ -56,7 +56,7 @@ type extra struct {
 }
 
 // noExtra stands for a nil extra. Nothing changes it.
-var noExtra extra
+var noExtra = extra{}
 
 // extra returns the extra of a list. Only arrange changes it.
 func (p *port) extra(ls list) *extra {
