@@ -34,6 +34,7 @@ func TestDebugging(t *testing.T) {
 			t.Fatal(got)
 		}
 	}
+	d.await("status", "nothing\n") // no change waits any more
 	for _, args := range []string{"services", "services default/web", "services default/api", "services default/edge", "status", "verify"} {
 		part := strings.ReplaceAll(strings.Replace(args, "default/", "", 1), " ", "-")
 		text, _ := d.command(strings.Fields(args)...)
