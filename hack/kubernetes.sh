@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Kubernetes programs of the tests and the demo, Helm and cosign, from test/kubernetes into bin/kubernetes, each only when it
-# is missing or older than that module's go.mod or go.sum. The first build takes minutes, later ones use Go's cache.
+# is missing or older than that module's go.mod or go.sum, or than its own sources there. The first build takes minutes, later ones use Go's cache.
 # Usage: hack/kubernetes.sh [program ...]     (default: etcd kube-apiserver)
 #   KUBERNETES=v1.36.3   another release of Kubernetes, into bin/kubernetes/v1.36.3, from a module with its versions
 set -euo pipefail
@@ -62,7 +62,10 @@ for name in "$@"; do
   *) echo "unknown program: $name" >&2 && exit 2 ;;
   esac
   program=$folder/$name state="up to date"
-  if [ ! -x "$program" ] || [ "$module/go.mod" -nt "$program" ] || [ "$module/go.sum" -nt "$program" ]; then
+  own=
+  # Packages of this project are folders of the module.
+  if [ -x "$program" ] && [ -d "$module/$package" ]; then own=$(find "$module/$package" -newer "$program" -print -quit); fi
+  if [ ! -x "$program" ] || [ "$module/go.mod" -nt "$program" ] || [ "$module/go.sum" -nt "$program" ] || [ -n "$own" ]; then
     start=$SECONDS
     (cd "$module" && CGO_ENABLED=0 "${command[@]}" -trimpath -ldflags "$flags" -o "$program" "$package")
     # The files beside agnhost in its image.

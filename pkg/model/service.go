@@ -65,7 +65,7 @@ type Frontend struct {
 	ReplacesClusterIP bool
 	// RefuseUnused is the stance on refusing connections to unused ports of the address, Ping on answering echo requests.
 	RefuseUnused, Ping Stance
-	// Sources are the sources that may reach this frontend; nil admits all. All frontends of a Service, family and kind share them.
+	// Sources restricts the clients of this frontend; nil admits all. All frontends of a Service, family and kind share it.
 	Sources *Sources
 }
 

@@ -44,10 +44,10 @@ func (m marker) slice(before, after *object) {
 
 // newTrigger returns the trigger of the new state, or zero if it equals the old trigger, which is measured already.
 func newTrigger(before, after *object) track.Trigger {
-	if after.triggered == 0 || before != nil && before.triggered == after.triggered {
+	if after.triggerMicros == 0 || before != nil && before.triggerMicros == after.triggerMicros {
 		return track.Trigger{}
 	}
-	return track.Trigger{At: time.UnixMicro(after.triggered).UTC(), IPv6: after.ipv6}
+	return track.Trigger{At: time.UnixMicro(after.triggerMicros).UTC(), IPv6: after.ipv6}
 }
 
 func (m marker) reportOrphan(slice *object) {

@@ -25,10 +25,10 @@ type object struct {
 	service string
 	// data is the encoded form. The object's name is not part of it.
 	data string
-	// triggered is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970; 0 if unknown. ipv6 is true for
+	// triggerMicros is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970; 0 if unknown. ipv6 is true for
 	// IPv6 endpoints.
-	triggered int64
-	ipv6      bool
+	triggerMicros int64
+	ipv6          bool
 	// excluded is true for an object that [transformer] ignores or cannot read. data is then empty.
 	excluded bool
 }
@@ -153,5 +153,5 @@ func same(a, b *object) bool {
 	if !aSeen || !bSeen {
 		return aSeen == bSeen
 	}
-	return a.service == b.service && a.triggered == b.triggered && a.data == b.data
+	return a.service == b.service && a.triggerMicros == b.triggerMicros && a.data == b.data
 }

@@ -63,7 +63,7 @@ func (s *objects) of(service types.NamespacedName) []*object {
 
 // put stores an object and calls changed.
 func (s *objects) put(after *object) {
-	if after.version != "" {
+	if after.version != "" { // an object of a folder may be in the store already; readers must not see a write
 		after.version = ""
 	}
 	s.mu.Lock()

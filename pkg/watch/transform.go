@@ -101,11 +101,11 @@ func (t transformer) slice(data []byte) (*object, error) {
 	}
 	o.service = owner
 	o.ipv6 = string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)
-	o.triggered = t.triggered(o, metadata)
+	o.triggerMicros = t.triggerMicros(o, metadata)
 	return o, nil
 }
 
-func (t transformer) triggered(o *object, metadata []byte) int64 {
+func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
 	value, ok := entry(metadata, fieldAnnotations, corev1.EndpointsLastChangeTriggerTime)
 	if !ok {
 		return 0

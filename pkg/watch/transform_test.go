@@ -115,7 +115,7 @@ func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 	got := store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"})
 	lab.Same(t, []*discoveryv1.EndpointSlice{kept}, got, "Slices")
 	want := time.Date(2026, 3, 1, 12, 0, 0, 500_000_000, time.UTC)
-	if got := encodeForTest(t, sent).triggered; got != want.UnixMicro() {
+	if got := encodeForTest(t, sent).triggerMicros; got != want.UnixMicro() {
 		t.Errorf("trigger is %v, want %v", got, want)
 	}
 }
@@ -213,7 +213,7 @@ func TestTransform(t *testing.T) {
 	if len(problems) != 1 || problems[0].Kind != "EndpointSlice" || problems[0].Name.Name != "web-1" {
 		t.Errorf("problems = %+v, want one of shop/web-1", problems)
 	}
-	if got := once.(*object).triggered; got != 0 {
+	if got := once.(*object).triggerMicros; got != 0 {
 		t.Errorf("trigger is %v, want none", got)
 	}
 	twice, err := transform(once)

@@ -256,11 +256,10 @@ func (k *kind) list(all bool) ([]byte, error) {
 		return nil, fmt.Errorf("encode a list of %s: %w", k.name, err)
 	}
 	data := protowire.AppendBytes(protowire.AppendTag(nil, metadata, protowire.BytesType), meta)
-	for _, o := range k.objects {
-		if !all {
-			break
+	if all {
+		for _, o := range k.objects {
+			data = protowire.AppendBytes(protowire.AppendTag(data, items, protowire.BytesType), o)
 		}
-		data = protowire.AppendBytes(protowire.AppendTag(data, items, protowire.BytesType), o)
 	}
 	return k.encode(k.name+"List", data)
 }
