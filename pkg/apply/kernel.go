@@ -40,6 +40,8 @@ type Kernel struct {
 	batch    *nft.Batch
 	takeOver takeOver
 	others   others
+	// prepared is true from Prepare to the first call of Recall.
+	prepared bool
 	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
 	readable map[*nft.Set]bool
 	check    check

@@ -8,11 +8,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
+// Prepare does the part of the first sync that depends on no object. Call it before Recall, or not at all.
+func (k *Kernel) Prepare(p *plan.Planner) {
+	k.prepared = k.follow(p)
+	for _, t := range p.Tables() {
+		k.ledger.layout(t.Family)
+	}
+}
+
 // Recall makes a planner continue the work of the process that left the tables in the kernel. It reads the numbers of the given Services. Call it
 // before the planner plans these Services for the first time, and once before it plans any Service. The first call also reads the states of the
 // tables, so that a sync can adopt tables of the same form.
 func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
-	if k.follow(p) {
+	if k.follow(p) || k.prepared {
+		k.prepared = false
 		if err := k.resume(p); err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.Health.Updated(p.Now())
 	p.Metrics.Queued(p.Now())
 	earlier := p.readEarlier(ctx)
+	p.Kernel.Prepare(p.Planner) // while the API server sends the objects
 	if !p.awaitSource(ctx) {
 		return nil
 	}

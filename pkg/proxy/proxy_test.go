@@ -159,6 +159,8 @@ func (k *fakeKernel) Remove(e nft.Element) { k.changes = append(k.changes, fakeC
 
 func (k *fakeKernel) Expect(int) {}
 
+func (k *fakeKernel) Prepare(*plan.Planner) {}
+
 func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 	if !p.ReportsTo(k) {
 		p.ReportTo(k)
