@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,6 +30,30 @@ func TestPagesHaveTheFigures(t *testing.T) {
 		got, err := page.Part(string(text), s.name)
 		if diff := cmp.Diff(s.text, got); diff != "" || err != nil {
 			t.Errorf("%s: %v; run make update (-want +got):\n%s", s.page, err, diff)
+		}
+	}
+}
+
+// TestConnectionsAreComparedRoundByRound: the table compares connections by a Service with direct ones of the same round, and never with those of a run at
+// another time.
+func TestConnectionsAreComparedRoundByRound(t *testing.T) {
+	of := func(program string, service, direct []float64) *Figures {
+		return &Figures{Program: program, Size: "1000x10", Values: map[quantity][]float64{
+			handshakeService50: service, handshakeDirect50: direct, requestsService: {90, 200, 270}, requestsDirect: {100, 200, 300},
+		}}
+	}
+	r := Report{Figures: []*Figures{
+		of(kubeProxyNftables, []float64{14e-6, 24e-6, 34e-6}, []float64{10e-6, 20e-6, 30e-6}),
+		of(kubeNftproxy, []float64{12e-6, 44e-6, 21e-6}, []float64{10e-6, 40e-6, 20e-6}),
+	}}
+	text := r.page()
+	for _, line := range []string{
+		"| TCP handshake, by a Service: half of them | 24µs (14µs – 34µs) | 21µs (12µs – 44µs) | |",
+		"| TCP handshake, by a Service, above a direct one: half of them | 4µs | 2µs | 2.00× |",
+		"| HTTP requests by a Service, of those without a Service | 90.0 % | 90.0 % | |",
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("the page lacks %q:\n%s", line, text)
 		}
 	}
 }
