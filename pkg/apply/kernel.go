@@ -40,7 +40,7 @@ type Kernel struct {
 	batch    *nft.Batch
 	takeOver takeOver
 	others   others
-	// prepared is true from Prepare to the first call of Recall.
+	// prepared is true if Prepare made the ledger, so that Recall still reads the tables of an earlier process.
 	prepared bool
 	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
 	readable map[*nft.Set]bool

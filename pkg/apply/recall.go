@@ -8,7 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Prepare does the part of the first sync that depends on no object. Call it before Recall, or not at all.
+// Prepare computes the fingerprints of the planner's tables, which need no Services, before the first sync. If the pod prefixes of the Node change
+// later, a sync computes them again. A call is optional. It must precede Recall.
 func (k *Kernel) Prepare(p *plan.Planner) {
 	k.prepared = k.follow(p)
 	for _, t := range p.Tables() {

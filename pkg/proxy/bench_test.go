@@ -33,8 +33,10 @@ import (
 // storedSource decodes its objects at each call, as watch.Store does.
 type storedSource struct {
 	*fakeSource
-	services map[types.NamespacedName]string
-	slices   map[types.NamespacedName][]*encodedSlice
+	// externalIPs is the number of external IPs of each Service.
+	externalIPs int
+	services    map[types.NamespacedName]string
+	slices      map[types.NamespacedName][]*encodedSlice
 }
 
 func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
@@ -109,6 +111,10 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 			Ports:     []corev1.ServicePort{{Name: portName, Protocol: protocol, Port: 80}},
 		},
 	}
+	for e := range s.externalIPs {
+		n := uint32(i*s.externalIPs + e)
+		service.Spec.ExternalIPs = append(service.Spec.ExternalIPs, netip.AddrFrom4([4]byte{150 + byte(n>>24), byte(n >> 16), byte(n >> 8), byte(n)}).String())
+	}
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -128,7 +134,14 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 }
 
 func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
-	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName]string{}, map[types.NamespacedName][]*encodedSlice{}}
+	return newSourceWithIPs(b, services, endpoints, 0)
+}
+
+// newSourceWithIPs does the same for Services with external IPs.
+func newSourceWithIPs(b *testing.B, services, endpoints, externalIPs int) *storedSource {
+	s := &storedSource{
+		&fakeSource{synced: make(chan struct{})}, externalIPs, map[types.NamespacedName]string{}, map[types.NamespacedName][]*encodedSlice{},
+	}
 	for i := range services {
 		s.put(b, i, endpoints, 0)
 	}
@@ -152,9 +165,14 @@ func openKernel(b *testing.B) *apply.Kernel {
 
 // on does the same as open, with a kernel that the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
+	return proxyOn(b, s, s.services, kernel)
+}
+
+// proxyOn returns an IPv4 proxy with a source, whose Services have all changed.
+func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]string, kernel Kernel) *Proxy {
 	families := inet.Families[:1]
 	p := New(Config{
-		Source: s, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
+		Source: source, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
 		Planner:  plan.New(plan.Options{Families: families, MasqueradeMark: 0x4000}),
 		Metrics:  metrics.New(prometheus.NewRegistry(), metrics.Config{}),
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
@@ -164,7 +182,7 @@ func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 		Report: func(p model.Problem) { b.Error(p) },
 	})
 	p.connect(nil)
-	for name := range s.services {
+	for name := range services {
 		p.Tracker.MarkService(name)
 	}
 	return p

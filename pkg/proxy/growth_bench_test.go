@@ -1,25 +1,35 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // growthSizes are the sizes of BenchmarkGrowth. First, the number of Services grows at a fixed number of endpoints. Then the number of endpoints of
-// a Service grows at a fixed number of Services. The last rows have one large Service beside small ones.
-var growthSizes = []struct{ services, endpoints, large int }{
-	{1_000, 1, 0}, {3_000, 1, 0}, {10_000, 1, 0}, {30_000, 1, 0}, {100_000, 1, 0}, {150_000, 1, 0},
-	{1_000, 5, 0}, {3_000, 5, 0}, {10_000, 5, 0}, {30_000, 5, 0}, {100_000, 5, 0},
-	{1_000, 10, 0}, {1_000, 30, 0}, {1_000, 100, 0}, {1_000, 300, 0}, {1_000, 1_000, 0},
-	{1_000, 1, 1_000}, {1_000, 1, 3_000}, {1_000, 1, 10_000}, {1_000, 1, 16_000},
+// a Service, and the number of its frontends, grow at a fixed number of Services. The last rows have one large Service beside small ones.
+var growthSizes = []struct{ services, endpoints, large, frontends int }{
+	{1_000, 1, 0, 1}, {3_000, 1, 0, 1}, {10_000, 1, 0, 1}, {30_000, 1, 0, 1}, {100_000, 1, 0, 1}, {150_000, 1, 0, 1},
+	{1_000, 5, 0, 1}, {3_000, 5, 0, 1}, {10_000, 5, 0, 1}, {30_000, 5, 0, 1}, {100_000, 5, 0, 1},
+	{1_000, 10, 0, 1}, {1_000, 30, 0, 1}, {1_000, 100, 0, 1}, {1_000, 300, 0, 1}, {1_000, 1_000, 0, 1},
+	{1_000, 1, 0, 3}, {1_000, 1, 0, 10}, {1_000, 1, 0, 30}, {1_000, 1, 0, 100},
+	{1_000, 1, 1_000, 1}, {1_000, 1, 3_000, 1}, {1_000, 1, 10_000, 1}, {1_000, 1, 16_000, 1},
 }
 
 // BenchmarkGrowth measures how the cost grows with Services and endpoints, from stored objects to the kernel's acknowledgement.
@@ -28,12 +38,12 @@ var growthSizes = []struct{ services, endpoints, large int }{
 // program that is in use afterwards, with the stored objects. elements is the number of elements in the kernel.
 func BenchmarkGrowth(b *testing.B) {
 	for _, size := range growthSizes {
-		b.Run(fmt.Sprintf("%dx%d+%d", size.services, size.endpoints, size.large), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%dx%d+%d*%d", size.services, size.endpoints, size.large, size.frontends), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				lab.EnterNamespace(b)
 				before := heapInUse()
-				s := newStoredSource(b, size.services, size.endpoints)
+				s := newSourceWithIPs(b, size.services, size.endpoints, size.frontends-1)
 				large := s.put(b, 200_000, 0, 0)
 				for i := range size.large / perSlice {
 					s.putSlice(b, large, i, 0, 0)
@@ -82,6 +92,139 @@ func BenchmarkGrowth(b *testing.B) {
 			}
 		})
 	}
+}
+
+// alternating is a slice with two contents.
+type alternating struct {
+	contents [2]*encodedSlice
+	now      atomic.Int32
+}
+
+func (a *alternating) Pairs() int { return a.contents[0].Pairs() }
+
+func (a *alternating) Read(into *discoveryv1.EndpointSlice) bool {
+	return a.contents[a.now.Load()].Read(into)
+}
+
+// alternatingSource has one slice for each Service, which may change at any time.
+type alternatingSource struct {
+	*storedSource
+	names []types.NamespacedName
+	slice map[types.NamespacedName]*alternating
+}
+
+func newAlternatingSource(b *testing.B, services, endpoints int) *alternatingSource {
+	s := &alternatingSource{storedSource: newStoredSource(b, services, endpoints), slice: map[types.NamespacedName]*alternating{}}
+	for i := range services {
+		a := &alternating{}
+		for round := range a.contents {
+			name := s.put(b, i, endpoints, round)
+			a.contents[round] = s.slices[name][0]
+			if round == 0 {
+				s.names, s.slice[name] = append(s.names, name), a
+			}
+		}
+	}
+	return s
+}
+
+func (s *alternatingSource) StoredSlices(n types.NamespacedName) []model.Slice {
+	return []model.Slice{s.slice[n]}
+}
+
+// lags measures the time from a change to its commit.
+type lags struct {
+	quiet
+	mu     sync.Mutex
+	marked map[types.NamespacedName]time.Time
+	list   []time.Duration
+	syncs  int
+}
+
+func (l *lags) mark(name types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, waits := l.marked[name]; !waits {
+		l.marked[name] = time.Now()
+	}
+}
+
+func (l *lags) Synced(s *Sync) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.syncs++
+	for _, name := range s.Services {
+		if at, waits := l.marked[name]; waits && !at.After(s.Start) {
+			l.list = append(l.list, s.End.Sub(at))
+			delete(l.marked, name)
+		}
+	}
+}
+
+// BenchmarkRate measures the cost of changes that arrive at a constant rate: each replaces one endpoint of another Service. The cluster has 10,000
+// Services with 10 endpoints. cpu-ms is the processor time of the process in a second, and syncs the number of syncs. lag-ms and slow-ms are the
+// median and the 99th percentile of the time from a change to its commit.
+func BenchmarkRate(b *testing.B) {
+	const services, endpoints, duration = 10_000, 10, 5 * time.Second
+	for _, rate := range []int{10, 100, 1_000, 10_000} {
+		b.Run(fmt.Sprint(rate), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				lab.EnterNamespace(b)
+				s := newAlternatingSource(b, services, endpoints)
+				kernel := openKernel(b)
+				p := proxyOn(b, s, s.services, kernel)
+				settle(b, p)
+				l := &lags{marked: map[types.NamespacedName]time.Time{}}
+				p.listeners = append(p.listeners, l)
+				p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
+				p.alarm.timer = time.NewTimer(0)
+				ctx, stop := context.WithCancel(quietly(b))
+				var loop sync.WaitGroup
+				loop.Go(func() {
+					for ctx.Err() == nil {
+						p.step(ctx)
+					}
+				})
+				runtime.GC()
+				before, start := processorTime(b), time.Now()
+				b.StartTimer()
+				for n := range rate * int(duration/time.Second) {
+					time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / time.Duration(rate))))
+					name := s.names[n*7%services]
+					a := s.slice[name]
+					a.now.Store(1 - a.now.Load())
+					l.mark(name)
+					p.Tracker.MarkSlice(name, track.Trigger{})
+				}
+				time.Sleep(time.Until(start.Add(duration)))
+				b.StopTimer()
+				spent := processorTime(b) - before
+				stop()
+				loop.Wait()
+				l.mu.Lock()
+				slices.Sort(l.list)
+				seconds := duration.Seconds()
+				if made := float64(rate) * seconds; float64(len(l.list)) < 0.8*made { // the last ones are not committed yet
+					b.Fatalf("%d of %.0f changes were committed", len(l.list), made)
+				}
+				b.ReportMetric(millis(spent)/seconds, "cpu-ms")
+				b.ReportMetric(float64(l.syncs)/seconds, "syncs")
+				b.ReportMetric(millis(l.list[len(l.list)/2]), "lag-ms")
+				b.ReportMetric(millis(l.list[len(l.list)*99/100]), "slow-ms")
+				l.mu.Unlock()
+				lab.Must(b, kernel.Close())
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// processorTime returns the processor time of the process.
+func processorTime(b *testing.B) time.Duration {
+	var r unix.Rusage
+	lab.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &r))
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // heapInUse returns the bytes of live objects.

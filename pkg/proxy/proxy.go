@@ -53,7 +53,7 @@ type Tables interface {
 // recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
 // the first Service is planned, and then with Services before they are planned for the first time.
 type recaller interface {
-	// Prepare does work of the first sync in advance.
+	// Prepare does work that needs no Services, before Recall.
 	Prepare(*plan.Planner)
 	Recall(*plan.Planner, []*model.Service) error
 }

@@ -34,9 +34,11 @@ func (b *bench) holds(parts ...string) bool {
 
 // A Service for which there was no room is served after another Service releases some, although it has not changed itself.
 func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
-	run(t, func(b *bench) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
 		// A namespace has room for ten elements: a quarter of the node's.
 		b.Planner = plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000, Room: plan.Room{Elements: 40}})
+		defer b.start(t)()
 		close(b.source.synced)
 		b.set(1, 9)
 		time.Sleep(10 * time.Second)

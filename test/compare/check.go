@@ -12,7 +12,7 @@ import (
 )
 
 // bound is the least allowed ratio: kube-proxy's figure to kube-nftproxy's, or a bare batch to kube-nftproxy's first sync. Bounds
-// are about a third of the values of a small cluster on two busy processors, or less: a violation means a slowdown by a factor.
+// are at most 60 % of the values of a small cluster on two busy processors: a violation means a slowdown by a factor.
 // Absolute times are not checked.
 type bound struct {
 	name  string

@@ -33,16 +33,20 @@ func TestCurvesAreFitted(t *testing.T) {
 func TestGrowthTables(t *testing.T) {
 	const values = "1 adopt-ms 30 change-us 100 commit-ms 3000 elements %ID first-ms 2 heap-MB 140 slow-us"
 	var output strings.Builder
-	for _, size := range []string{"1000x1+0 300", "3000x1+0 900", "10000x1+0 3000"} {
+	for _, size := range []string{"1000x1+0*1 300", "3000x1+0*1 900", "10000x1+0*1 3000"} {
 		name, first, _ := strings.Cut(size, " ")
 		for range 3 {
 			output.WriteString("BenchmarkGrowth/" + name + "-2 1 " + first + "000 ns/op " + strings.Replace(values, "%ID", first, 1) + "\n")
 		}
 	}
+	for _, rate := range []string{"10", "100", "1000"} {
+		output.WriteString("BenchmarkRate/" + rate + "-2 1 5 ns/op " + rate + " cpu-ms 10 syncs 5 lag-ms 7 slow-ms\n")
+	}
 	points, err := pointsOf(parse(strings.NewReader(output.String())))
 	lab.Must(t, err)
 	text := growthTables(points)
-	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0.000 | +300 | +0.000 |", "| exponent | 0.00 | 1.00 |"} {
+	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0.000 | +300 | +0.000 |", "| exponent | 0.00 | 1.00 |",
+		"| 1000 | 1000.0 | 10.0 | 5.0 | 7.0 |", "| each 1,000 changes a second more | +1000 |"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -50,7 +54,7 @@ func TestGrowthTables(t *testing.T) {
 	if strings.Contains(text, "five endpoints") {
 		t.Errorf("a curve without points:\n%s", text)
 	}
-	if _, err := pointsOf(parse(strings.NewReader("BenchmarkGrowth/1000x1+0-2 1 300 ns/op 1 adopt-ms"))); err == nil {
+	if _, err := pointsOf(parse(strings.NewReader("BenchmarkGrowth/1000x1+0*1-2 1 300 ns/op 1 adopt-ms"))); err == nil {
 		t.Error("a point without all quantities is accepted")
 	}
 }

@@ -58,8 +58,8 @@ func (r *Report) table(b *strings.Builder, z string) {
 			continue
 		}
 		value := func(f *Figures) (float64, bool) { return f.worth(q) }
-		if slices.Contains(clients, q) { // the speed of the machine varies more than two proxies differ; see pairs
-			value = func(*Figures) (float64, bool) { return 0, false }
+		if slices.Contains(clients, q) {
+			value = noRatio // the speed of the machine changes by more than the difference between the proxies; see pairs
 		}
 		row(string(q), value, func(f *Figures) string { return f.cell(q) })
 		if q == bareBatch {
@@ -67,61 +67,45 @@ func (r *Report) table(b *strings.Builder, z string) {
 		}
 	}
 	for _, p := range pairs {
-		if _, measured := ours.pair(p); !measured {
-			continue
+		if ours.share(p) != "" {
+			row(p.name, noRatio, func(f *Figures) string { return f.share(p) })
 		}
-		row(p.name, func(f *Figures) (float64, bool) { v, ok := f.pair(p); return v, ok && v > 0 && !p.share }, func(f *Figures) string { return f.pairCell(p) })
 	}
 	for _, e := range extras {
 		if _, measured := ours.extra(e); !measured {
 			continue
 		}
-		row(e.name, func(f *Figures) (float64, bool) { return f.certain(e) }, func(f *Figures) string { return f.extraCell(e) })
+		row(e.name, func(f *Figures) (float64, bool) { return f.relative(e) }, func(f *Figures) string { return f.extraCell(e) })
 	}
 }
 
-// pair compares connections by a Service with direct ones of the same rounds. Within a round, the machine has one speed.
+// pair compares connections by a Service with direct ones of the same round. A round is short, so the speed of the machine hardly changes within it.
 type pair struct {
 	name            string
 	service, direct quantity
-	// share is true for the quotient of both, false for the difference.
-	share bool
 }
 
 var pairs = []pair{
-	{"TCP handshake, by a Service, above a direct one: half of them", handshakeService50, handshakeDirect50, false},
-	{"TCP handshake, by a Service, above a direct one: 90 of 100", handshakeService90, handshakeDirect90, false},
-	{"TCP handshake, by a Service, above a direct one: 99 of 100", handshakeService99, handshakeDirect99, false},
-	{"HTTP requests by a Service, of those without a Service", requestsService, requestsDirect, true},
+	{"TCP handshake, by a Service, as a share of a direct one: half of them", handshakeService50, handshakeDirect50},
+	{"TCP handshake, by a Service, as a share of a direct one: 90 of 100", handshakeService90, handshakeDirect90},
+	{"TCP handshake, by a Service, as a share of a direct one: 99 of 100", handshakeService99, handshakeDirect99},
+	{"HTTP requests by a Service, as a share of direct ones", requestsService, requestsDirect},
 }
 
-// pair returns the median of a comparison, and whether both quantities were measured.
-func (f *Figures) pair(p pair) (float64, bool) {
+// share returns the median of the quotients of all rounds, as text; empty if they were not measured.
+func (f *Figures) share(p pair) string {
 	if f == nil || len(f.Values[p.service]) == 0 || len(f.Values[p.service]) != len(f.Values[p.direct]) {
-		return 0, false
+		return ""
 	}
 	var list []float64
 	for i, service := range f.Values[p.service] {
-		if direct := f.Values[p.direct][i]; p.share {
-			list = append(list, service/direct)
-		} else {
-			list = append(list, service-direct)
-		}
+		list = append(list, service/f.Values[p.direct][i])
 	}
-	return quantileOf(list, 0.5), true
+	return fmt.Sprintf("%.1f %%", 100*quantileOf(list, 0.5))
 }
 
-// pairCell returns a comparison as text, empty if it was not measured.
-func (f *Figures) pairCell(p pair) string {
-	v, ok := f.pair(p)
-	switch {
-	case !ok:
-		return ""
-	case p.share:
-		return fmt.Sprintf("%.1f %%", 100*v)
-	}
-	return seconds(v)
-}
+// noRatio is the value of a row without a ratio.
+func noRatio(*Figures) (float64, bool) { return 0, false }
 
 // extraCell returns an extra as text, empty if it was not measured.
 func (f *Figures) extraCell(e extra) string {
@@ -174,6 +158,17 @@ func (f *Figures) extra(e extra) (float64, bool) { return f.median(quantity(e.na
 func (f *Figures) certain(e extra) (float64, bool) {
 	v, ok := f.extra(e)
 	return v, ok && v > f.uncertainty(e)
+}
+
+// relative returns a certain cost as a share of a packet without any rules in the same run, because runs differ by the speed of the machine.
+func (f *Figures) relative(e extra) (float64, bool) {
+	bare := newBare
+	if strings.HasPrefix(e.name, "established") {
+		bare = establishedBare
+	}
+	v, certain := f.certain(e)
+	unit, measured := f.median(bare)
+	return v / unit, certain && measured
 }
 
 // uncertainty returns half of the confidence range of the cost.
