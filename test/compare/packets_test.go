@@ -98,7 +98,7 @@ func TestIPv6HasItsOwnTable(t *testing.T) {
 	both(z, startToProgrammed)
 	_, got, _ := strings.Cut(r.page(), "###")
 	want := before + "\n### 10 Services with 10 endpoints each, IPv6\n\n| | kube-proxy nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n" +
-		"| " + cost.name + " | 1s ± 0s | 1s ± 0s | 1.00× |\n"
+		"| " + cost.name + " | 1s ± 0s | 1s ± 0s | |\n" // no packet without rules was measured
 	lab.Same(t, want, got, "tables")
 	if diff := cmp.Diff(summary, r.short(replaceEndpoint)); diff != "" || !strings.Contains(summary, string(replaceEndpoint)) {
 		t.Errorf("summary (-want +got):\n%s", diff)
