@@ -67,7 +67,7 @@ func (s settings) plan() []round {
 	case s.emulated:
 		return emulatedPlan
 	case s.check:
-		return []round{{size{1000, 10, inet.IPv4}, both, effort{changes: 2, ours: 20, again: 4, spread: 60, beside: 2}}}
+		return []round{{size{1000, 10, inet.IPv4}, both, effort{changes: 2, ours: 20, again: 4, spread: 200, beside: 2}}}
 	case s.quick:
 		return []round{{size{1000, 10, inet.IPv4}, both, effort{changes: 4, ours: 30, again: 4, spread: 100, idle: idle / 2, beside: 3, packets: 20000, placements: 2}}}
 	}
