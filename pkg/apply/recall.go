@@ -3,6 +3,7 @@ package apply
 import (
 	"fmt"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -12,9 +13,7 @@ import (
 // later, a sync computes them again. A call is optional. It must precede Recall.
 func (k *Kernel) Prepare(p *plan.Planner) {
 	k.prepared = k.follow(p)
-	for _, t := range p.Tables() {
-		k.ledger.layout(t.Family)
-	}
+	k.ledger.layout(inet.IPv4) // computes those of both families
 }
 
 // Recall makes a planner continue the work of the process that left the tables in the kernel. It reads the numbers of the given Services. Call it

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -187,7 +186,7 @@ func BenchmarkRate(b *testing.B) {
 					}
 				})
 				runtime.GC()
-				before, start := processorTime(b), time.Now()
+				before, start := lab.ProcessorTime(b), time.Now()
 				b.StartTimer()
 				for n := range rate * int(duration/time.Second) {
 					time.Sleep(time.Until(start.Add(time.Duration(n) * time.Second / time.Duration(rate))))
@@ -199,7 +198,7 @@ func BenchmarkRate(b *testing.B) {
 				}
 				time.Sleep(time.Until(start.Add(duration)))
 				b.StopTimer()
-				spent := processorTime(b) - before
+				spent := lab.ProcessorTime(b) - before
 				stop()
 				loop.Wait()
 				l.mu.Lock()
@@ -218,13 +217,6 @@ func BenchmarkRate(b *testing.B) {
 			}
 		})
 	}
-}
-
-// processorTime returns the processor time of the process.
-func processorTime(b *testing.B) time.Duration {
-	var r unix.Rusage
-	lab.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &r))
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // heapInUse returns the bytes of live objects.

@@ -142,6 +142,15 @@ func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Fig
 	return b.String()
 }
 
+// worth returns a quantity's median, or its inverse if more is better.
+func (f *Figures) worth(q quantity) (float64, bool) {
+	v, ok := f.median(q)
+	if q == requestsDirect || q == requestsService {
+		return 1 / v, ok
+	}
+	return v, ok
+}
+
 // titleOf returns a size in words.
 func titleOf(z string) string {
 	counts, family, other := strings.Cut(z, " ")

@@ -57,7 +57,7 @@ func (r *Report) table(b *strings.Builder, z string) {
 		if _, measured := ours.median(q); !measured {
 			continue
 		}
-		value := func(f *Figures) (float64, bool) { return f.worth(q) }
+		value := func(f *Figures) (float64, bool) { return f.median(q) }
 		if slices.Contains(clients, q) {
 			value = noRatio // the speed of the machine changes by more than the difference between the proxies; see pairs
 		}
@@ -163,7 +163,7 @@ func (f *Figures) certain(e extra) (float64, bool) {
 // relative returns a certain cost as a share of a packet without any rules in the same run, because runs differ by the speed of the machine.
 func (f *Figures) relative(e extra) (float64, bool) {
 	bare := newBare
-	if strings.HasPrefix(e.name, "established") {
+	if e.more == establishedDirect || e.more == establishedService {
 		bare = establishedBare
 	}
 	v, certain := f.certain(e)
@@ -176,15 +176,6 @@ func (f *Figures) uncertainty(e extra) float64 {
 	low, _ := f.quantile(quantity(e.name), 0)
 	high, _ := f.quantile(quantity(e.name), 1)
 	return (high - low) / 2
-}
-
-// worth returns a quantity's median, or its inverse if more is better.
-func (f *Figures) worth(q quantity) (float64, bool) {
-	v, ok := f.median(q)
-	if q == requestsDirect || q == requestsService {
-		return 1 / v, ok
-	}
-	return v, ok
 }
 
 func ratio(theirs, ours *Figures, value func(*Figures) (float64, bool)) string {

@@ -830,7 +830,7 @@ func BenchmarkPass(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				insertMissing(b, filler, services, tc.ours)
-				before := processorTime(b)
+				before := lab.ProcessorTime(b)
 				b.StartTimer()
 				bytes = allocated(func() {
 					table, err := OpenNetlink()
@@ -843,7 +843,7 @@ func BenchmarkPass(b *testing.B) {
 					}
 					lab.Must(b, table.Close())
 				})
-				spent += processorTime(b) - before
+				spent += lab.ProcessorTime(b) - before
 				if want := services * max(tc.ours/10, 1); out.Deleted != want {
 					b.Fatalf("got %+v, want %d deleted", out, want)
 				}
@@ -855,14 +855,6 @@ func BenchmarkPass(b *testing.B) {
 			b.ReportMetric(float64(bytes), "alloc-B/pass")
 		})
 	}
-}
-
-// processorTime returns the CPU time of this process. On a busy machine, it varies less than elapsed time.
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	lab.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // insertMissing inserts the services' entries that the last pass has deleted; before the first pass, all entries.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -251,21 +250,13 @@ func BenchmarkSearch(b *testing.B) {
 				w.Service(web, []model.Key{{Port: 1024, Protocol: inet.TCP}, {Port: 65535, Protocol: inet.TCP}})
 			}
 			b.ReportAllocs()
-			start := processor(b)
+			start := lab.ProcessorTime(b)
 			for b.Loop() {
 				lab.Must(b, w.search(b.Context()))
 			}
-			b.ReportMetric(float64(processor(b)-start)/float64(b.N), "cpu-ns/op")
+			b.ReportMetric(float64(lab.ProcessorTime(b)-start)/float64(b.N), "cpu-ns/op")
 		})
 	}
-}
-
-// processor returns the CPU time of this process, including the kernel's.
-func processor(t testing.TB) time.Duration {
-	t.Helper()
-	var u unix.Rusage
-	lab.Must(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // discard discards the metrics.
