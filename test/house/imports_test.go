@@ -20,20 +20,21 @@ var pipeline = map[string][]string{
 	"pkg/netlink":          {},
 	"pkg/nft":              {"pkg/inet", "pkg/netlink"},
 	"pkg/track":            {},
+	"pkg/room":             {},
 	"pkg/kubeapi":          {},
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track"},
 	"pkg/watch/manifests":  {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch"},
-	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
-	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
+	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink", "pkg/room"},
 	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
-	"pkg/beside/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/beside/loopback":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
 	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
-	"pkg/beside/report":    {"pkg/kubeapi", "pkg/model"},
+	"pkg/beside/report":    {"pkg/kubeapi", "pkg/model", "pkg/room"},
 	"pkg/host":             {"pkg/inet"},
 	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
 	"pkg/inspect/command": {
@@ -54,7 +55,7 @@ var pipeline = map[string][]string{
 	"pkg/beside/takeover":    {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
-		"pkg/apply", "pkg/beside/conntrack", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
+		"pkg/apply", "pkg/beside/conntrack", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
@@ -71,7 +72,7 @@ var pipeline = map[string][]string{
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
-var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
+var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 
