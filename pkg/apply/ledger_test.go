@@ -163,35 +163,6 @@ func TestAnyHistoryOfBatchesLeadsToThePlan(t *testing.T) {
 	}
 }
 
-// TestARetainedElementIsReplacedAtOnce: a block of numbers gets another timeout while the element of the earlier timeout is retained. One batch
-// replaces the element.
-func TestARetainedElementIsReplacedAtOnce(t *testing.T) {
-	p := plan.New(options())
-	l := newLedger(p)
-	tables := write(t, l)
-	remember := func() (chains []string) {
-		for _, e := range tables.elements {
-			if e.Set.Name == "dispatch-remember" && e.Set.Family == inet.IPv4 {
-				chains = append(chains, e.Chain)
-			}
-		}
-		return chains
-	}
-	for _, step := range []struct {
-		affinity time.Duration
-		want     string
-	}{{time.Hour, "remember-3600"}, {0, "remember-3600"}, {2 * time.Hour, "remember-7200"}} {
-		s := everything(1, 3, step.affinity, false)
-		p.Set(s.Name, s)
-		tables.apply(l.take(time.Unix(0, 0)))
-		tables.account(l)
-		if got := remember(); !slices.Equal(got, []string{step.want}) {
-			t.Errorf("with affinity of %v, the block leads to %v, want %s", step.affinity, got, step.want)
-		}
-	}
-	tables.check(l)
-}
-
 // TestRetainedChainsComeBackWithoutTraffic: if a Service needs a retained chain again, no batch is necessary for the chain.
 func TestRetainedChainsComeBackWithoutTraffic(t *testing.T) {
 	p := plan.New(options())

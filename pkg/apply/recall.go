@@ -56,8 +56,8 @@ func (k *Kernel) resume(p *plan.Planner) error {
 }
 
 func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
-	stateSet, remembering := k.ledger.stateSets[t.Family], p.Remembering(t.Family)
-	if !k.readable[stateSet] || !k.readable[remembering] {
+	stateSet := k.ledger.stateSets[t.Family]
+	if !k.readable[stateSet] {
 		return nil
 	}
 	found, err := k.conn.Elements(stateSet)
@@ -68,17 +68,13 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	if err != nil {
 		return nil // another version wrote the state
 	}
-	blocks, err := k.conn.Elements(remembering)
-	if err != nil {
-		return err
-	}
 	var held []nft.Element
 	if set := p.Held(t.Family); k.readable[set] {
 		if held, err = k.conn.Elements(set); err != nil {
 			return err
 		}
 	}
-	p.Resume(t.Family, state.next, blocks, held)
+	p.Resume(t.Family, state.next, held)
 	k.ledger.resume(t.Family, state.key)
 	return nil
 }

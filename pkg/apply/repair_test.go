@@ -193,16 +193,16 @@ func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	var lead string
 	p.Elements(func(e *nft.Element) {
-		if e.Set.Family == inet.IPv4 && e.Set.Name == "dispatch-remember" {
-			lead = strings.TrimPrefix(e.String(), "ip dispatch-remember ")
+		if e.Set.Family == inet.IPv4 && e.Set.Name == "dispatch" && strings.Contains(e.Chain, "for-10800") {
+			lead = strings.TrimPrefix(e.String(), "ip dispatch ")
 		}
 	})
-	other := strings.Replace(lead, "remember-10800", "remember-3600", 1)
+	other := strings.Replace(lead, "for-10800", "for-3600", 1)
 	if other == lead {
-		t.Fatalf("no element leads to remember-10800: %q", lead)
+		t.Fatalf("no element leads to affinity-for-10800: %q", lead)
 	}
-	const in = " element ip kube-nftproxy dispatch-remember "
-	run(t, "nft", "add chain ip kube-nftproxy remember-3600; delete"+in+lead+"; add"+in+other)
+	const in = " element ip kube-nftproxy dispatch "
+	run(t, "nft", "add chain ip kube-nftproxy affinity-for-3600; delete"+in+lead+"; add"+in+other)
 	k.Doubt()
 	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)

@@ -54,21 +54,11 @@ func (l *ledger) uncountLeading(e *nft.Element) {
 	}
 }
 
-// restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
-// value differs, the block of numbers has another timeout now, and no service port uses the old timeout. So restore removes the old element from
-// the ledger.
+// restore removes an element from the retained ones because it is wanted again, and reports whether it was retained.
 func (l *ledger) restore(e *nft.Element) bool {
-	id := e.ID()
-	old, found := l.retained[id]
-	if !found {
-		return false
-	}
-	delete(l.retained, id)
-	if old == *e {
-		return true
-	}
-	l.drop(&old)
-	return false
+	_, found := l.retained[e.ID()]
+	delete(l.retained, e.ID())
+	return found
 }
 
 // eachRetained calls f for every retained element.

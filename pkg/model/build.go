@@ -146,7 +146,7 @@ func (b *builder) service() {
 		b.out = new(Service)
 	}
 	b.out.Name = types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name}
-	b.out.Created = b.svc.CreationTimestamp.Time
+	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.addresses(len(ports), nodePorts)

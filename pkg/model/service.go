@@ -116,7 +116,9 @@ type Service struct {
 	Name types.NamespacedName
 	// Created is the time of creation. In a conflict, the older Service gets the frontend.
 	Created time.Time
-	Ports   []*ServicePort
+	// UID is metadata.uid. Of two Services with the same time of creation, the one with the lower UID counts as the older one.
+	UID   string
+	Ports []*ServicePort
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.

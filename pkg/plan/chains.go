@@ -52,11 +52,8 @@ func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	if !ok || !e.Set.Verdict {
 		return false, false
 	}
-	switch word := e.Key.AsUint32(); {
-	case c.kind >= kindRemember:
-		c.block = blockOf(word)
-	case c.kind >= kindDirect && c.kind < kindPick:
-		c.kind = kindOf(word)
+	if c.kind >= kindAffinity && c.kind < kindPick {
+		c.kind = kindOf(e.Key.AsUint32())
 	}
 	for u := range p.uses {
 		wanted = wanted || u.family == l.family && u.step == st && u.number() == c.number()

@@ -20,14 +20,15 @@ const (
 	topBit       = 0x8000_0000 // of all words
 	classBits    = 0x0000_07ff
 	routeBits    = 0x0000_0700        // of a direct class
+	tableBits    = 0x0000_00ff        // of a direct class
 	wordBits     = topBit | classBits // of a word that has a class
 	portBits     = 0xffff_f800        // a number
 	affineBits   = 0xffff_0000        // a number of a service port with endpoint ids
 	endpointBits = 0x0000_ffff
-	blockBits    = 0xff00_0000
 	portShift    = 11
 	affineShift  = 16
-	blockShift   = 24
+	// affinityBit distinguishes the classes of the affinity kinds from direct classes, whose tables have lower indexes.
+	affinityBit = 0x0000_0080
 )
 
 // A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
@@ -39,20 +40,20 @@ type class struct {
 	kind kind
 	// table is the table of a direct or pick class.
 	table table
-	// timeout is the timeout of a remember class in seconds, and block its block of numbers.
+	// timeout is the timeout of an affinity class in seconds, one of timeouts.
 	timeout uint32
-	block   uint8
 }
 
 // number is the key of the class in the map of a step.
 func (c class) number() uint32 {
 	switch {
-	case c.kind >= kindRemember:
-		return uint32(c.block) << blockShift
 	case c.kind >= kindPick:
 		return uint32(c.kind-kindPick)<<8 | c.table.index()
 	case c.kind >= kindDirect:
 		return topBit | c.kind.route().bits() | c.table.index()
+	case c.kind >= kindAffinity:
+		at, _ := slices.BinarySearch(timeouts[:], c.timeout)
+		return topBit | c.kind.route().bits() | affinityBit | uint32(at)
 	}
 	return topBit | uint32(c.kind)
 }
@@ -60,13 +61,17 @@ func (c class) number() uint32 {
 // word is the class together with the number of a service port or of source ranges: the data of an element.
 func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number | c.number()) }
 
-// kindOf returns the kind of the class in a word. The word must not be of a pick or remember class: these have no kind in the word.
+// kindOf returns the kind of the class in a word. The word must not be of a pick or choose class: these have no kind in the word.
 func kindOf(word uint32) kind {
 	code := word & classBits
-	if route := code >> 8; route > 0 {
-		return kindDirect + kind(route-1)
+	switch route := kind(code >> 8); {
+	case route == 0:
+		return kind(code)
+	case code&affinityBit != 0:
+		return kindAffinity + route - 1
+	default:
+		return kindDirect + route - 1
 	}
-	return kind(code)
 }
 
 // chain is the name of the chain of the class. Several classes can share a chain.
@@ -78,12 +83,12 @@ func (c class) chain() string {
 	return name
 }
 
-// ofChain returns one class for all classes with the same chain: it has no block of numbers, and the first route to the same list.
+// ofChain returns one class for all classes with the same chain: it has the first route to the same list.
 func (c class) ofChain() class {
-	if c.kind >= kindDirect && c.kind < kindPick {
-		c.kind = directKind(c.kind.route().list().route())
+	if r := c.kind.route(); c.kind >= kindAffinity && c.kind < kindPick {
+		c.kind -= kind(r - r.list().route())
 	}
-	return class{kind: c.kind, table: c.table, timeout: c.timeout}
+	return c
 }
 
 // kind is the kind of a class.
@@ -95,10 +100,8 @@ const (
 	kindDrop
 	kindFirewall
 	kindExternalLocal
-	// kindAffinity uses the client's earlier endpoint if there is one. This is the kind of the first route; the other routes follow.
-	kindAffinity
 	// kindLimited draws an endpoint that does not have its maximum of connections. This is the kind of the first route; the other routes follow.
-	kindLimited = kindAffinity + kind(routes)
+	kindLimited
 	// kindHold drops packets to a Service that scales to zero, so that clients retry.
 	kindHold = kindLimited + kind(routes)
 	// kindSources looks up the source of a packet in the source ranges of a Service. This is the kind of the first sourceList; the kinds of the other
@@ -109,17 +112,21 @@ const (
 	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
 	// chain, which is in the plan while a Service uses it.
 	kindRange = kindRangeSources + kind(nodePortSources)
+	// kindSingle leads to the only endpoint of a frontend, see formSingle. This is the kind of the first route; the other routes follow. Each has a
+	// single chain, which is in the plan while a Service uses it.
+	kindSingle = kindRange + kind(routes)
+	// kindAffinity uses the client's earlier endpoint if there is one, and remembers the client with a timeout. This is the kind of the first route; the
+	// other routes follow. Routes to the same list share one chain for each timeout.
+	kindAffinity = kindSingle + kind(routes)
 	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the same list
 	// share one chain for each size. The cost of an element of a map grows with the number of rules that look up the map.
-	kindDirect = kindRange + kind(routes)
+	kindDirect = kindAffinity + kind(routes)
 	// kindPick draws an endpoint id for a new client from listCluster. The kind for listLocal follows.
 	kindPick = kindDirect + kind(routes)
 	// kindChoose draws the id of an endpoint of listCluster that is not full, for a Service with a maximum of connections. The kind for
 	// listLocal follows.
 	kindChoose = kindPick + kind(lists)
-	// kindRemember stores the endpoint id of a client in the map affinity, with a timeout.
-	kindRemember = kindChoose + kind(lists)
-	kindEnd      = kindRemember + 1
+	kindEnd    = kindChoose + kind(lists)
 )
 
 // route is a combination of destination, traffic policy and origin. It determines the list of endpoints and masquerading.
@@ -174,6 +181,7 @@ func directKind(r route) kind   { return kindDirect + kind(r) }
 func affinityKind(r route) kind { return kindAffinity + kind(r) }
 func limitedKind(r route) kind  { return kindLimited + kind(r) }
 func rangeKind(r route) kind    { return kindRange + kind(r) }
+func singleKind(r route) kind   { return kindSingle + kind(r) }
 func pickKind(l list) kind      { return kindPick + kind(l) }
 func chooseKind(l list) kind    { return kindChoose + kind(l) }
 
@@ -181,19 +189,21 @@ func chooseKind(l list) kind    { return kindChoose + kind(l) }
 func (k kind) onDemand() bool { return k >= kindSources }
 
 // numbered reports whether the kind has one chain for each size or timeout in use, instead of a single chain.
-func (k kind) numbered() bool { return k >= kindDirect }
+func (k kind) numbered() bool { return k >= kindAffinity }
 
-// route is the route of a direct, range, limited or affinity kind.
+// route is the route of a direct, affinity, single, range or limited kind.
 func (k kind) route() route {
 	switch {
 	case k >= kindDirect:
 		return route(k - kindDirect)
+	case k >= kindAffinity:
+		return route(k - kindAffinity)
+	case k >= kindSingle:
+		return route(k - kindSingle)
 	case k >= kindRange:
 		return route(k - kindRange)
-	case k >= kindLimited:
-		return route(k - kindLimited)
 	}
-	return route(k - kindAffinity)
+	return route(k - kindLimited)
 }
 
 // list is the list of a pick or choose kind.
@@ -202,8 +212,6 @@ func (k kind) list() list { return list(k-kindPick) % lists }
 // name is the name of the kind's chain, or of its chains for a selector without their numbers.
 func (k kind) name(by selector) string {
 	switch {
-	case k >= kindRemember:
-		return "remember"
 	case k >= kindPick:
 		name := "pick-"
 		if k >= kindChoose {
@@ -217,6 +225,10 @@ func (k kind) name(by selector) string {
 		return k.route().list().prefix() + by.name() + "-of"
 	case k >= kindDirect:
 		return k.route().list().prefix() + "endpoints-of"
+	case k >= kindAffinity:
+		return "affinity-" + k.route().list().prefix() + "for"
+	case k >= kindSingle:
+		return "single-" + k.route().String()
 	case k >= kindRange:
 		return "range-" + k.route().String()
 	case k >= kindRangeSources:
@@ -227,8 +239,6 @@ func (k kind) name(by selector) string {
 		return "hold-packet"
 	case k >= kindLimited:
 		return "limited-" + k.route().String()
-	case k >= kindAffinity:
-		return "affinity-" + k.route().String()
 	}
 	return [...]string{"", "reject-packet", "drop-packet", "firewall", "external-local"}[k]
 }
@@ -251,8 +261,6 @@ const (
 	// stepPick: a client needs an endpoint id of listCluster. A jump: the chain returns. The step for listLocal follows.
 	stepPick
 	stepPickLocal
-	// stepRemember: the register has the client's endpoint id. A jump: the chain returns.
-	stepRemember
 	// stepChoose: a packet needs the id of an endpoint of listCluster that is not full. A jump: the chain returns. The step for listLocal follows.
 	stepChoose
 	stepChooseLocal
@@ -260,12 +268,12 @@ const (
 )
 
 func (s step) mapName() string {
-	return "dispatch" + [...]string{"", "-range", "-allowed", "-local", "-full", "-pick", "-pick-local", "-remember", "-choose", "-choose-local"}[s]
+	return "dispatch" + [...]string{"", "-range", "-allowed", "-local", "-full", "-pick", "-pick-local", "-choose", "-choose-local"}[s]
 }
 
 func (s step) when() string {
 	return [...]string{"at first", "for a port of a range", "after the firewall", "after external-local", "if all endpoints are full", "for a new client",
-		"for a new client, of local endpoints", "once its endpoint is known", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
+		"for a new client, of local endpoints", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
 }
 
 // fixedDispatch returns the steps at which a kind with a constant chain can be selected. The elements of these steps are in every plan, too.
@@ -273,9 +281,9 @@ func fixedDispatch(k kind) []step {
 	switch k {
 	case kindReject, kindDrop:
 		return []step{stepFirst, stepAllowed, stepLocal, stepFull}
-	case kindFirewall, affinityKind(routeCluster), affinityKind(routeClusterLocal), limitedKind(routeCluster), limitedKind(routeClusterLocal):
+	case kindFirewall, limitedKind(routeCluster), limitedKind(routeClusterLocal):
 		return []step{stepFirst}
-	case affinityKind(routeShortCircuit), affinityKind(routeLocal), limitedKind(routeShortCircuit), limitedKind(routeLocal):
+	case limitedKind(routeShortCircuit), limitedKind(routeLocal):
 		return []step{stepLocal}
 	}
 	return []step{stepFirst, stepAllowed}
@@ -293,7 +301,7 @@ func (u use) constant() bool { return !u.kind.onDemand() && u.step != stepRange 
 
 // classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for the chains that every plan has.
 func classOf(f inet.Family, name string) (class, bool) {
-	for k := kindSources; k < kindDirect; k++ {
+	for k := kindSources; !k.numbered(); k++ {
 		if name == k.name(selector{}) {
 			return class{kind: k}, true
 		}
@@ -306,10 +314,12 @@ func classOf(f inet.Family, name string) (class, bool) {
 	if err != nil {
 		return class{}, false
 	}
-	if c := (class{kind: kindRemember, timeout: uint32(n)}); c.chain() == name {
-		return c, timeoutClass(c.timeout) == c.timeout
+	for k := kindAffinity; k < kindDirect; k++ {
+		if c := (class{kind: k, timeout: uint32(n)}); c.chain() == name {
+			return c, timeoutClass(c.timeout) == c.timeout
+		}
 	}
-	for k := kindDirect; k < kindRemember; k++ {
+	for k := kindDirect; k < kindEnd; k++ {
 		for _, by := range append(selectors[:], selector{}) {
 			if c := (class{kind: k, table: table{uint32(n), by}}); strings.HasPrefix(name, k.name(by)) && c.chain() == name {
 				return c, c.table.exists(f)

@@ -24,13 +24,17 @@ func TestPageHasTheClasses(t *testing.T) {
 			t.Errorf("no row has all of %q", parts)
 		}
 	}
-	starts := []kind{kindReject, kindAffinity, kindLimited, kindHold, kindSources, kindRangeSources, kindRange, kindDirect}
+	starts := []kind{kindReject, kindLimited, kindHold, kindSources, kindRangeSources, kindRange, kindSingle, kindAffinity}
 	for i, first := range starts[:len(starts)-1] {
 		var parts []string
 		for _, k := range []kind{first, starts[i+1] - 1} {
 			parts = append(parts, fmt.Sprintf("`0:%x`", uint8(k)), "`"+k.name(selector{})+"`")
 		}
 		has(parts...)
+	}
+	for _, at := range []int{0, len(timeouts) - 1} {
+		c := class{kind: kindAffinity, timeout: timeouts[at]}
+		has(fmt.Sprintf("`%x:%x`", 0, c.number()&classBits), "`"+c.chain()+"`")
 	}
 	has(fmt.Sprintf("with indexes from %d ", table{balance.Sizes[0], selectors[0]}.index()))
 }
@@ -50,26 +54,26 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 		number uint32
 	}
 	numbers := map[key]class{}
-	for k := kindDirect; k < kindEnd; k++ {
+	for k := kindAffinity; k < kindEnd; k++ {
 		var classes []class
-		for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 86400, 1 << 16} {
-			if k < kindRemember {
-				classes = append(classes, class{kind: k, table: table{size: tableSize(min(n, mostSlots))}})
-			} else {
-				classes = append(classes, class{kind: k, timeout: timeoutClass(n)})
+		for _, n := range timeouts {
+			if k < kindDirect {
+				classes = append(classes, class{kind: k, timeout: n})
+			}
+		}
+		for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 1 << 16} {
+			if k >= kindDirect {
+				classes = append(classes, class{kind: k, table: table{size: tableSize(n)}})
 			}
 		}
 		for _, by := range selectors {
 			for _, size := range balance.Sizes {
-				if k < kindRemember {
+				if k >= kindDirect {
 					classes = append(classes, class{kind: k, table: table{size, by}})
 				}
 			}
 		}
-		for i, c := range classes {
-			if k == kindRemember {
-				c.block = uint8(firstBlock + i)
-			}
+		for _, c := range classes {
 			if other, ok := seen[c.chain()]; ok && other != c.ofChain() {
 				t.Fatalf("%v and %v have the same chain %s", c, other, c.chain())
 			}
@@ -88,7 +92,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"services", "external-local", "endpoints-of-", "endpoints-of-x", "endpoints-of-007", "endpoints-of-17", "nonsense-3", "endpoints-of-16777216", "maglev-of-250", "maglev-of-1", "source-24-of", "source-25-of-251", "source-024-of-251", "pick-maglev-of-20", "maglev", "-251", "-",
-		"remember-13", ""} {
+		"affinity-for-13", "affinity-for-", ""} {
 		if c, ok := classOf(inet.IPv6, name); ok {
 			t.Errorf("classOf(%q) = %v", name, c)
 		}
@@ -97,7 +101,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 		t.Errorf("an IPv4 address has a prefix of 64 bits: %v", c)
 	}
 	for index := range uint32(0x100) {
-		if t1, ok := tableAt(index); ok && t1.index() != index {
+		if t1, ok := tableAt(index); ok && (t1.index() != index || index&affinityBit != 0) {
 			t.Errorf("the table of index %d has index %d", index, t1.index())
 		}
 	}

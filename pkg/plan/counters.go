@@ -157,7 +157,7 @@ func (c *Counters) Owned(e *nft.Element) (Number, bool) {
 		return Number{}, false
 	}
 	word := e.Data.AsUint32()
-	return Number{e.Set.Family, word & portBits}, !kindOf(word).restricts()
+	return Number{e.Set.Family, word & portBits}, word&portBits != topBit && !kindOf(word).restricts()
 }
 
 // Endpoint returns the service port and the endpoint of an element with the meaning ToEndpoint. For ranges of ports, the endpoint has port 0.

@@ -121,24 +121,20 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(s.element())
 		}
 	}
-	withClass := func(e nft.Element, _ step, _ class) {
-		if e.Set != nil {
-			each(e)
-		}
-	}
+	withClass := func(e nft.Element, _ step, _ class) { each(e) }
 	services, part, contested := p.list, 0, p.Conflicts() > 0
-	if p.taken.elements > most {
+	if p.rooms.elements.Total() > most {
 		services = slices.Clone(services)
-		slices.SortFunc(services, func(a, b *service) int { return a.elements - b.elements })
+		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })
 	}
 	for _, s := range services {
-		if part > 0 && s.elements > most-part {
+		if n := s.elements(); part > 0 && n > most-part {
 			if err := next(); err != nil {
 				return err
 			}
 			part = 0
 		}
-		part += s.elements
+		part += s.elements()
 		for fam, sources := range s.sources {
 			if sources != nil {
 				p.layouts[fam].allSourceElements(sources, f)

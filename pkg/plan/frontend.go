@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -26,16 +28,17 @@ type port struct {
 	hairpin []netip.AddrPort
 	// serving are the endpoints to which an existing UDP flow may continue, sorted.
 	serving []netip.AddrPort
-	// number is 0 if no number was free: then every route has the class drop.
+	// form is the form that has room, and elements the room that it takes. number is 0 in the form formSingle.
+	form         form
+	elements     int
 	number       uint32
 	protocol     inet.Protocol
 	family       inet.Family
 	hasEndpoints bool
-	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. An affine port also has a timeout in seconds, one of timeouts,
-	// even if it remembers no clients. sticky is true with session affinity.
+	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. timeout is the timeout of session affinity in seconds, one of
+	// timeouts; 0 without session affinity.
 	timeout uint32
 	ids     *affinePort
-	sticky  bool
 	// maxConnections is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
 	maxConnections uint16
 	queues         bool
@@ -95,7 +98,7 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weight
 	if earlier.superseded {
 		known = nil
 	}
-	if earlier.groups != nil || f != nil {
+	if earlier.groups != nil || f != nil || before.form == formSingle {
 		list, known = nil, nil
 	}
 	now, arranged := rearrange(list, known, endpoints)
@@ -105,6 +108,35 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weight
 	if known != nil {
 		earlier.superseded = true
 	}
+}
+
+// fill sets the properties that the form of the port has, and the lists of endpoints. See [port.arrange] for most.
+func (p *port) fill(before *port, sp *model.ServicePort, most int) {
+	clusterWeights, localWeights := sp.ClusterWeights, sp.LocalWeights
+	switch p.form {
+	case formSingle:
+		p.lists = [lists][]netip.AddrPort{sp.Cluster, sp.Local}
+		return
+	case formEqual:
+		clusterWeights, localWeights = nil, nil
+	case formAffine:
+		p.maxConnections, p.queues = sp.MaxConnections, sp.AtMaximum == model.Queue
+		if sp.Affinity > 0 {
+			p.timeout = timeoutClass(uint32(sp.Affinity / time.Second))
+		}
+	}
+	if p.form > formEqual {
+		p.method = sp.Method
+	}
+	p.arrange(before, listCluster, sp.Cluster, clusterWeights, most)
+	p.arrange(before, listLocal, sp.Local, localWeights, most)
+}
+
+// only returns the endpoint of a list that serves alone in the form formSingle. The list must not be empty.
+func (p *port) only(ls list) netip.AddrPort {
+	return slices.MinFunc(p.lists[ls], func(a, b netip.AddrPort) int {
+		return cmp.Or(cmp.Compare(score(0, hashEndpoint(a)), score(0, hashEndpoint(b))), a.Compare(b))
+	})
 }
 
 // list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
@@ -204,7 +236,7 @@ func (p *port) class(f *model.Frontend) class {
 		return class{kind: kindHold}
 	case !p.hasEndpoints:
 		return class{kind: kindReject}
-	case p.number == 0:
+	case p.number == 0 && (f.Kind == model.NodePort || f.Local && f.Kind != model.ClusterIP):
 		return class{kind: kindDrop}
 	case f.Kind == model.ClusterIP && f.Local:
 		return p.routeClass(routeClusterLocal)
@@ -221,12 +253,14 @@ func (p *port) routeClass(r route) class {
 	switch {
 	case len(p.lists[r.list()]) == 0:
 		return class{kind: kindDrop}
+	case p.number == 0:
+		return class{kind: singleKind(r)}
 	case p.maxConnections > 0:
 		return class{kind: limitedKind(r)}
-	case p.ranged() && !p.sticky:
+	case p.timeout > 0:
+		return class{kind: affinityKind(r), timeout: p.timeout}
+	case p.ranged():
 		return class{kind: rangeKind(r)}
-	case p.ids != nil:
-		return class{kind: affinityKind(r)}
 	}
 	return class{kind: directKind(r), table: p.table(r.list())}
 }
@@ -272,10 +306,12 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	}
 	e.Data = c.word(p.number)
 	each(e, at, c)
+	if c.kind >= kindSingle && c.kind < kindAffinity {
+		each(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(p.only(c.kind.route().list()))}, at, c)
+	}
 }
 
-// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with class and step. For an affine
-// port, it also calls each for the class that remembers clients. No element of the port has this class, so its element is the zero Element.
+// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with class and step.
 func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	if p.number == 0 || !p.hasEndpoints {
 		return
@@ -309,7 +345,6 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 		}
 		each(nft.Element{Set: l.atMaximum, Key: key, Data: c.word(p.number), Comment: p.comment}, stepFull, c)
 	}
-	each(nft.Element{}, stepRemember, class{kind: kindRemember, timeout: p.timeout, block: blockOf(p.number)})
 }
 
 // slots makes the elements of one list of a service port, one for each slot. A list can have very many elements, so all of them use the same

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -30,8 +31,8 @@ const (
 	heldPorts = 2 * mostHolders
 )
 
-// mostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
-const mostHolders = 1024
+// mostHolders is the number of service ports that may hold packets, in each family.
+const mostHolders = 4096
 
 // holdChain is the chain of packets to a service port that scales to zero. The first rule that looks up the set held matches the first packet of an
 // episode. If a set is full, the chain refuses or drops packets.
@@ -73,26 +74,48 @@ func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
 }
 
 // assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
-// The earlier form of the Service takes the given room.
-func (p *Planner) assignHolders(out *service, s *model.Service, room takenRoom) bool {
-	if !s.Asleep() {
-		return false
+func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
+	var was, n [2]int
+	if old != nil {
+		was = old.holders
 	}
-	var n [2]int
-	for _, port := range s.Ports {
-		n[port.Family]++
-	}
-	for f := range n {
-		if reason := p.shortage(holderRoom(f), s.Name.Namespace, n[f], room); reason != "" {
-			out.leaveOut(model.ScaleToZeroField, reason).holders = n
-			return false
+	if s.Asleep() {
+		for _, port := range s.Ports {
+			n[port.Family]++
 		}
 	}
-	return true
+	out.holders = n
+	for f := range n {
+		q, reason := &p.rooms.holders[f], ""
+		if n[f] > 0 && !p.held(s, inet.Family(f)) {
+			reason = waitsForOthers
+		}
+		if reason == "" {
+			reason = p.request(q, s.Name.Namespace, was[f], n[f])
+		}
+		if reason != "" {
+			p.request(q, s.Name.Namespace, was[f], 0)
+			out.holders[f] = 0
+			l := out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
+			l.needs(q, n[f])
+			l.forOthers = l.forOthers || reason == waitsForOthers
+		}
+	}
+	return out.holders == n && n != [2]int{}
+}
+
+// held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they must have held packets.
+func (p *Planner) held(s *model.Service, f inet.Family) bool {
+	return !p.isStrict(f) || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+		return sp.Family == f && p.recalled.grants[portID{sp.Name, sp.Protocol, f}].holds
+	})
 }
 
 // noteHolders records that the ports of a Service hold packets, or do not hold them any more.
 func (p *Planner) noteHolders(s *service, hold bool) {
+	if s == nil {
+		return
+	}
 	for _, port := range s.ports {
 		if !port.holds {
 			continue

@@ -33,9 +33,11 @@ type layout struct {
 	// rangeAddresses has the addresses of ranges.
 	ranges, restrictedRanges, rangeAddresses *nft.Set
 	rangeBackends                            [lists]*nft.Set
-	sources                                  [sourceLists]*nft.Set
-	hairpin                                  *nft.Set
-	clusterIPs                               *nft.Set
+	// singles has the endpoint of each frontend with a single endpoint.
+	singles    *nft.Set
+	sources    [sourceLists]*nft.Set
+	hairpin    *nft.Set
+	clusterIPs *nft.Set
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
@@ -121,6 +123,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.ranges = &nft.Set{Name: RangesSet, Key: l.vip(), Data: word, Interval: true, Comment: "address, ports -> class, service port"}
 	l.restrictedRanges = &nft.Set{Name: "ranges-restricted", Key: l.vip(), Data: word, Interval: true,
 		Comment: "address, ports -> class, service port, for allowed sources"}
+	l.singles = l.hash("singles", "address -> its only endpoint", l.vip(), endpoint)
 	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
 	for list := range sourceLists {
 		l.sources[list] = &nft.Set{Name: sourceTexts[list].set, Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + sourceTexts[list].field}
@@ -167,7 +170,7 @@ func (l *layout) sets() []*nft.Set {
 	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends, l.rangeBackends, l.limitedSlots} {
 		list = append(list, s[:]...)
 	}
-	list = append(list, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
+	list = append(list, l.singles, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
 	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
 	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses, l.regions)
 }

@@ -16,9 +16,11 @@ const (
 
 // ChainMeaning describes the chain of a class in words, such as "no endpoints". It returns "" for any other chain.
 func ChainMeaning(chain string) string {
-	for k := kindReject; k < kindDirect; k++ {
+	for k := kindReject; !k.numbered(); k++ {
 		switch {
 		case k.name(selector{}) != chain:
+		case k >= kindSingle:
+			return k.route().words() + "; only one, because there is no room for all"
 		case k >= kindRange:
 			return k.route().words() + "; the port is kept"
 		case k >= kindRangeSources:
@@ -27,8 +29,6 @@ func ChainMeaning(chain string) string {
 			return sourceTexts[k-kindSources].comment
 		case k >= kindLimited && k < kindHold:
 			return k.route().words() + "; each has a maximum of connections"
-		case k >= kindAffinity && k < kindHold:
-			return k.route().words() + "; a client stays with its endpoint"
 		default:
 			return meanings[k]
 		}
@@ -38,8 +38,8 @@ func ChainMeaning(chain string) string {
 		return ""
 	}
 	switch {
-	case c.kind >= kindRemember:
-		return fmt.Sprintf("remembered for %s", time.Duration(c.timeout)*time.Second)
+	case c.kind < kindDirect:
+		return fmt.Sprintf("%s; a client stays with its endpoint, and is remembered for %s", c.kind.route().list().words(), time.Duration(c.timeout)*time.Second)
 	case c.kind >= kindChoose:
 		return "an endpoint that is not full: " + c.table.share()
 	case c.kind >= kindPick:

@@ -3,7 +3,6 @@ package plan
 import (
 	"math/bits"
 	"net/netip"
-	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -95,142 +94,78 @@ func (r *ring) word(i uint32) *uint64 {
 }
 
 // Numbers are in the upper bits of the register. The numbers of affine service ports use only the upper half of the register, and are greater than
-// all other numbers. They are in blocks of 256. All numbers of a block have the same timeout, so the upper byte of the register selects the timeout.
+// all other numbers.
 const (
-	perBlock    = 1 << 8
-	firstBlock  = 0xa0
-	endBlock    = 0x100
-	endOthers   = (firstBlock << blockShift &^ topBit) >> portShift
+	firstAffine = 0xc000
+	endAffine   = 1 << 16
 	firstNumber = 1
+	endOthers   = (firstAffine << affineShift &^ topBit) >> portShift
 )
 
 // numbers assigns the numbers of one family.
 type numbers struct {
-	others *ring
-	blocks [endBlock - firstBlock]block
-}
-
-// block is a block of numbers of affine service ports.
-type block struct {
-	*ring
-	// timeout is the timeout of all service ports with a number of the block, in seconds.
-	timeout uint32
-	// recalled is true if an earlier process or planner used the block, and the planner may still recall the block's numbers.
-	recalled bool
-	// avoided are numbers that a Service of an earlier process may have had a short time ago. They are assigned last.
+	affine, others *ring
+	// avoided are numbers of affine service ports that a Service of an earlier process may have had a short time ago. They are assigned last. This is
+	// not necessary for other numbers: a process continues after the last number of the earlier process.
 	avoided map[uint32]struct{}
 }
 
-// assign assigns a number. At least one must be free.
-func (b *block) assign() uint32 {
-	n := b.take()
-	var skipped []uint32
-	for _, avoided := b.avoided[n]; avoided; _, avoided = b.avoided[n] {
-		skipped = append(skipped, n)
-		n = b.take()
-	}
-	for _, s := range skipped {
-		b.giveBack(s)
-	}
-	if n == 0 {
-		n = b.take()
-	}
-	return n
+func newNumbers() *numbers {
+	return &numbers{affine: newRing(firstAffine, endAffine), others: newRing(firstNumber, endOthers), avoided: map[uint32]struct{}{}}
 }
 
-func newNumbers() *numbers { return &numbers{others: newRing(firstNumber, endOthers)} }
-
-// other assigns a number for a service port that is not affine, or for source ranges. It returns 0 if no such number is free.
-func (t *numbers) other() uint32 {
+// assign assigns a number. It returns 0 if no number is free.
+func (t *numbers) assign(affine bool) uint32 {
+	if affine {
+		return t.assignAffine() << affineShift
+	}
 	if n := t.others.take(); n != 0 {
 		return topBit | n<<portShift
 	}
 	return 0
 }
 
-// affine assigns a number for an affine service port with a timeout. It prefers a block of this timeout, then an empty block, and then a block of
-// this timeout whose numbers the planner may still recall. It returns 0 if no such number is free.
-func (t *numbers) affine(timeout uint32) uint32 {
-	empty, recalled := -1, -1
-	for i := range t.blocks {
-		b := &t.blocks[i]
-		switch {
-		case b.ring == nil || b.free == perBlock && !b.recalled:
-			if empty < 0 {
-				empty = i
-			}
-		case b.timeout == timeout && b.free > 0 && !b.recalled:
-			return b.assign() << affineShift
-		case b.timeout == timeout && b.free > 0:
-			recalled = i
-		}
+func (t *numbers) assignAffine() uint32 {
+	n := t.affine.take()
+	var skipped []uint32
+	for _, avoided := t.avoided[n]; avoided; _, avoided = t.avoided[n] {
+		skipped = append(skipped, n)
+		n = t.affine.take()
 	}
-	switch {
-	case empty >= 0:
-		t.open(empty, timeout, false)
-		return t.blocks[empty].assign() << affineShift
-	case recalled >= 0:
-		return t.blocks[recalled].assign() << affineShift
+	for _, s := range skipped {
+		t.affine.giveBack(s)
 	}
-	return 0
+	if n == 0 {
+		n = t.affine.take()
+	}
+	return n
 }
 
-// hasFree reports whether a number is free. A timeout other than 0 stands for an affine service port.
-func (t *numbers) hasFree(timeout uint32) bool {
-	if timeout == 0 {
-		return t.others.free > 0
-	}
-	return slices.ContainsFunc(t.blocks[:], func(b block) bool {
-		return b.ring == nil || b.free == perBlock || b.timeout == timeout && b.free > 0
-	})
-}
-
-// open gives an empty block a timeout.
-func (t *numbers) open(i int, timeout uint32, recalled bool) {
-	b := &t.blocks[i]
-	if b.ring == nil {
-		first := uint32(firstBlock+i) * perBlock
-		b.ring = newRing(first, first+perBlock)
-	}
-	b.timeout, b.recalled = timeout, recalled
-}
-
-// avoid makes the planner assign the number of an affine service port last. It is not necessary for other numbers: a process continues after the last
-// number of the earlier process.
+// avoid makes the planner assign a number last, if it is the number of an affine service port.
 func (t *numbers) avoid(number uint32) {
-	if !isAffine(number) {
-		return
+	if isAffine(number) {
+		t.avoided[number>>affineShift] = struct{}{}
 	}
-	b := &t.blocks[blockOf(number)-firstBlock]
-	if b.avoided == nil {
-		b.avoided = map[uint32]struct{}{}
-	}
-	b.avoided[number>>affineShift] = struct{}{}
 }
 
-// blockOf returns the block of an affine service port's number.
-func blockOf(number uint32) uint8 { return uint8(number >> blockShift) }
+func isAffine(number uint32) bool { return number >= firstAffine<<affineShift }
 
-func isAffine(number uint32) bool { return number >= firstBlock<<blockShift }
-
-// recall assigns a number that an earlier process had assigned. A timeout other than 0 stands for an affine service port. recall reports false if the
-// number is invalid for this timeout, or not free.
-func (t *numbers) recall(number, timeout uint32) bool {
+// recall assigns a number that an earlier process had assigned. It reports false if the number is invalid or not free.
+func (t *numbers) recall(number uint32, affine bool) bool {
 	switch {
-	case number&topBit == 0 || isAffine(number) != (timeout > 0):
+	case number&topBit == 0 || isAffine(number) != affine:
 		return false
-	case timeout == 0:
-		return number&^portBits == 0 && t.others.takeThis(number&^topBit>>portShift)
+	case affine:
+		return number&^affineBits == 0 && t.affine.takeThis(number>>affineShift)
 	}
-	b := &t.blocks[blockOf(number)-firstBlock]
-	return number&^affineBits == 0 && b.ring != nil && b.timeout == timeout && b.takeThis(number>>affineShift)
+	return number&^portBits == 0 && t.others.takeThis(number&^topBit>>portShift)
 }
 
 func (t *numbers) giveBack(number uint32) {
 	switch {
 	case number == 0:
 	case isAffine(number):
-		t.blocks[blockOf(number)-firstBlock].giveBack(number >> affineShift)
+		t.affine.giveBack(number >> affineShift)
 	default:
 		t.others.giveBack(number &^ topBit >> portShift)
 	}

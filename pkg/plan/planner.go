@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -40,14 +39,13 @@ type Planner struct {
 	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
 	uses    map[use]int
 	numbers [2]*numbers
-	// taken is the room that all Services take. namespaces has the room that the Services of each namespace take.
-	taken      takenRoom
-	namespaces map[string]*takenRoom
-	// waiting has the Services with parts that are left out for lack of room, by namespace. freed are the namespaces in which such a Service may have
-	// room now.
-	waiting map[string]map[types.NamespacedName]struct{}
-	freed   map[string]struct{}
-	holders holders
+	rooms   rooms
+	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have room now.
+	waiting map[types.NamespacedName]struct{}
+	freed   bool
+	// undecided is true while [Planner.Begin] may still give other Services the room that a Service has, or lacks.
+	undecided bool
+	holders   holders
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]shared
@@ -73,17 +71,18 @@ type service struct {
 	name types.NamespacedName
 	// created is the time of creation, in seconds since 1970.
 	created int64
+	uid     string
 	ports   []*port
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
 	// at is the index of the Service in [Planner.list].
 	at int
-	// elements is the number of elements that count against the room. lacks are the parts without room, nil if there are none.
-	elements int
-	// portRanges is the number of ranges of ports times addresses.
+	// portRanges is the number of ranges of ports times addresses, holders the number of ports of each family that may hold packets. Both take room.
 	portRanges int
-	lacks      *lacking
+	holders    [2]int
+	// lacks are the parts without room, nil if there are none.
+	lacks *lacking
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
@@ -96,8 +95,7 @@ type claim struct {
 }
 
 func (c *claim) compare(d *claim) int {
-	return cmp.Or(cmp.Compare(c.rank(), d.rank()), cmp.Compare(c.service.created, d.service.created),
-		model.CompareNames(c.service.name, d.service.name))
+	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.compareAge(d.service))
 }
 
 func (c *claim) rank() int {
@@ -122,9 +120,8 @@ func New(o Options) *Planner {
 		rangesAt:      keysByPlace{},
 		beaten:        map[model.Key]model.Key{},
 		changedLosers: map[types.NamespacedName]struct{}{},
-		namespaces:    map[string]*takenRoom{},
-		waiting:       map[string]map[types.NamespacedName]struct{}{},
-		freed:         map[string]struct{}{},
+		rooms:         newRooms(o.Room),
+		waiting:       map[types.NamespacedName]struct{}{},
 		holders:       newHolders(),
 		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},
@@ -206,7 +203,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 // notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the elements of each key with another winner. All
 // other elements belong to the Service alone, or are counted. It counts the new form first: an element that both forms need then stays.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
-	old, before := p.services[name], p.takenBy(name.Namespace)
+	old := p.services[name]
 	var now *service
 	if s != nil {
 		now = p.newService(s, old)
@@ -238,9 +235,9 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.countRoom(old, -1)
-	p.countRoom(now, 1)
-	p.noteRoom(name, before, old, now)
+	p.noteHolders(old, false)
+	p.noteHolders(now, true)
+	p.noteWaiting(name, now)
 }
 
 // enlist replaces a Service in the list. Either may be nil.
@@ -280,37 +277,28 @@ func newParts(n int) (*service, []port) {
 // the earlier form and changes them in place. Afterwards, read the lists of the earlier form only with [port.list].
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
-	out.name, out.created = s.Name, s.Created.Unix()
-	needed, room := ElementsIn(s), old.room()
-	if reason := p.shortage(elementRoom, s.Name.Namespace, needed, room); reason != "" {
-		out.leaveOut("spec", reason).elements = needed
-		return out
-	}
-	out.elements = needed
-	holds := p.assignHolders(out, s, room)
-	ranges, most := p.assignRanges(out, s, room), scoredOf(len(s.Ports))
+	out.name, out.created, out.uid = s.Name, s.Created.Unix(), s.UID
+	holds := p.assignHolders(out, s, old)
+	ranges, most := p.assignRanges(out, s, old), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
+		sp = p.supported(out, sp)
 		n := &ports[0]
 		ports = ports[1:]
 		*n = port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, method: sp.Method,
-		}
-		if n.maxConnections, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.maxConnections > 0 {
-			n.maxConnections = 0
-			out.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", n.family, n.name.Port))
-		}
-		if p.options.WithoutHash && n.method.Key != balance.Chance {
-			n.method = balance.Method{}
-			out.leaveOut(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
+			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints,
 		}
 		before := old.port(n.id())
-		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights, most)
-		n.arrange(before, listLocal, sp.Local, sp.LocalWeights, most)
-		p.assign(out, n, before, sp.Affinity)
+		if !p.admit(out, n, before, sp) {
+			continue
+		}
+		n.fill(before, sp, most)
+		if n.ids != nil {
+			p.giveIDs(n, before)
+		}
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
 	}
@@ -319,39 +307,23 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a service port a number, the earlier one if possible. It also gives ids to the endpoints of an affine port. If no number for an affine
-// port is free, the port has neither affinity nor a maximum of connections. A port with ranges then has no number.
-func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
-	if n.sticky = affinity > 0; n.sticky || n.maxConnections > 0 || n.ranged() {
-		n.timeout = timeoutClass(uint32(affinity / time.Second))
-		n.ids = before.ids
-		if n.ids == nil || before.timeout != n.timeout || (before.maxConnections > 0) != (n.maxConnections > 0) {
-			n.ids = newAffinePort(p.number(n.id(), n.timeout))
-		}
-		if n.number = n.ids.number; n.number != 0 {
-			p.giveIDs(n, before)
-			return
-		}
-		field, without := "spec.sessionAffinity", "session affinity"
-		switch {
-		case n.maxConnections > 0:
-			field, without = model.MaximumField, "maximum of connections"
-		case n.ranged():
-			field, without = model.PortRangesField, "endpoints"
-		}
-		s.leaveOut(field, fmt.Sprintf("%s port %q has no %s: no number is free for a service port of this namespace and timeout", n.family, n.name.Port,
-			without)).affine[n.family] = n.timeout
-		if n.ids, n.timeout, n.maxConnections = nil, 0, 0; n.ranged() {
-			return
-		}
+// supported returns a service port without the properties that the kernel lacks, and records these as left out.
+func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
+	out := *sp
+	if p.options.WithoutMaximum && sp.MaxConnections > 0 {
+		out.MaxConnections = 0
+		s.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
+			sp.Family, sp.Name.Port))
 	}
-	if n.number = before.number; n.number != 0 && before.ids == nil {
-		return
+	if p.options.WithoutHash && sp.Method.Key != balance.Chance {
+		out.Method = balance.Method{}
+		s.leaveOut(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
+			sp.Family, sp.Name.Port))
 	}
-	if n.number = p.number(n.id(), 0); n.number == 0 {
-		s.leaveOut("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is free for a service port of this namespace",
-			n.family, n.name.Port)).number[n.family] = true
+	if out.MaxConnections == sp.MaxConnections && out.Method == sp.Method {
+		return sp
 	}
+	return &out
 }
 
 // giveIDs gives ids to the endpoints of an affine service port.
@@ -416,20 +388,16 @@ func (p *Planner) change(was, is claim) {
 	p.dropTakenOut()
 }
 
-// takeOut removes an element that leads to a class. If the element's set is nil, only the use of the class is removed. The class stays in use
-// until [Planner.dropTakenOut]. So no dispatch element changes if putIn adds another element that leads to the class.
+// takeOut removes an element that leads to a class. The class stays in use until [Planner.dropTakenOut]. So no dispatch element changes if putIn adds
+// another element that leads to the class.
 func (p *Planner) takeOut(e *nft.Element, u use) {
-	if e.Set != nil {
-		p.remove(e)
-	}
+	p.remove(e)
 	p.takenOut = append(p.takenOut, u)
 }
 
-// putIn adds an element that leads to a class. If the element's set is nil, only the use of the class is added.
+// putIn adds an element that leads to a class.
 func (p *Planner) putIn(e *nft.Element, u use) {
-	if e.Set != nil {
-		p.put(e)
-	}
+	p.put(e)
 	p.use(u)
 }
 
@@ -459,7 +427,7 @@ func (p *Planner) changePorts(old, now *service) {
 	}
 	for f, l := range p.layouts {
 		if l != nil {
-			p.changeSources(l, cmp.Or(old, now).name.Namespace, old.sourcesOf(f), now.sourcesOf(f))
+			p.changeSources(l, old.sourcesOf(f), now.sourcesOf(f))
 		}
 	}
 }
@@ -511,29 +479,6 @@ func (p *Planner) changeAllSlots(old, now *slots) {
 		}
 		if i < now.n {
 			p.put(now.at(i, after[i]))
-		}
-	}
-}
-
-// giveBack frees the numbers and the ids of endpoints that a Service does not need any more.
-func (p *Planner) giveBack(old, now *service) {
-	if old != nil {
-		for _, o := range old.ports {
-			if o.number != now.port(o.id()).number {
-				p.giveNumberBack(o.family, old.name.Namespace, o.number)
-			}
-		}
-		for f, s := range old.sources {
-			if s != nil && now.sourcesOf(f) == nil {
-				p.giveNumberBack(inet.Family(f), old.name.Namespace, s.number)
-			}
-		}
-	}
-	if now != nil {
-		for _, n := range now.ports {
-			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
-				n.freeIDs(before)
-			}
 		}
 	}
 }

@@ -71,11 +71,14 @@ func (r *recorder) canonical(p *Planner) string {
 	owners, endpoints := map[named]string{}, map[named]string{}
 	for _, s := range p.services {
 		for f, src := range s.sources {
-			if src != nil {
+			if src != nil && src.number != 0 {
 				owners[named{inet.Family(f), src.number}] = fmt.Sprintf("<sources of %s %d>", s.name, f)
 			}
 		}
 		for _, port := range s.ports {
+			if port.number == 0 {
+				continue
+			}
 			owners[named{port.family, port.number}] = fmt.Sprintf("<%s %v>", port.name, port.family)
 			if port.ids != nil {
 				for e := range port.ids.endpoints {
@@ -99,8 +102,6 @@ func (r *recorder) canonical(p *Planner) string {
 			}
 			owner, endpoint := owners[named{e.Set.Family, number}], endpoints[named{e.Set.Family, word}]
 			switch name := e.Set.Name; {
-			case name == "dispatch-remember":
-				words[i] = "<block>"
 			case owner == "":
 			case endpoint != "" && (strings.HasSuffix(name, "slots") || strings.HasSuffix(name, "backends")):
 				words[i] = owner + endpoint
@@ -482,58 +483,4 @@ func dispatches(r *recorder) (n int) {
 		}
 	}
 	return n
-}
-
-// TestANodeWithoutRoom: if a part of a Service has no room, the planner leaves it out and lists it. Other Services keep their elements.
-func TestANodeWithoutRoom(t *testing.T) {
-	p := New(testOptions())
-	s := random(rand.New(rand.NewPCG(1, 1)), 0)
-	port := *s.Ports[0]
-	key := model.Key{Addr: testAddr(inet.IPv4, 98, 1), Port: 80, Protocol: inet.TCP}
-	port.Frontends = []model.Frontend{{Kind: model.LoadBalancer, Key: key}}
-	with := func(name string, ranges, affinity int) {
-		s, port := *s, port
-		s.Name.Name, port.Name.Name, port.Affinity = name, name, time.Duration(affinity)*time.Second
-		port.Frontends = slices.Clone(port.Frontends)
-		port.Frontends[0].Addr = testAddr(inet.IPv4, 98, len(p.services))
-		sources := &model.Sources{Allowed: make([]model.AddrRange, ranges)}
-		port.Frontends[0].Sources = sources
-		for i := range ranges {
-			sources.Allowed[i] = model.AddrRange{First: testAddr(inet.IPv4, 1, 2*i), Last: testAddr(inet.IPv4, 1, 2*i)}
-		}
-		s.Ports = []*model.ServicePort{&port}
-		p.Set(s.Name, &s)
-	}
-	// The Services are all in one namespace.
-	const share = 10_000 / perNamespace
-	ranges := func() (n int) {
-		p.ElementsOf(p.layouts[0].sources[balancerSources], func(*nft.Element) { n++ })
-		return n
-	}
-	excess := func(name string) []Excess { return p.Excess(types.NamespacedName{Namespace: "default", Name: name}) }
-	with("first", share-1, 0)
-	with("second", 2, 0)
-	if got := excess("second"); len(got) != 1 || len(excess("first")) != 0 || ranges() != share-1 {
-		t.Errorf("too many source ranges: %v, %v, %d elements", excess("first"), got, ranges())
-	}
-	with("second", 1, 0)
-	if got := excess("second"); len(got) != 0 || ranges() != share {
-		t.Errorf("just enough source ranges: %v", got)
-	}
-	p.numbers[0].others.free = 0
-	with("third", 0, 0)
-	for i := range p.numbers[0].blocks {
-		p.numbers[0].open(i, 1, false)
-		p.numbers[0].blocks[i].free = 0
-	}
-	with("fourth", 0, 3600)
-	if third, fourth := excess("third"), excess("fourth"); len(third) != 2 || len(fourth) != 3 {
-		t.Errorf("no numbers: %v, %v", third, fourth)
-	}
-	for name := range p.services {
-		p.Set(name, nil)
-	}
-	if p.taken != (takenRoom{}) || len(p.namespaces) != 0 {
-		t.Errorf("without Services, %+v are taken, by %d namespaces", p.taken, len(p.namespaces))
-	}
 }

@@ -234,11 +234,14 @@ func (p *Planner) countRanges(s *model.Service) (n int) {
 }
 
 // assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then served without them.
-// The earlier form of the Service takes the given room.
-func (p *Planner) assignRanges(out *service, s *model.Service, room takenRoom) bool {
-	n := p.countRanges(s)
-	if reason := p.shortage(portRangeRoom, s.Name.Namespace, n, room); reason != "" {
-		out.leaveOut(model.PortRangesField, reason).portRanges = n
+func (p *Planner) assignRanges(out *service, s *model.Service, old *service) bool {
+	q, was, n := &p.rooms.portRanges, 0, p.countRanges(s)
+	if old != nil {
+		was = old.portRanges
+	}
+	if reason := p.request(q, s.Name.Namespace, was, n); reason != "" {
+		p.request(q, s.Name.Namespace, was, 0)
+		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason).needs(q, n)
 		return false
 	}
 	out.portRanges = n

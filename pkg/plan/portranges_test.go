@@ -126,8 +126,8 @@ func TestOverlappingRanges(t *testing.T) {
 // TestANodeHasRoomForPortRanges: a Service without room keeps its ports, and gets its ranges as soon as there is room.
 func TestANodeHasRoomForPortRanges(t *testing.T) {
 	o := testOptions()
-	o.Room.PortRanges = 4 * 3
 	p := New(o)
+	p.rooms.portRanges.Room = roomOfOne(3)
 	a, b := rangedService(1, []byte{1}, [2]uint16{1, 2}, [2]uint16{4, 5}), rangedService(2, []byte{2}, [2]uint16{1, 2}, [2]uint16{4, 5})
 	p.Set(a.Name, a)
 	p.Set(b.Name, b)
@@ -141,7 +141,7 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 		t.Error("the second Service has a range")
 	}
 	p.Set(a.Name, nil)
-	if again := p.TakeWaiting(); !slices.Contains(again, b.Name) {
+	if again := p.TakeWaiting(9); !slices.Contains(again, b.Name) {
 		t.Errorf("%v may have room now, want %s", again, b.Name)
 	}
 	p.Set(b.Name, b)

@@ -5,49 +5,67 @@ import (
 	"maps"
 	"net/netip"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// recalled has the numbers that an earlier process or planner assigned, and the ids of the endpoints of affine service ports.
+// recalled has the room, the numbers and the ids of endpoints that an earlier process or planner granted.
 type recalled struct {
-	numbers map[portID]uint32
-	ids     map[portID]map[netip.AddrPort]uint16
+	grants map[portID]grant
+	ids    map[portID]map[netip.AddrPort]uint16
+	// strict is true for a family whose Services get only the room that they had, until [Planner.EndRecall].
+	strict [2]bool
 }
 
-func newRecalled() recalled {
-	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
+// grant is the room that a service port had, or the source ranges of a Service (see [sourcesID]).
+type grant struct {
+	number uint32
+	form   form
+	// holds is true if the service port held packets.
+	holds bool
 }
 
-// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next]. remembering are the
-// elements of its [Planner.Remembering], and held the elements of its [Planner.Held]. Call Resume before [Planner.Set].
-func (p *Planner) Resume(f inet.Family, next uint32, remembering, held []nft.Element) {
+func newRecalled() *recalled {
+	return &recalled{grants: map[portID]grant{}, ids: map[portID]map[netip.AddrPort]uint16{}}
+}
+
+// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next], and held are the
+// elements of its [Planner.Held]. Call Resume before [Planner.Set].
+func (p *Planner) Resume(f inet.Family, next uint32, held []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
 		numbers.others.next = next
-	}
-	for i := range remembering {
-		c, ok := classOf(f, remembering[i].Chain)
-		if block := int(blockOf(remembering[i].Key.AsUint32())) - firstBlock; ok && block >= 0 {
-			numbers.open(block, c.timeout, true)
-		}
 	}
 	for i := range held {
 		numbers.avoid(held[i].Key.AsUint32())
 	}
 	if p.recalled == nil {
-		r := newRecalled()
-		p.recalled = &r
+		p.recalled = newRecalled()
 	}
+	p.recalled.strict[f] = true
 }
 
-// Numbers has the numbers and ids that a planner has assigned, so that another planner can assign the same ones.
+// had returns the greatest form that a service port may have now. While the planner recalls numbers, this is the form that it had.
+func (p *Planner) had(id portID, sp *model.ServicePort) form {
+	if !p.isStrict(id.family) {
+		return formAffine
+	}
+	f := p.recalled.grants[id].form
+	if f == formEqual && sp.Method.Key == balance.Chance {
+		return formWeighted // a table for random numbers does not show whether there were weights
+	}
+	return f
+}
+
+// isStrict reports whether the Services of a family get only the room that they had.
+func (p *Planner) isStrict(f inet.Family) bool { return p.recalled != nil && p.recalled.strict[f] }
+
+// Numbers has the room, the numbers and the ids that a planner has assigned, so that another planner can assign the same ones.
 type Numbers struct {
 	next [2]uint32
-	// timeouts are the timeouts of the blocks, in seconds.
-	timeouts [2][endBlock - firstBlock]uint32
-	recalled
+	*recalled
 }
 
 // Numbers returns the assigned numbers and ids of all Services.
@@ -55,18 +73,15 @@ func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.options.Families {
 		n.next[f] = p.Next(f)
-		for i := range p.numbers[f].blocks {
-			n.timeouts[f][i] = p.numbers[f].blocks[i].timeout
-		}
 	}
 	for _, s := range p.services {
 		for f, sources := range s.sources {
-			if sources != nil {
-				n.numbers[sourcesID(s.name, inet.Family(f))] = sources.number
+			if sources != nil && sources.number != 0 {
+				n.grants[sourcesID(s.name, inet.Family(f))] = grant{number: sources.number, form: formAffine}
 			}
 		}
 		for _, port := range s.ports {
-			n.numbers[port.id()] = port.number
+			n.grants[port.id()] = grant{port.number, port.form, port.holds}
 			if port.ids != nil {
 				n.ids[port.id()] = maps.Clone(port.ids.endpoints)
 			}
@@ -75,37 +90,28 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers prepares a planner to assign the numbers and ids of another planner to the same Services. Call it before [Planner.Set].
+// TakeNumbers prepares a planner to grant the same Services the same room, numbers and ids as another planner. Call it before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
+	p.recalled = n.recalled
 	for _, f := range p.options.Families {
-		p.Resume(f, n.next[f], nil, nil)
-		for i, timeout := range n.timeouts[f] {
-			if timeout != 0 {
-				p.numbers[f].open(i, timeout, true)
-			}
-		}
+		p.Resume(f, n.next[f], nil)
 	}
-	p.recalled = &n.recalled
 }
 
 // Next returns the number at which a family starts its next search for a free number for service ports that are not affine.
 func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
 
-// Remembering returns the map from blocks of numbers to the chains of their timeouts.
-func (p *Planner) Remembering(f inet.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
-
 // Recalling reports whether the planner still recalls numbers of an earlier process.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// EndRecall stops the recall of numbers. Call it after [Planner.Set] of all Services of the start.
+// EndRecall stops the recall of numbers. Services that were left out of the plan for the sake of others may then have room. [Planner.Begin] calls it.
 func (p *Planner) EndRecall() {
-	p.recalled = nil
-	for _, t := range p.numbers {
-		if t != nil {
-			for i := range t.blocks {
-				t.blocks[i].recalled = false
-			}
-		}
+	if p.recalled == nil {
+		return
+	}
+	p.recalled, p.freed = nil, true
+	for name := range p.waiting {
+		p.services[name].lacks.forOthers = true
 	}
 }
 
@@ -190,9 +196,9 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 			switch word := e.Data.AsUint32(); {
 			case e.Comment != comment:
 			case kindOf(word).restricts():
-				p.recalled.numbers[sourcesID(s.Name, sp.Family)] = word & portBits
+				p.recalled.note(sourcesID(s.Name, sp.Family), grantOf(word))
 			default:
-				p.recalled.numbers[id] = word & portBits
+				p.recalled.note(id, grantOf(word))
 			}
 		}
 		for i := range sp.Frontends[:min(len(sp.Frontends), mostLookups)] {
@@ -206,12 +212,41 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	}
 }
 
+// grantOf returns the room that an element proves. A number proves all that does not need an affine number, unless the class of the element proves
+// that the endpoints have equal shares.
+func grantOf(word uint32) grant {
+	k, g := kindOf(word), grant{number: word & portBits, form: formWeighted}
+	g.holds = k == kindHold
+	switch {
+	case g.number == topBit:
+		return grant{}
+	case isAffine(g.number):
+		g.form = formAffine
+	case k >= kindDirect && k < kindPick:
+		if t, ok := tableAt(word & tableBits); ok && t.by == (selector{}) {
+			g.form = formEqual
+		}
+	}
+	return g
+}
+
+// note records the room that an element proves. Elements of other frontends may prove less, or more precisely.
+func (r *recalled) note(id portID, g grant) {
+	if old, known := r.grants[id]; known {
+		g.form, g.holds = min(g.form, old.form), g.holds || old.holds
+	}
+	r.grants[id] = g
+}
+
 // lookUpIDs looks up the ids of the endpoints of affine service ports.
 func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
 		id := portID{sp.Name, sp.Protocol, sp.Family}
-		number := p.recalled.numbers[id]
+		number := p.recalled.grants[id].number
+		if l != nil && sp.Method.Key != balance.Chance && number != 0 { // the elements of frontends with policy Local have no table
+			q.add(l.shortCircuit, nft.Value{}.Uint32(number), func(e *nft.Found) { p.recalled.note(id, grantOf(e.Data.AsUint32())) })
+		}
 		if l == nil || sp.Affinity == 0 && sp.MaxConnections == 0 && !sp.Ranged() || !isAffine(number) {
 			continue
 		}
@@ -224,7 +259,7 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 				if sp.MaxConnections > 0 {
 					slots, backends = l.limitedSlots[ls], l.limited
 				}
-				t, _ := tableAt(e.Data.AsUint32() & 0xff)
+				t, _ := tableAt(e.Data.AsUint32() & tableBits)
 				seen := map[uint32]bool{}
 				for i := range t.size {
 					q.add(slots, key.Uint32(i), func(e *nft.Found) {
@@ -252,11 +287,11 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 }
 
 // recallNumber assigns the number that an earlier process assigned. It returns 0 if no number is recalled, or the number is not free.
-func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
+func (p *Planner) recallNumber(id portID, affine bool) uint32 {
 	if p.recalled == nil {
 		return 0
 	}
-	if n := p.recalled.numbers[id]; n != 0 && p.numbers[id.family].recall(n, timeout) {
+	if n := p.recalled.grants[id].number; n != 0 && p.numbers[id.family].recall(n, affine) {
 		return n
 	}
 	return 0

@@ -7,12 +7,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Room limits all Services of a node together. The Services of one namespace may take a quarter of each limit, and half of the numbers. So no
-// tenant can use up the room.
+// Room has the limits of quantities that all Services of a node share. See docs/room.md for the part of each namespace.
 type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
 	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges.
@@ -24,16 +25,15 @@ type Room struct {
 	PortRanges int
 }
 
-// perNamespace divides the room of a node to get the share of one namespace. numbersPerNamespace divides the numbers.
-const perNamespace, numbersPerNamespace = 4, 2
-
 // DefaultRoom returns the default limits.
-func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000, PortRanges: 1_000} }
+func DefaultRoom() Room { return Room{Elements: 8_000_000, SourceRanges: 16_000, PortRanges: 4_000} }
 
 // RoomOf returns the default room, with the given numbers instead of the defaults, by name. It fails for an unknown name or a number below 1.
 func RoomOf(given map[string]int) (Room, error) {
 	r := DefaultRoom()
-	err := model.SetLimits(given, map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges, "node-port-ranges": &r.PortRanges})
+	err := model.SetLimits(given, map[string]*int{
+		"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges, "node-port-ranges": &r.PortRanges,
+	})
 	return r, err
 }
 
@@ -42,17 +42,69 @@ func (r Room) orDefault() Room {
 	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges)}
 }
 
+// quantity is a quantity of the node that Services share.
+type quantity struct {
+	*room.Room
+	// units is the plural of a unit in the reason of a refusal.
+	units string
+}
+
+// rooms are all such quantities of the planner.
+type rooms struct {
+	elements, sourceRanges, portRanges quantity
+	// numbers are the numbers of service ports and source ranges that are not affine, affine those of affine service ports, and holders the service
+	// ports that hold packets, in each family.
+	numbers, affine, holders [2]quantity
+}
+
+func newRooms(r Room) (out rooms) {
+	out.elements = quantity{room.New(r.Elements), "elements (limit node-elements)"}
+	out.sourceRanges = quantity{room.New(r.SourceRanges), "source ranges (limit node-source-ranges)"}
+	out.portRanges = quantity{room.New(r.PortRanges), "port ranges times addresses (limit node-port-ranges)"}
+	for f := range out.numbers {
+		family := inet.Family(f).String()
+		out.numbers[f] = quantity{room.New(endOthers - firstNumber), family + " service ports"}
+		out.affine[f] = quantity{room.New(endAffine - firstAffine),
+			family + " service ports with session affinity, a maximum of connections or port ranges"}
+		out.holders[f] = quantity{room.New(mostHolders), family + " service ports that hold packets"}
+	}
+	return out
+}
+
+// request grants now units of a quantity to a namespace instead of was units. It returns the reason of a refusal, otherwise "".
+func (p *Planner) request(q *quantity, namespace string, was, now int) (reason string) {
+	if reason = q.refusal(namespace, was, now); reason == "" {
+		p.freed = p.freed || now < was
+		q.Change(namespace, was, now)
+	}
+	return reason
+}
+
+// refusal returns the reason why a namespace cannot have now units instead of was units; "" if it can. The reason depends on nothing that other
+// Services change, so that it is reported once.
+func (q *quantity) refusal(namespace string, was, now int) string {
+	switch q.Lacks(namespace, was, now) {
+	case room.OfNamespace:
+		return fmt.Sprintf("it needs %d %s, and one namespace may have %d in all", now, q.units, q.Most())
+	case room.OfNode:
+		return fmt.Sprintf("it needs %d %s, the %d of the node are in use, and its namespace has more than the %d that it owns",
+			now, q.units, q.Limit(), q.Own())
+	}
+	return ""
+}
+
 // Excess is a part of a Service that is not planned, because the node or the namespace has no room for it.
 type Excess struct {
 	// Field is the path of the part. Reason names the limit that is exceeded.
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest.
+// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest. Until
+// [Planner.Begin] has decided, it returns none, because the Service is planned again.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
 	switch n := s.leftOut(); {
-	case n == 0:
+	case n == 0 || p.undecided:
 		return nil
 	case n > mostExcess:
 		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)})
@@ -60,180 +112,218 @@ func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	return s.lacks.list
 }
 
-// takenRoom is the room that Services have taken.
-type takenRoom struct {
-	elements, sourceRanges, portRanges int
-	// numbers counts the numbers of each family for source ranges, and for service ports that are not affine. affine counts the numbers for affine
-	// service ports.
-	numbers, affine [2]int
-	// holders counts the service ports of each family that hold packets.
-	holders [2]int
-}
-
-// account returns the room that a namespace has taken, for changes.
-func (p *Planner) account(namespace string) *takenRoom {
-	t := p.namespaces[namespace]
-	if t == nil {
-		t = &takenRoom{}
-		p.namespaces[namespace] = t
-	}
-	return t
-}
-
-// takenBy returns a copy of the room that a namespace has taken.
-func (p *Planner) takenBy(namespace string) takenRoom {
-	if t := p.namespaces[namespace]; t != nil {
-		return *t
-	}
-	return takenRoom{}
-}
-
-// less reports whether at least one count of t is less than the same count of o.
-func (t takenRoom) less(o *takenRoom) bool {
-	less := t.elements < o.elements || t.sourceRanges < o.sourceRanges || t.portRanges < o.portRanges
-	for f := range t.numbers {
-		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f] || t.holders[f] < o.holders[f]
-	}
-	return less
-}
-
 // ElementsFor returns the number of elements that the named Service takes of [Room].
-func (p *Planner) ElementsFor(name types.NamespacedName) int {
-	if s := p.services[name]; s != nil {
-		return s.elements
+func (p *Planner) ElementsFor(name types.NamespacedName) int { return p.services[name].elements() }
+
+// elements returns the number of elements that a Service takes of [Room]. The Service may be nil.
+func (s *service) elements() (n int) {
+	if s != nil {
+		for _, port := range s.ports {
+			n += port.elements
+		}
 	}
-	return 0
+	return n
 }
 
 // ElementsIn returns the number of elements that a Service would take of [Room]; 0 for nil.
 func ElementsIn(s *model.Service) (n int) {
-	if s == nil {
-		return 0
-	}
-	for _, port := range s.Ports {
-		if n += len(port.Frontends) + port.Slots(); port.Affinity > 0 || port.MaxConnections > 0 || port.Ranged() {
-			n += len(port.Cluster) + len(port.Local)
+	if s != nil {
+		for _, sp := range s.Ports {
+			n += mostOf(sp).elements(sp)
 		}
 	}
 	return n
 }
 
-// quantity is a count of [takenRoom] that has a limit.
-type quantity struct {
-	// needs and unit are the words before and after a number in the reason of a shortage.
-	needs, unit string
-	of          func(takenRoom) int
-	most        func(*Room) int
-}
+// form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the planner takes the next lower one.
+// So a Service first loses what it adds to a plain service port, and a cluster IP is always served.
+type form uint8
 
-var (
-	elementRoom = quantity{"the Service is not served: it needs", "elements", func(t takenRoom) int { return t.elements },
-		func(r *Room) int { return r.Elements }}
-	sourceRangeRoom = quantity{"no source is allowed: the Service has", "source ranges", func(t takenRoom) int { return t.sourceRanges },
-		func(r *Room) int { return r.SourceRanges }}
-	portRangeRoom = quantity{"the Service has no port ranges: it has", "port ranges times addresses", func(t takenRoom) int { return t.portRanges },
-		func(r *Room) int { return r.PortRanges }}
+const (
+	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy Local, drop packets.
+	formSingle form = iota
+	// formEqual chooses endpoints at random, with equal shares.
+	formEqual
+	// formWeighted has the weights and the algorithm of the Service.
+	formWeighted
+	// formAffine also has session affinity, a maximum of connections or port ranges.
+	formAffine
 )
 
-// holderRoom is the quantity of service ports of a family that hold packets.
-func holderRoom(f int) quantity {
-	return quantity{"the Service refuses connections while it has no endpoint: it needs", inet.Family(f).String() + " ports that hold packets",
-		func(t takenRoom) int { return t.holders[f] }, func(*Room) int { return mostHolders }}
+// mostOf returns the form that a service port asks for.
+func mostOf(sp *model.ServicePort) form {
+	switch {
+	case sp.Affinity > 0 || sp.MaxConnections > 0 || sp.Ranged():
+		return formAffine
+	case isWeighted(sp):
+		return formWeighted
+	}
+	return formEqual
 }
 
-// shortage returns the reason why a Service of a namespace cannot take n units of a quantity instead of the room that it takes now; "" if it can.
-func (p *Planner) shortage(q quantity, namespace string, n int, now takenRoom) string {
-	if n == 0 {
-		return ""
+func isWeighted(sp *model.ServicePort) bool {
+	return sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
+}
+
+// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not counted: there are two for each
+// frontend.
+func (f form) elements(sp *model.ServicePort) int {
+	endpoints := len(sp.Cluster) + len(sp.Local)
+	switch f {
+	case formSingle:
+		return 0
+	case formEqual:
+		return len(sp.Frontends) + endpoints
+	case formAffine:
+		return len(sp.Frontends) + sp.Slots() + endpoints
 	}
-	taken := p.takenBy(namespace)
-	own, all, most := q.of(taken)-q.of(now), q.of(p.taken)-q.of(now), q.most(&p.options.Room)
+	return len(sp.Frontends) + sp.Slots()
+}
+
+// admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the earlier form of the port if it
+// can. It reports false if a port has ranges and there is no room for them: the Service is then served without them.
+func (p *Planner) admit(s *service, n, before *port, sp *model.ServicePort) bool {
+	asked, reason := mostOf(sp), ""
+	for f := asked; ; f-- {
+		if f == formWeighted && asked == formAffine && !isWeighted(sp) {
+			continue // the same as formEqual
+		}
+		if sp.Ranged() && f < formAffine {
+			p.lack(s, n, sp, formSingle, reason)
+			return false
+		}
+		refused := p.tryForm(s, n, before, sp, f)
+		if refused == "" {
+			if f < asked {
+				p.lack(s, n, sp, f, reason)
+			}
+			return true
+		}
+		reason = refused
+	}
+}
+
+// tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then takes nothing.
+func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f form) (reason string) {
+	elements, namespace, needed := &p.rooms.elements, s.name.Namespace, f.elements(sp)
+	if f > p.had(n.id(), sp) {
+		return waitsForOthers
+	}
+	if reason := elements.refusal(namespace, before.elements, needed); reason != "" {
+		s.lacking().needs(elements, needed-before.elements)
+		return reason
+	}
+	ids, number := (*affinePort)(nil), uint32(0)
 	switch {
-	case own+n > most/perNamespace:
-		return fmt.Sprintf("%s %d %s, the other Services of its namespace have %d, and the limit of a namespace is %d", q.needs, n, q.unit, own, most/perNamespace)
-	case all+n > most:
-		return fmt.Sprintf("%s %d %s, all other Services have %d, and the limit of the node is %d", q.needs, n, q.unit, all, most)
+	case f == formSingle:
+	case f == formAffine && before.ids != nil && (before.maxConnections > 0) == (sp.MaxConnections > 0):
+		ids, number = before.ids, before.number
+	case f < formAffine && before.number != 0 && before.ids == nil:
+		number = before.number
+	default:
+		if number, reason = p.number(s, n.id(), f == formAffine); reason != "" {
+			return reason
+		}
+		if f == formAffine {
+			ids = newAffinePort(number)
+		}
 	}
+	p.request(elements, namespace, before.elements, needed)
+	n.form, n.elements, n.number, n.ids = f, needed, number, ids
 	return ""
 }
 
-// room returns the room that a Service takes, except numbers and source ranges. The Service may be nil.
-func (s *service) room() (t takenRoom) {
-	if s == nil {
-		return t
+// waitsForOthers is the reason of a refusal while the planner recalls numbers: what an earlier process granted comes first.
+const waitsForOthers = "other Services have been served before"
+
+// lack records that a service port is planned in a lower form than its Service asks for.
+func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, f form, reason string) {
+	field, what := "spec.ports", "is served by one endpoint only, and not at node ports or with the external policy Local"
+	switch {
+	case sp.Ranged():
+		field, what = model.PortRangesField, "is not served"
+	case f == formSingle:
+	case sp.Affinity > 0:
+		field, what = "spec.sessionAffinity", "has no session affinity"
+	case sp.MaxConnections > 0:
+		field, what = model.MaximumField, "has no maximum of connections"
+	default:
+		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
 	}
-	t.elements, t.portRanges = s.elements, s.portRanges
-	for _, port := range s.ports {
-		if port.holds {
-			t.holders[port.family]++
-		}
+	l := s.leaveOut(field, fmt.Sprintf("%s port %q %s: %s", n.family, n.name.Port, what, reason))
+	if reason == waitsForOthers {
+		l.forOthers = true
 	}
-	return t
 }
 
-// add adds n times the room of a Service.
-func (t *takenRoom) add(room *takenRoom, n int) {
-	t.elements += n * room.elements
-	t.portRanges += n * room.portRanges
-	for f := range t.holders {
-		t.holders[f] += n * room.holders[f]
+// number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. It returns the reason of a
+// refusal.
+func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
+	q, numbers := p.numbersRoom(id.family, affine), p.numbers[id.family]
+	if reason = p.request(q, id.name.Namespace, 0, 1); reason != "" {
+		s.lacking().needs(q, 1)
+		return 0, reason
 	}
+	if n = p.recallNumber(id, affine); n == 0 {
+		n = numbers.assign(affine)
+	}
+	if n == 0 { // the batch also frees numbers; until then, they are in use
+		p.request(q, id.name.Namespace, 1, 0)
+		s.lacking().needs(q, 1)
+		return 0, fmt.Sprintf("all %d %s are in use", q.Limit(), q.units)
+	}
+	return n, ""
 }
 
-// countRoom counts the room that a Service takes, except numbers and source ranges. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) countRoom(s *service, n int) {
-	if s == nil {
-		return
+func (p *Planner) numbersRoom(f inet.Family, affine bool) *quantity {
+	if affine {
+		return &p.rooms.affine[f]
 	}
-	room, t := s.room(), p.account(s.name.Namespace)
-	p.taken.add(&room, n)
-	if t.add(&room, n); *t == (takenRoom{}) {
-		delete(p.namespaces, s.name.Namespace)
-	}
-	p.noteHolders(s, n > 0)
-}
-
-// used returns the count of numbers of a namespace, and reports whether the namespace may have another one. A timeout other than 0 stands for
-// the numbers of affine service ports.
-func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
-	t := p.account(id.name.Namespace)
-	used, most := &t.numbers[id.family], int(endOthers)
-	if timeout > 0 {
-		used, most = &t.affine[id.family], (endBlock-firstBlock)*perBlock
-	}
-	return used, *used < most/numbersPerNamespace
-}
-
-// number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. A timeout other than 0
-// stands for an affine service port. It returns 0 if no number is free, or if the namespace has used its share.
-func (p *Planner) number(id portID, timeout uint32) (n uint32) {
-	numbers := p.numbers[id.family]
-	used, more := p.used(id, timeout)
-	if !more {
-		return 0
-	}
-	if n = p.recallNumber(id, timeout); n == 0 {
-		if timeout > 0 {
-			n = numbers.affine(timeout)
-		} else {
-			n = numbers.other()
-		}
-	}
-	if n != 0 {
-		*used++
-	}
-	return n
+	return &p.rooms.numbers[f]
 }
 
 // giveNumberBack frees a number of a namespace. It ignores 0.
 func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
-	if n == 0 {
-		return
+	if n != 0 {
+		p.numbers[f].giveBack(n)
+		p.request(p.numbersRoom(f, isAffine(n)), namespace, 1, 0)
 	}
-	p.numbers[f].giveBack(n)
-	if t := p.account(namespace); isAffine(n) {
-		t.affine[f]--
-	} else {
-		t.numbers[f]--
+}
+
+// giveBack frees the room, the numbers and the ids of endpoints that a Service does not need any more.
+func (p *Planner) giveBack(old, now *service) {
+	if old != nil {
+		namespace := old.name.Namespace
+		for _, o := range old.ports {
+			n := now.port(o.id())
+			if n == &noPort {
+				p.request(&p.rooms.elements, namespace, o.elements, 0)
+			}
+			if o.number != n.number {
+				p.giveNumberBack(o.family, namespace, o.number)
+			}
+		}
+		for f, s := range old.sources {
+			n := now.sourcesOf(f)
+			if s != nil && n == nil {
+				p.request(&p.rooms.sourceRanges, namespace, s.count(), 0)
+			}
+			if s != nil && (n == nil || n.number != s.number) {
+				p.giveNumberBack(inet.Family(f), namespace, s.number)
+			}
+		}
+		if now == nil {
+			p.request(&p.rooms.portRanges, namespace, old.portRanges, 0)
+			for f, n := range old.holders {
+				p.request(&p.rooms.holders[f], namespace, n, 0)
+			}
+		}
+	}
+	if now != nil {
+		for _, n := range now.ports {
+			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
+				n.freeIDs(before)
+			}
+		}
 	}
 }

@@ -5,38 +5,60 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestLimitsOfANodeAreDocumented compares the limits with the tables of the threat model.
+// TestLimitsOfANodeAreDocumented compares the limits with the tables of the pages.
 func TestLimitsOfANodeAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/threat-model.md")
-	lab.Must(t, err)
-	room := DefaultRoom()
-	for row, n := range map[string]int{
-		"conflicts reported of a Service": mostConflicts, "frontends and slots of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,
-		"port ranges of all Services":         room.PortRanges,
-		"service ports with session affinity": perBlock * (endBlock - firstBlock), "other service ports": endOthers - firstNumber,
+	r := newRooms(DefaultRoom())
+	for row, q := range map[string]quantity{
+		"frontends and slots": r.elements, "source ranges": r.sourceRanges, "port ranges": r.portRanges, "service ports without endpoint ids": r.numbers[0],
+		"service ports with session affinity": r.affine[0], "service ports that hold packets": r.holders[0],
 	} {
-		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
-		if number == nil || strings.ReplaceAll(string(number[1]), ",", "") != fmt.Sprint(n) {
-			t.Errorf("%s: the page has %s, the limit is %d", row, number, n)
+		numbers := rowOf(t, "../../docs/room.md", row, `\| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+)`)
+		for i, n := range []int{q.Limit(), q.Own(), q.Most()} {
+			if strings.ReplaceAll(numbers[i], ",", "") != fmt.Sprint(n) {
+				t.Errorf("%s: the page has %s, want %d", row, numbers[i], n)
+			}
 		}
+	}
+	if n := rowOf(t, "../../docs/threat-model.md", "conflicts reported of a Service", `\| ([0-9,]+)`); n[0] != fmt.Sprint(mostConflicts) {
+		t.Errorf("conflicts: the page has %s, the limit is %d", n[0], mostConflicts)
 	}
 	if got, err := RoomOf(map[string]int{"node-elements": 5, "node-source-ranges": 6, "node-port-ranges": 7}); err != nil || got != (Room{5, 6, 7}) {
 		t.Errorf("by name: %+v, %v", got, err)
 	}
-	if got, err := RoomOf(nil); err != nil || got != room || (Room{}).orDefault() != room {
+	if got, err := RoomOf(nil); err != nil || got != DefaultRoom() || (Room{}).orDefault() != DefaultRoom() {
 		t.Errorf("without any: %+v, %v", got, err)
 	}
+}
+
+// rowOf returns the parts of a row of a page that a pattern finds after the first cell.
+func rowOf(t *testing.T, file, row, pattern string) []string {
+	t.Helper()
+	page, err := os.ReadFile(file)
+	lab.Must(t, err)
+	found := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*` + pattern).FindSubmatch(page)
+	if found == nil {
+		t.Fatalf("%s has no row %q", file, row)
+	}
+	var parts []string
+	for _, part := range found[1:] {
+		parts = append(parts, string(part))
+	}
+	return parts
 }
 
 // TestAnEndpointWithAffinityIsTwoElements: an endpoint with affinity has an element in slots and an element in backends. Both take room.
@@ -53,57 +75,79 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	}
 }
 
-// TestANamespaceHasHalfOfTheNumbers covers numbers with and without affinity.
-func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
-	for timeout, all := range map[uint32]int{0: endOthers, 3600: perBlock * (endBlock - firstBlock)} {
-		p := New(testOptions())
-		id := func(namespace string) portID {
-			return portID{name: model.PortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: "s"}}}
+// TestAPortGivesWayInOrder: with less and less room, a service port first loses session affinity or its maximum, then its algorithm, and then all
+// endpoints but one. Frontends that need a number drop packets.
+func TestAPortGivesWayInOrder(t *testing.T) {
+	for _, c := range []struct {
+		what             string
+		elements, affine int // the room
+		affinity         bool
+		local            bool
+		want             [4]kind // of a cluster IP, a load-balancer IP, an external IP and a node port
+		field            string
+	}{
+		{"all", 1000, 10, true, false, [4]kind{kindAffinity, affinityKind(routeExternal), affinityKind(routeExternal), affinityKind(routeExternal)}, ""},
+		{"no affine number", 1000, 0, true, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal), directKind(routeExternal)},
+			"spec.sessionAffinity"},
+		{"elements for the table, but not for ids", 256, 10, true, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal),
+			directKind(routeExternal)}, "spec.sessionAffinity"},
+		{"elements for the endpoints, but not for a table", 30, 10, false, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal),
+			directKind(routeExternal)}, model.AlgorithmField},
+		{"nothing", 1, 10, true, false, [4]kind{kindSingle, singleKind(routeExternal), singleKind(routeExternal), kindDrop}, "spec.ports"},
+		{"nothing, with policies Local", 1, 10, true, true, [4]kind{singleKind(routeClusterLocal), kindDrop, kindDrop, kindDrop}, "spec.ports"},
+	} {
+		o := testOptions()
+		p := New(o)
+		p.rooms.elements.Room, p.rooms.affine[0].Room = roomOfOne(c.elements), room.New(c.affine)
+		s := benchService(0, 3, 0)
+		port := s.Ports[0]
+		port.Method, _ = balance.Parse("maglev")
+		if port.Local = port.Cluster[:1]; !c.local {
+			port.Local = nil
 		}
-		used, _ := p.used(id("a"), timeout)
-		*used = all/2 - 1
-		last, none, other := p.number(id("a"), timeout), p.number(id("a"), timeout), p.number(id("b"), timeout)
-		if last == 0 || none != 0 || other == 0 || *used != all/2 {
-			t.Errorf("timeout %d: the last number of a namespace is %x, the next one %x, that of another namespace %x", timeout, last, none, other)
+		if c.affinity {
+			port.Affinity = time.Hour
 		}
-		p.giveNumberBack(inet.IPv4, "a", last)
-		if *used != all/2-1 || p.number(id("a"), timeout) == 0 {
-			t.Errorf("timeout %d: %d numbers are used after one was given back", timeout, *used)
+		front := port.Frontends[0]
+		port.Frontends = nil
+		for i, kind := range []model.Kind{model.ClusterIP, model.LoadBalancer, model.ExternalIP, model.NodePort} {
+			front.Kind, front.Local, front.Addr = kind, c.local, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
+			if kind == model.NodePort {
+				front.Addr = netip.Addr{}
+			}
+			port.Frontends = append(port.Frontends, front)
+		}
+		sink := record(t, p)
+		p.Set(s.Name, s)
+		for i, f := range port.Frontends {
+			set, _ := p.layouts[0].mapsOf(&f)
+			e := sink.elements[nft.ID{Set: set, Key: frontendKey(&f.Key)}]
+			if got := kindOf(e.Data.AsUint32()); got != c.want[i] {
+				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, got.name(selector{}), c.want[i].name(selector{}))
+			}
+			single, has := sink.elements[nft.ID{Set: p.layouts[0].singles, Key: frontendKey(&f.Key)}]
+			if is := c.want[i] >= kindSingle && c.want[i] < kindAffinity; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
+				t.Errorf("%s: frontend %d has the only endpoint %v", c.what, i, single)
+			}
+		}
+		left := p.Excess(s.Name)
+		if c.field == "" && len(left) > 0 || c.field != "" && (len(left) != 1 || left[0].Field != c.field) {
+			t.Errorf("%s: left out are %v", c.what, left)
+		}
+		p.Set(s.Name, nil)
+		if n := p.rooms.elements.Total() + p.rooms.affine[0].Total() + p.rooms.numbers[0].Total() + len(p.uses) + len(p.waiting); n != 0 {
+			t.Errorf("%s: without the Service, %d units, classes or Services are left", c.what, n)
 		}
 	}
 }
 
-// TestAPortWithoutANumberDrops has frontends of each kind, with both policies. With another class, packets would pass untranslated.
-func TestAPortWithoutANumberDrops(t *testing.T) {
-	p := New(testOptions())
-	p.numbers[0].others.free = 0
-	s := benchService(0, 2, 0)
-	port := s.Ports[0]
-	port.Local = port.Cluster[:1]
-	front := port.Frontends[0]
-	port.Frontends = nil
-	for i, kind := range []model.Kind{model.ClusterIP, model.ExternalIP, model.LoadBalancer, model.NodePort} {
-		for _, local := range []bool{false, true} {
-			front.Kind, front.Local = kind, local
-			front.Key.Port = uint16(1000 + len(port.Frontends))
-			if front.Key.Addr = netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}); kind == model.NodePort {
-				front.Key.Addr = netip.Addr{}
-			}
-			port.Frontends = append(port.Frontends, front)
-		}
+// roomOfOne returns a room in which one namespace can take most units.
+func roomOfOne(most int) *room.Room {
+	r := room.New(0)
+	for limit := 0; r.Most() < most; limit++ {
+		r = room.New(limit)
 	}
-	p.Set(s.Name, s)
-	n := 0
-	p.Elements(func(e *nft.Element) {
-		if !e.Set.Verdict && e.Comment == port.Name.String() {
-			if n++; kindOf(e.Data.AsUint32()) != kindDrop {
-				t.Errorf("a port without a number has %v", e)
-			}
-		}
-	})
-	if n != len(port.Frontends) {
-		t.Errorf("%d elements, want one for each of %d frontends", n, len(port.Frontends))
-	}
+	return r
 }
 
 // TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of these ports and the number of the
@@ -111,7 +155,7 @@ func TestAPortWithoutANumberDrops(t *testing.T) {
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())
-		p.numbers[0].others.free = 0
+		p.rooms.numbers[0].Room = room.New(0)
 		s := benchService(0, 1, 0)
 		for i := 1; i < ports; i++ {
 			port := *s.Ports[0]

@@ -62,11 +62,13 @@ func (l *layout) table(o *Options) *nft.Table {
 			&nft.Chain{Name: ls.keepPort(), Comment: "draws the endpoint of a port range", Rules: l.keepPort(ls)},
 			&nft.Chain{Name: ls.rangeOrGone(), Comment: "the endpoint of a port range, or one that does not serve",
 				Rules: append(l.toRangeBackend(ls), rule("it does not serve", remember(l.affinity, nft.SrcAddr(l.family), dynsetDelete, expr.Dynset{})))},
+			&nft.Chain{Name: ls.knownOrNew(), Comment: "the client's endpoint, or a new one", Rules: l.knownOrNew(ls)},
+			&nft.Chain{Name: ls.toKnown(), Comment: "to the client's endpoint", Rules: l.toKnown(ls)},
 			&nft.Chain{Name: ls.anyNotFull(), Comment: "some slots, one after the other", Rules: l.anyNotFull(ls)},
 			&nft.Chain{Name: ls.unlessFull(), Comment: "skips full endpoints", Rules: l.unlessFull(ls)})
 	}
 	for r := range routes {
-		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(selector{}), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)},
+		chains = append(chains,
 			&nft.Chain{Name: limitedKind(r).name(selector{}), Comment: "endpoints have a maximum of connections",
 				Rules: append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
@@ -253,16 +255,16 @@ func masqueradeMarked(o *Options) nft.Rule {
 func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	ch := &nft.Chain{Name: c.chain()}
 	switch {
-	case c.kind >= kindRemember:
-		saddr := nft.SrcAddr(l.family)
-		timeout := expr.Dynset{Timeout: time.Duration(c.timeout) * time.Second}
-		ch.Rules = []nft.Rule{rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, timeout))}
 	case c.kind >= kindChoose:
 		ch.Rules = l.choose(c)
 	case c.kind >= kindPick:
 		ch.Rules = l.pick(c)
 	case c.kind >= kindDirect:
 		ch.Rules = l.direct(o, c.kind.route().list(), c.table)
+	case c.kind >= kindAffinity:
+		ch.Rules = l.sticky(o, c.kind.route().list(), c.timeout)
+	case c.kind >= kindSingle:
+		ch.Comment, ch.Rules = "no room for more endpoints", l.single(o, c.kind.route())
 	case c.kind >= kindRange:
 		r := c.kind.route()
 		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, r), rule("", goTo(r.list().keepPort())))
@@ -293,15 +295,7 @@ func (l list) fewer() string { return "fewer-" + l.prefix() + "endpoints" }
 
 // direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints, or with a hash instead of numgen
 func (l *layout) direct(o *Options, ls list, t table) []nft.Rule {
-	var rules []nft.Rule
-	for r := range routes {
-		for _, mark := range l.masqueradeRoute(o, r) {
-			if r.list() == ls {
-				rules = append(rules, rule(mark.Comment, hasRoute(r), mark.Exprs))
-			}
-		}
-	}
-	rules = append(rules, rule("", keepBits(portBits)))
+	rules := append(l.masqueradeList(o, ls), rule("", keepBits(portBits)))
 	for _, draw := range t.draws() {
 		rules = append(rules, rule(drawComment(t, draw), l.toEndpoint(ls, draw)))
 	}
@@ -355,24 +349,59 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 	return nil
 }
 
+// single: dnat to ip daddr . meta l4proto . th dport map @singles
+func (l *layout) single(o *Options, r route) []nft.Rule {
+	return append(l.masqueradeRoute(o, r),
+		rule("", dnat(l.family, key(l.vip()...), l.singles)),
+		rule(undone, setPriorityTo(0)))
+}
+
+// masqueradeList marks the packets of all routes to a list that need masquerading.
+func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
+	for r := range routes {
+		for _, mark := range l.masqueradeRoute(o, r) {
+			if r.list() == ls {
+				rules = append(rules, rule(mark.Comment, hasRoute(r), mark.Exprs))
+			}
+		}
+	}
+	return rules
+}
+
 // sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint and remember it. They first
 // delete the earlier element: an update of an element in the kernel does not change its data.
-func (l *layout) sticky(o *Options, r route) []nft.Rule {
+func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 	saddr := nft.SrcAddr(l.family)
-	toBackend := dnat(l.family, key(nft.L4Proto(), nft.Priority()), l.backends[r.list()])
-	keepTime := dispatch(blockBits, l.dispatch[stepRemember])
-	return append(l.masqueradeRoute(o, r),
+	keepTime := remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, expr.Dynset{Timeout: time.Duration(timeout) * time.Second})
+	return append(l.masqueradeList(o, ls),
 		rule("the service port's number", keepBits(affineBits)),
 		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),
 		rule("restart its timeout", hasBits(endpointBits), keepTime),
-		rule("same endpoint, if it still serves", toBackend),
-		rule("a port range, or it does not serve", hasBits(endpointBits), jump(r.list().rangeOrGone())),
-		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
-		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(r.list())),
+		rule("", jump(ls.knownOrNew())),
 		rule("", hasBits(endpointBits), keepTime),
-		rule("", toBackend),
-		l.toRangeBackend(r.list())[0],
-		rule(undone, setPriorityTo(0)))
+		rule("", goTo(ls.toKnown())))
+}
+
+// knownOrNew is the chain that translates a packet to the earlier endpoint of its client, or picks an endpoint. toKnown is the chain that
+// translates the packet to the picked one.
+func (l list) knownOrNew() string { return "affinity-" + l.prefix() + "known-or-new" }
+func (l list) toKnown() string    { return "affinity-" + l.prefix() + "to-known" }
+
+func (l *layout) toBackend(ls list) []expr.Any {
+	return dnat(l.family, key(nft.L4Proto(), nft.Priority()), l.backends[ls])
+}
+
+func (l *layout) knownOrNew(ls list) []nft.Rule {
+	return []nft.Rule{
+		rule("same endpoint, if it still serves", l.toBackend(ls)),
+		rule("a port range, or it does not serve", hasBits(endpointBits), jump(ls.rangeOrGone())),
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepPick+step(ls)])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(ls)),
+	}
+}
+
+func (l *layout) toKnown(ls list) []nft.Rule {
+	return append([]nft.Rule{rule("", l.toBackend(ls))}, append(l.toRangeBackend(ls), rule(undone, setPriorityTo(0)))...)
 }
 
 // firstSlot: meta priority set meta priority . numgen random mod 1 map @slots

@@ -27,11 +27,11 @@ func (p *Planner) Samples() []*nft.Table {
 func (l *layout) samples(withoutHash bool) []class {
 	var list []class
 	for k := kindSources; k < kindEnd; k++ {
-		if k < kindDirect {
+		if k < kindAffinity {
 			list = append(list, class{kind: k})
 			continue
 		}
-		if k == kindRemember {
+		if k < kindDirect {
 			list = append(list, class{kind: k, timeout: 1})
 			continue
 		}

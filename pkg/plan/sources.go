@@ -106,7 +106,7 @@ func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) [
 // sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of addresses and ports.
 type sources struct {
 	family inet.Family
-	// number is 0 if no number was free: then no source is allowed.
+	// number is 0 if there was no room: then no source is allowed.
 	number uint32
 	lists  [sourceLists][]model.AddrRange
 }
@@ -163,30 +163,31 @@ func (p *Planner) assignSources(s, old *service) {
 	}
 }
 
-// admitSources gives source ranges a number, and takes their room. It empties the lists if one of these is missing.
+// admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no number: no source is allowed.
 func (p *Planner) admitSources(s *service, before, out *sources) {
+	q, namespace, id, was := &p.rooms.sourceRanges, s.name.Namespace, sourcesID(s.name, out.family), 0
 	if before != nil {
-		out.number = before.number
+		out.number, was = before.number, before.count()
 	}
-	if out.number == 0 {
-		out.number = p.number(sourcesID(s.name, out.family), 0)
+	reason, waits := "", p.isStrict(out.family) && p.recalled.grants[id].number == 0
+	if waits {
+		reason = waitsForOthers
 	}
-	t := p.account(s.name.Namespace)
-	if before != nil {
-		p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges-before.count(), t.sourceRanges-before.count()
+	if reason == "" {
+		if reason = q.refusal(namespace, was, out.count()); reason != "" {
+			s.lacking().needs(q, out.count())
+		}
 	}
-	n, leave := out.count(), func(reason string) *lacking {
+	if reason == "" && out.number == 0 {
+		out.number, reason = p.number(s, id, false)
+	}
+	if reason != "" {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
-		out.lists = [sourceLists][]model.AddrRange{}
-		return s.leaveOut(sourceTexts[max(first, 0)].path, reason)
+		out.lists, out.number = [sourceLists][]model.AddrRange{}, 0
+		l := s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
+		l.forOthers = l.forOthers || waits
 	}
-	switch reason := p.shortage(sourceRangeRoom, s.name.Namespace, n, takenRoom{}); {
-	case out.number == 0:
-		leave("no source is allowed: no number is left for the source ranges of a Service of this namespace").number[out.family] = true
-	case reason != "":
-		leave(reason).sourceRanges[out.family] = n
-	}
-	p.taken.sourceRanges, t.sourceRanges = p.taken.sourceRanges+out.count(), t.sourceRanges+out.count()
+	p.request(q, namespace, was, out.count())
 }
 
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.
@@ -212,15 +213,11 @@ func (l *layout) allSourceElements(s *sources, each func(*nft.Element)) {
 	}
 }
 
-func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
+func (p *Planner) changeSources(l *layout, was, is *sources) {
 	for list := range sourceLists {
 		if was == nil || is == nil || was.number != is.number || !slices.Equal(was.lists[list], is.lists[list]) {
 			l.sourceElements(was, list, p.remove)
 			l.sourceElements(is, list, p.put)
 		}
-	}
-	if was != nil && is == nil {
-		p.taken.sourceRanges -= was.count()
-		p.account(namespace).sourceRanges -= was.count()
 	}
 }

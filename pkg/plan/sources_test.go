@@ -77,8 +77,8 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if p.taken.sourceRanges != 0 || len(p.uses) != 0 {
-			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, p.taken.sourceRanges, p.uses)
+		if n := p.rooms.sourceRanges.Total(); n != 0 || len(p.uses) != 0 {
+			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, n, p.uses)
 		}
 	}
 }
@@ -86,13 +86,14 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 // TestListsOfSourcesShareTheRoom: the lists of a Service add up. Without room, all of its lists are empty, so that no source is allowed.
 func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	o := testOptions()
-	o.Families, o.Room = []inet.Family{inet.IPv4}, Room{SourceRanges: 40}
+	o.Families = []inet.Family{inet.IPv4}
 	p := New(o)
+	p.rooms.sourceRanges.Room = roomOfOne(10)
 	within, above := guarded("a", 2, 2, 2, 2), guarded("ab", 1, 1, 1, 1)
 	p.Set(within.Name, within)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.taken.sourceRanges != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
-		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.taken.sourceRanges, p.Excess(within.Name), left)
+	if left := p.Excess(above.Name); p.rooms.sourceRanges.Total() != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
+		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.rooms.sourceRanges.Total(), p.Excess(within.Name), left)
 	}
 	firewalls := 0
 	p.Elements(func(e *nft.Element) {
@@ -105,8 +106,8 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	}
 	p.Set(within.Name, nil)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.taken.sourceRanges != 4 || len(left) != 0 {
-		t.Errorf("%d ranges are taken, parts are left out: %v", p.taken.sourceRanges, left)
+	if left := p.Excess(above.Name); p.rooms.sourceRanges.Total() != 4 || len(left) != 0 {
+		t.Errorf("%d ranges are taken, parts are left out: %v", p.rooms.sourceRanges.Total(), left)
 	}
 }
 

@@ -1,12 +1,13 @@
 package plan
 
 import (
+	"cmp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // lacking has the parts of a Service that are left out, and the room that they need.
@@ -14,30 +15,37 @@ type lacking struct {
 	// parts is the number of these parts. list has the first ones.
 	parts int
 	list  []Excess
-	// elements is the number of elements, sourceRanges the number of source ranges in each family, portRanges the number of port ranges.
-	elements     int
-	sourceRanges [2]int
-	portRanges   int
-	// number is true for each family in which a number is missing for source ranges, or for a service port that is not affine. affine is the timeout of an
-	// affine service port without a number, or 0.
-	number [2]bool
-	affine [2]uint32
-	// holders is the number of service ports in each family that should hold packets.
-	holders [2]int
+	// least has the smallest request of each quantity that was refused.
+	least map[*quantity]int
+	// forOthers is true if a part waits only because the planner recalls numbers.
+	forOthers bool
 }
 
 // mostExcess is the number of parts that [Planner.Excess] lists for one Service.
 const mostExcess = 20
 
-// leaveOut records that a part of a Service is left out. The caller adds the room that the part needs to the result.
-func (s *service) leaveOut(field, reason string) *lacking {
+// lacking returns the parts that are left out, for changes.
+func (s *service) lacking() *lacking {
 	if s.lacks == nil {
-		s.lacks = &lacking{}
-	}
-	if s.lacks.parts++; s.lacks.parts <= mostExcess {
-		s.lacks.list = append(s.lacks.list, Excess{field, reason})
+		s.lacks = &lacking{least: map[*quantity]int{}}
 	}
 	return s.lacks
+}
+
+// leaveOut records that a part of a Service is left out.
+func (s *service) leaveOut(field, reason string) *lacking {
+	l := s.lacking()
+	if l.parts++; l.parts <= mostExcess {
+		l.list = append(l.list, Excess{field, reason})
+	}
+	return l
+}
+
+// needs records a request of more units that was refused.
+func (l *lacking) needs(q *quantity, more int) {
+	if least, known := l.least[q]; !known || more < least {
+		l.least[q] = more
+	}
 }
 
 // leftOut returns the number of parts that are left out. The Service may be nil.
@@ -48,72 +56,69 @@ func (s *service) leftOut() int {
 	return s.lacks.parts
 }
 
-// fits reports whether there is room now for at least one part of a Service that is left out.
+// fits reports whether there may be room now for at least one part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
-	namespace, l := s.name.Namespace, s.lacks
-	for f := range l.sourceRanges {
-		number := func(timeout uint32) bool {
-			_, more := p.used(sourcesID(s.name, inet.Family(f)), timeout)
-			return more && p.numbers[f].hasFree(timeout)
-		}
-		if l.sourceRanges[f] > 0 && p.shortage(sourceRangeRoom, namespace, l.sourceRanges[f], takenRoom{}) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
+	if s.lacks.forOthers {
+		return true
+	}
+	for q, more := range s.lacks.least {
+		if q.Lacks(s.name.Namespace, 0, more) == room.None {
 			return true
 		}
 	}
-	has := func(q quantity, n int) bool { return p.shortage(q, namespace, n, takenRoom{}) == "" }
-	return l.holders != [2]int{} && has(holderRoom(0), l.holders[0]) && has(holderRoom(1), l.holders[1]) ||
-		l.portRanges > 0 && has(portRangeRoom, l.portRanges) || l.elements > 0 && has(elementRoom, l.elements)
+	return false
 }
 
-// noteRoom records whether a changed Service waits for room. If its namespace takes less room than before, or fewer parts of the Service wait,
-// another Service may have room now. noteRoom then records the namespace as freed.
-func (p *Planner) noteRoom(name types.NamespacedName, before takenRoom, old, now *service) {
-	list, waits, waited := p.waiting[name.Namespace], now.leftOut() > 0, old.leftOut() > 0
-	switch {
-	case waits && list == nil:
-		p.waiting[name.Namespace] = map[types.NamespacedName]struct{}{name: {}}
-	case waits:
-		list[name] = struct{}{}
-	case waited && len(list) == 1:
-		delete(p.waiting, name.Namespace)
-	case waited:
-		delete(list, name)
-	}
-	if len(p.waiting) > 0 && (waited && now.leftOut() < old.leftOut() || p.takenBy(name.Namespace).less(&before)) {
-		p.freed[name.Namespace] = struct{}{}
+// noteWaiting records whether a changed Service waits for room.
+func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
+	if now.leftOut() > 0 {
+		p.waiting[name] = struct{}{}
+	} else {
+		delete(p.waiting, name)
 	}
 }
 
-// mostLooked limits one call of [Planner.TakeWaiting]: the number of namespaces beside the freed ones, and the number of Services that it checks
-// in each namespace. mostAgain is the number of Services of a namespace that it returns.
-const mostLooked, mostAgain = 16, 4
-
-// TakeWaiting returns some of the Services that wait for room and have room now. Plan each of them again; then the next call may return more. If
-// no room became free since the last call, it checks no Service and returns nil.
-func (p *Planner) TakeWaiting() (names []types.NamespacedName) {
-	if len(p.freed) == 0 {
+// TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again in this order; then the next
+// call may return more. If no room became free since the last call, it checks no Service and returns nil.
+func (p *Planner) TakeWaiting(most int) (names []types.NamespacedName) {
+	if !p.freed {
 		return nil
 	}
-	n := 0
-	for namespace := range p.waiting { // Go iterates over a map from a random start, so every namespace has its turn
-		if n++; n > mostLooked {
-			break
-		}
-		p.freed[namespace] = struct{}{}
-	}
-	for namespace := range p.freed {
-		looked, again := 0, 0
-		for name := range p.waiting[namespace] {
-			if looked++; looked > mostLooked || again == mostAgain {
-				break
-			}
-			if p.fits(p.services[name]) {
-				names = append(names, name)
-				again++
-			}
+	p.freed = false
+	var list []*service
+	for name := range p.waiting {
+		if s := p.services[name]; p.fits(s) {
+			list = append(list, s)
 		}
 	}
-	clear(p.freed)
-	slices.SortFunc(names, model.CompareNames)
+	slices.SortFunc(list, (*service).compareAge)
+	for _, s := range list[:min(most, len(list))] {
+		names = append(names, s.name)
+	}
+	p.freed = len(list) > most
 	return names
+}
+
+// compareAge orders Services by the time of their creation, then by UID. The author of a Service cannot choose either of them.
+func (s *service) compareAge(o *service) int {
+	return cmp.Or(cmp.Compare(s.created, o.created), cmp.Compare(s.uid, o.uid), model.CompareNames(s.name, o.name))
+}
+
+// Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the room that an earlier process
+// had granted, see [Planner.Recall]. All other room goes to the oldest Services. So Services that were created later take nothing from Services that
+// were served before, and new nodes decide alike.
+func (p *Planner) Begin(names []types.NamespacedName, set func([]types.NamespacedName)) {
+	p.undecided = true
+	set(names)
+	if len(p.waiting) > 0 && p.recalled == nil {
+		// There is no earlier process, and not enough room for all. So nobody keeps the room that the order of names gave.
+		p.recalled = newRecalled()
+		p.recalled.strict = [2]bool{true, true}
+		set(names)
+	}
+	p.EndRecall()
+	p.undecided = false
+	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {
+		set(again)
+	}
 }

@@ -176,7 +176,7 @@ func hasNoBits(mask uint32) []expr.Any {
 	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)})
 }
 
-// hasRoute: meta priority & 0:700 == ROUTE, of a word with a direct class
+// hasRoute: meta priority & 0:700 == ROUTE, of a word with a direct or affinity class
 func hasRoute(r route) []expr.Any {
 	return append(priorityBits(reg, routeBits), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(r.bits())})
 }

@@ -27,12 +27,15 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	if dirty.Node || dirty.ServiceCIDRs {
 		p.publish()
 	}
-	if !p.started && p.Planner.Services() == 0 && !p.Planner.Recalling() {
-		if err := p.Kernel.Recall(p.Planner, nil); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
-		}
+	names := sortedNames(dirty.Services)
+	if p.started || p.Planner.Services() > 0 {
+		return p.planFresh(names)
 	}
-	return p.planFresh(sortedNames(dirty.Services))
+	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
+	}
+	p.Planner.Begin(names, func(names []types.NamespacedName) { p.planFresh(names) })
+	return names
 }
 
 func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {

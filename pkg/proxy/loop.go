@@ -144,9 +144,6 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	if !p.maySend() {
 		return false
 	}
-	if p.Planner.Recalling() {
-		p.Planner.EndRecall()
-	}
 	for attempt := 1; ; attempt++ {
 		s := &Sync{Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now()}
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)

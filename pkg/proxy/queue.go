@@ -315,10 +315,13 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	return s.planAll(names, func(rest []types.NamespacedName) { p.queue.pop(names[:len(names)-len(rest)]) })
 }
 
+// mostAgain is the largest number of Services that the loop plans again after room became free.
+const mostAgain = 64
+
 // afterPlanning runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
 func (p *Proxy) afterPlanning() {
 	p.reportConflicts(p.Planner)
 	if p.started {
-		p.queue.push(p.Planner.TakeWaiting()) // Services that lacked room on this node until now
+		p.queue.push(p.Planner.TakeWaiting(mostAgain)) // Services that lacked room on this node until now
 	}
 }

@@ -52,6 +52,7 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 	}
 	names := source.Services()
 	p.Expect(len(names))
+	built := make(map[types.NamespacedName]*model.Service, len(names))
 	for _, name := range names {
 		options.Starts = starts[name]
 		service := model.Build(source.Service(name), source.Slices(name), facts.Node, options)
@@ -60,11 +61,15 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 				return problems, err
 			}
 		}
-		p.Set(name, service)
+		built[name] = service
 		if service != nil {
 			problems = append(problems, service.Problems...)
 		}
 	}
-	p.EndRecall()
+	p.Begin(names, func(names []types.NamespacedName) {
+		for _, name := range names {
+			p.Set(name, built[name])
+		}
+	})
 	return problems, nil
 }

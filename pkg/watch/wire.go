@@ -34,6 +34,7 @@ const (
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
+			5:  {how: all},                                        // uid
 			8:  {how: all},                                        // creationTimestamp
 			12: {keys: model.AnnotationsOf(false), unknown: true}, // annotations
 		}},

@@ -243,7 +243,7 @@ func word(text string) uint32 {
 
 // numberOf returns the number of a service port in a register value: with session affinity it is the upper half.
 func numberOf(word uint32) string {
-	if word >= 0xa000_0000 {
+	if word >= 0xc000_0000 {
 		return fmt.Sprintf("%x:0", word>>16)
 	}
 	return fmt.Sprintf("%x:%x", word>>16, word&0xf800)

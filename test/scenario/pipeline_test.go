@@ -308,16 +308,20 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 		f.planner.SetNodeAddresses(family, addrs)
 		f.planner.SetServiceCIDRs(family, f.cidrs[family])
 	}
+	built := map[types.NamespacedName]*model.Service{}
 	for _, name := range source.Services() {
 		options := s.model
 		options.Starts = starts[name]
-		service := model.Build(loaded.Service(name), loaded.Slices(name), f.node, options)
-		f.planner.Set(name, service)
-		if service != nil {
-			f.services = append(f.services, service)
+		built[name] = model.Build(loaded.Service(name), loaded.Slices(name), f.node, options)
+		if built[name] != nil {
+			f.services = append(f.services, built[name])
 		}
 	}
-	f.planner.EndRecall()
+	f.planner.Begin(source.Services(), func(names []types.NamespacedName) {
+		for _, name := range names {
+			f.planner.Set(name, built[name])
+		}
+	})
 	return f, nil
 }
 

@@ -209,6 +209,7 @@ func parseSettings(args []string) (settings, error) {
 	prefix := fs.String("pod-interface-name-prefix", "", "")
 	nodePorts := fs.String("nodeport-addresses", "", "")
 	fs.BoolVar(&s.model.IgnoreExternalIPs, "ignore-external-ips", false, "")
+	fs.IntVar(&s.plan.Room.Elements, "node-elements", 0, "")
 	fs.StringVar(&s.unusedPorts, "refuse-unused-ports", "cluster", "")
 	ping := fs.String("answer-ping", "none", "")
 	if err := fs.Parse(args); err != nil {

@@ -60,7 +60,7 @@ var alterations = []struct {
 	{
 		name:   "one endpoint with affinity fewer than the class says",
 		sticky: true,
-		input:  "delete element ip kube-nftproxy slots { a000:0 . 1 }",
+		input:  "delete element ip kube-nftproxy slots { c000:0 . 1 }",
 		want:   []string{"pod-0 sees 10.244.0.11"},
 	},
 	{

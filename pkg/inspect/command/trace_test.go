@@ -158,7 +158,7 @@ any endpoint; one of 2 by chance
 		{name: "the node, rule by rule", args: []string{"node", "10.96.0.11:80/tcp", "-o", "wide"}, want: `192.0.2.1 -> 10.96.0.11:80/tcp, sent by this node
 Service port: shop/sticky
 
-a cluster IP: any endpoint; a client stays with its endpoint
+any endpoint; a client stays with its endpoint, and is remembered for 3h0m0s
   100 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: not from a local pod
 
 Rules that act on the packet, on the first of these paths:
@@ -166,10 +166,10 @@ Rules that act on the packet, on the first of these paths:
       regions: 10.96.0.0
       lease: tcp
   output services: meta priority set ip daddr . meta l4proto . th dport map @services
-      services: 10.96.0.11 . tcp . 80 : a000:5  # shop/sticky
+      services: 10.96.0.11 . tcp . 80 : c000:1aa  # shop/sticky
   output services: meta priority & 8000:7ff vmap @dispatch
-      dispatch: 8000:5 : goto affinity-cluster
-  output affinity-cluster: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
+      dispatch: 8000:1aa : goto affinity-for-10800
+  output affinity-for-10800: meta priority & 0:700 == 0:100 ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
       marks it for masquerading
 `},
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
@@ -389,7 +389,7 @@ func TestDiff(t *testing.T) {
 		t.Errorf("error %v, want that something differs", err)
 	}
 	for _, line := range []string{
-		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : a000:5`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : a100:5`,
+		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : c000:1aa`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : c000:1aa`,
 		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
 		`+ ip map dispatch: 8000:101 : goto endpoints-of-1`, `+ ip chain endpoints-of-1`, `- ip set mine`, `- ip chain endpoints-of-2: counter accept`,
 		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
