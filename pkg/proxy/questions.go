@@ -226,9 +226,20 @@ func (p *Proxy) Behaviours(ctx context.Context, names []types.NamespacedName) (m
 	})
 }
 
-// Numbers returns the assigned numbers of Services.
-func (p *Proxy) Numbers(ctx context.Context) (*plan.Numbers, error) {
-	return ask(ctx, p, p.Planner.Numbers)
+// Numbers returns the room and the numbers of Services. Before the first sync, it fails, because there is no plan to compare with.
+func (p *Proxy) Numbers(ctx context.Context) (numbers *plan.Numbers, err error) {
+	var waits string
+	numbers, err = ask(ctx, p, func() *plan.Numbers {
+		if !p.started {
+			waits = p.account.waits
+			return nil
+		}
+		return p.Planner.Numbers()
+	})
+	if err == nil && numbers == nil {
+		err = fmt.Errorf("there is no plan yet: the program waits %s; ask again after its first sync", waits)
+	}
+	return numbers, err
 }
 
 func (s *past) view() *view.Sync {

@@ -35,6 +35,9 @@ func TestStatusFollowsTheLoop(t *testing.T) {
 		if l := b.status(t); l.Waits != "to read all Services and EndpointSlices" || l.Last != nil {
 			t.Errorf("before anything was read: %+v", l)
 		}
+		if _, err := b.Numbers(context.Background()); err == nil || !strings.Contains(err.Error(), "to read all Services and EndpointSlices") {
+			t.Errorf("numbers before anything was read: %v", err)
+		}
 		for i := range 9 {
 			b.set(i, 2)
 		}
