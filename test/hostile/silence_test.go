@@ -47,7 +47,7 @@ func TestSilencer(t *testing.T) {
 			guest, err := l.Accept()
 			lab.Must(t, err)
 			_, _ = guest.Write(claim) // some guests only look whether the name is free
-			defer guest.Close() //nolint:errcheck // until the end of this process
+			defer guest.Close()       //nolint:errcheck // until the end of this process
 		}
 	}
 }
