@@ -319,7 +319,7 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 	_ = conn.SetDeadline(time.Time{})
 	for ; err == nil; m, err = receive(g.lines) {
 		switch g.record = m.Record; {
-		case earlier && m.Ready:
+		case earlier && m.Ready && m.newer(i.own(challenge{}).Record):
 			i.refused.Do(func() {
 				i.Unknown(fmt.Errorf("a process claims to be a newer instance of this program: %w", errUnproven))
 			})
