@@ -14,10 +14,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// renewEvery is the time between two renewals of the lease. The rest of the lease is time for retries.
-const renewEvery = plan.Lease / 3
+// abandonedAfter is the time without a renewal of the lease after which the process that serves is considered not to work. renewEvery is the time
+// between two renewals.
+const (
+	abandonedAfter = 30 * time.Second
+	renewEvery     = abandonedAfter / 3
+)
 
-// renewAgain is the time between a failed renewal and the next attempt.
+// renewAgain is the time between a failed renewal and the next attempt, and between two looks at the lease that another process renews.
 const renewAgain = 2 * time.Second
 
 // renewals counts the commits of [Lease.Run], so that a sync does not mistake them for foreign commits.
@@ -64,12 +68,15 @@ type Lease struct {
 	conn   *nft.Conn
 	// elements are copies of the planner's elements with copies of their sets, because syncs change the planner's sets.
 	elements []nft.Element
-	// every is the time between two renewals.
-	every time.Duration
+	// every and abandoned are [renewEvery] and [abandonedAfter].
+	every, abandoned time.Duration
 	// May reports whether this process serves the tables.
 	May func() bool
 	// Failed receives the error of a failed renewal. Failures that follow are not reported until a renewal succeeds.
 	Failed func(error)
+	// Abandoned is called while this process does not serve, if no process has renewed the lease for a while. Only a process with CAP_NET_ADMIN
+	// can renew it, so no other process can pretend to serve.
+	Abandoned func()
 }
 
 // Lease returns a [Lease] for the planner's tables. It opens a connection in the network namespace of the calling thread.
@@ -78,7 +85,10 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open connection for the lease: %w", err)
 	}
-	l := &Lease{kernel: k, conn: conn, every: renewEvery, May: func() bool { return true }, Failed: func(error) {}}
+	l := &Lease{
+		kernel: k, conn: conn, every: renewEvery, abandoned: abandonedAfter,
+		May: func() bool { return true }, Failed: func(error) {}, Abandoned: func() {},
+	}
 	for _, e := range p.Leases() {
 		set := *e.Set
 		if n := len(l.elements); n > 0 && l.elements[n-1].Set.Family == set.Family {
@@ -91,13 +101,20 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	return l, nil
 }
 
-// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection.
+// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection. While this process does not
+// serve, Run watches whether another process renews the lease.
 func (l *Lease) Run(ctx context.Context) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
-	failing := false
+	failing, last := false, time.Now()
 	for {
 		pause := min(l.every, renewAgain)
-		if l.May() {
+		if !l.May() {
+			if last = l.lastRenewal(last); time.Since(last) > l.abandoned {
+				l.Abandoned()
+				last = time.Now()
+			}
+		} else {
+			last = time.Now()
 			pause = l.every
 			err := l.renew()
 			if err != nil {
@@ -114,6 +131,21 @@ func (l *Lease) Run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// lastRenewal returns the time of the last renewal by any process, or known if that is later or no lease can be read.
+func (l *Lease) lastRenewal(known time.Time) time.Time {
+	for i := range l.elements {
+		if i > 0 && l.elements[i].Set == l.elements[i-1].Set {
+			continue
+		}
+		_ = l.conn.EachFound(l.elements[i].Set, func(f *nft.Found) { // without a table, nobody renews its lease
+			if at := time.Now().Add(f.Expires - plan.Lease); at.After(known) {
+				known = at
+			}
+		})
+	}
+	return known
 }
 
 // renew renews the lease of the tables that exist and have a set lease of the same form.

@@ -138,6 +138,37 @@ func TestOnlyExistingLeasesAreRenewed(t *testing.T) {
 	}
 }
 
+// TestAnAbandonedLeaseIsNoticed: a process that does not serve notices that no other process renews the lease, whether the tables exist or not.
+func TestAnAbandonedLeaseIsNoticed(t *testing.T) {
+	k, p := synced(t)
+	serving, stop := context.WithCancel(t.Context())
+	renewing, err := open(t).Lease(p)
+	lab.Must(t, err)
+	renewing.every = 5 * time.Millisecond
+	go renewing.Run(serving)
+	waiting, err := k.Lease(p)
+	lab.Must(t, err)
+	looks, abandoned := atomic.Int32{}, make(chan struct{}, 100)
+	begun := time.Now()
+	waiting.every, waiting.abandoned, waiting.Abandoned = 5*time.Millisecond, time.Second, func() { abandoned <- struct{}{} }
+	waiting.May = func() bool { looks.Add(1); return false }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); waiting.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	eventually(t, func() bool { return looks.Load() > 100 && time.Since(begun) > 2*waiting.abandoned })
+	if len(abandoned) > 0 {
+		t.Error("the lease counts as abandoned while another process renews it")
+	}
+	stop()
+	<-abandoned
+	run(t, "nft", "flush ruleset")
+	<-abandoned
+	if count := k.renewals.count; count != 0 {
+		t.Errorf("a process that does not serve has renewed the lease %d times", count)
+	}
+}
+
 // TestAFailingRenewalIsReportedOnceAndRetried: while another program owns the table, renewals fail. The lease reports only the first failure, and
 // retries the renewal until it succeeds.
 func TestAFailingRenewalIsReportedOnceAndRetried(t *testing.T) {

@@ -67,5 +67,11 @@ func (d *daemon) keepLease(logger klog.Logger) (err error) {
 	}
 	d.lease.May = d.instance.Alone
 	d.lease.Failed = func(err error) { logger.Error(err, "Failed to renew the lease of the tables, will retry") }
+	d.lease.Abandoned = func() {
+		if other := d.instance.Other(); d.instance.Reclaim() {
+			d.metrics.TookOver()
+			logger.Error(nil, "The other instance has not renewed the lease of the tables for 30 s; this instance takes over", "other", other)
+		}
+	}
 	return nil
 }

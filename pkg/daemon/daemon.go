@@ -247,7 +247,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	}
 	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
-		logger.Error(err, "Cannot query a process that may be another instance of this program; this instance serves")
+		logger.Error(err, "Cannot agree with a process that may be another instance of this program; this instance serves")
 	}
 	if err := d.keepLease(logger); err != nil {
 		return d, err

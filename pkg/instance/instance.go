@@ -43,8 +43,7 @@ const (
 // Instance is this process among others. Its methods are safe for concurrent use.
 type Instance struct {
 	name string
-	self Record
-	// Unknown is called when a process holds the name that this one cannot communicate with, once for each reason.
+	// Unknown is called when this process cannot agree with another one, once for each reason.
 	Unknown func(error)
 
 	granted atomic.Bool
@@ -53,12 +52,15 @@ type Instance struct {
 	wake, stopped chan struct{}
 
 	mu          sync.Mutex
+	self        Record
 	ready, held bool
 	other       *Record
 	// guests are the processes that are connected to this one, the holder.
 	guests map[*guest]Record
 	// said is the last reason passed to Unknown, or "" if this process communicates with the holder or is it.
 	said string
+	// refused is done after the first claim without a proof.
+	refused sync.Once
 }
 
 // New returns an instance that may not serve yet.
@@ -78,6 +80,21 @@ func (i *Instance) Ready() {
 	}
 	i.mu.Unlock()
 	signal(i.wake)
+}
+
+// Reclaim lets this process serve again, as the newest one, because the process that serves does not work. It returns false, and changes
+// nothing, if this process is not ready or serves already.
+func (i *Instance) Reclaim() bool {
+	i.mu.Lock()
+	if i.granted.Load() || !i.ready {
+		i.mu.Unlock()
+		return false
+	}
+	i.self.Started, i.other = sinceBoot(), nil
+	i.grant(true)
+	i.mu.Unlock()
+	signal(i.wake) // claims the name
+	return true
 }
 
 // Granted reports whether this process may serve.
@@ -165,10 +182,11 @@ func (i *Instance) set(held bool, other *Record) {
 	i.grant(i.ready && other == nil)
 }
 
-func (i *Instance) isReady() bool {
+// own returns the message about this process.
+func (i *Instance) own(c challenge) message {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.ready
+	return message{Record: i.self, Ready: i.ready, challenge: c}
 }
 
 func signal(c chan struct{}) {
@@ -233,7 +251,7 @@ func (i *Instance) hold(ctx context.Context, l net.Listener) {
 		case <-ctx.Done():
 			return
 		case g := <-claims:
-			if i.isReady() && !g.record.newer(i.self) {
+			if own := i.own(challenge{}); own.Ready && !g.record.newer(own.Record) {
 				continue
 			}
 			i.yield(ctx, l, g)
@@ -274,24 +292,42 @@ type guest struct {
 // entertain answers a guest until it disconnects or claims the name. A claim passes on the connection.
 func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *guest) {
 	defer func() { _ = conn.Close() }() // nothing is lost
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
 	g := &guest{Conn: conn, lines: bufio.NewReaderSize(conn, longest)}
 	defer i.setGuest(g, false)
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	if trusted(conn) != nil {
 		return
 	}
-	for first := true; ; first = false {
-		m, err := receive(g.lines)
-		if err != nil {
-			return
+	v, err := newVerifier()
+	if err != nil {
+		return
+	}
+	defer v.close()
+	stop := context.AfterFunc(ctx, func() {
+		_ = conn.Close()
+		v.close()
+	})
+	defer stop()
+	m, err := receive(g.lines)
+	if err != nil || m.prove(i.name) != nil || send(conn, i.own(v.challenge)) != nil || m.ID == "" {
+		return
+	}
+	earlier := m.Port == 0 // a guest of an earlier version may stand by, but not claim the name
+	if !earlier && v.verify(i.name) != nil {
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	for ; err == nil; m, err = receive(g.lines) {
+		switch g.record = m.Record; {
+		case earlier && m.Ready && m.newer(i.own(challenge{}).Record):
+			i.refused.Do(func() {
+				i.Unknown(fmt.Errorf("a process claims to be a newer instance of this program: %w", errUnproven))
+			})
+			continue
+		case earlier:
+			continue
 		}
-		if g.record = m.Record; first && send(conn, message{Record: i.self, Ready: i.isReady()}) != nil {
-			return
-		}
-		_ = conn.SetDeadline(time.Time{})
-		if i.setGuest(g, m.ID != ""); !m.Ready {
+		if i.setGuest(g, true); !m.Ready {
 			continue
 		}
 		select {
@@ -353,14 +389,22 @@ func (i *Instance) visit(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer func() { _ = conn.Close() }() // nothing is lost
-	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	if err := trusted(conn); err != nil {
 		return err
 	}
+	v, err := newVerifier()
+	if err != nil {
+		return fmt.Errorf("agree with another instance of this program: %w", err)
+	}
+	defer v.close()
+	context.AfterFunc(ctx, func() {
+		_ = conn.Close()
+		v.close()
+	})
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	lines := bufio.NewReaderSize(conn, longest)
-	ready := i.isReady()
-	err = send(conn, message{Record: i.self, Ready: ready})
+	own := i.own(v.challenge)
+	err = send(conn, own)
 	m := message{}
 	if err == nil {
 		m, err = receive(lines)
@@ -371,10 +415,22 @@ func (i *Instance) visit(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("agree with another instance of this program: %w", errRefused)
 	}
+	earlier := m.Port == 0 // a holder of an earlier version yields, but cannot prove anything
+	if !earlier {
+		err = v.verify(i.name)
+		if err == nil && m.prove(i.name) != nil {
+			err = errRefused // it may be about to exit
+		}
+		if err != nil {
+			return fmt.Errorf("agree with another instance of this program: %w", err)
+		}
+	}
 	holder := m.Record
-	i.set(false, &holder)
-	i.setSaid("")
-	return i.wait(conn, lines, ready, i.self.newer(holder))
+	if !i.Granted() || !earlier && holder.newer(own.Record) {
+		i.set(false, &holder)
+		i.setSaid("")
+	}
+	return i.wait(conn, lines, own, func(own Record) bool { return earlier || own.newer(holder) })
 }
 
 // Find names the process of this program that serves the network namespace of the calling thread, or returns "" if there is none. An error
@@ -391,18 +447,27 @@ func Find(name string) (holder string, err error) {
 	if err := trusted(conn); err != nil {
 		return "", err
 	}
-	if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), send(conn, message{})); err != nil {
+	v, err := newVerifier()
+	if err != nil {
+		return "", err
+	}
+	defer v.close()
+	if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), send(conn, message{challenge: v.challenge})); err != nil {
 		return "", err
 	}
 	m, err := receive(bufio.NewReaderSize(conn, longest))
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errSilent, err)
 	}
-	return m.String(), nil
+	if m.Port != 0 { // otherwise it is of an earlier version
+		err = v.verify(name)
+	}
+	return m.String(), err
 }
 
-// wait waits until the holder exits or yields, and announces when this process becomes ready.
-func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) error {
+// wait waits until the holder exits or yields, and announces changes of this process since the message own. claims reports whether a process
+// that is ready replaces the holder.
+func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, claims func(Record) bool) error {
 	_ = conn.SetReadDeadline(time.Time{})
 	done := make(chan error, 1)
 	go func() {
@@ -410,15 +475,15 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) e
 		done <- err
 	}()
 	for claimed := false; ; {
-		if ready && newer && !claimed {
+		if own.Ready && !claimed && claims(own.Record) {
 			claimed = true
 			_ = conn.SetReadDeadline(time.Now().Add(2 * patience)) // the holder yields, unless it hangs
 		}
 		select {
 		case <-i.wake:
-			if !ready {
-				ready = true
-				_ = send(conn, message{Record: i.self, Ready: true}) // if this fails, the holder has exited
+			if now := i.own(own.challenge); now != own {
+				own = now
+				_ = send(conn, own) // if this fails, the holder has exited
 			}
 		case err := <-done:
 			if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -429,7 +494,7 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) e
 	}
 }
 
-// trusted fails if the peer belongs to another user. Root and this process's user control this process anyway.
+// trusted fails if the peer belongs to a user other than root and this process's user, so that no other user uses up the guests of a holder.
 func trusted(conn net.Conn) error {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {

@@ -28,6 +28,9 @@ type crowd struct {
 	mu      sync.Mutex
 	serving []string
 	unknown chan error
+	// always is the only process that may serve, and that may not stop, if set. several processes may serve at once if it is true.
+	always  string
+	several bool
 }
 
 func newCrowd(t *testing.T) *crowd {
@@ -78,7 +81,10 @@ func (c *crowd) serve(p *process, serves bool) {
 	if serves {
 		c.serving = append(c.serving, p.name)
 	}
-	if len(c.serving) > 1 {
+	if c.always != "" && !slices.Equal(c.serving, []string{c.always}) && c.Context().Err() == nil {
+		c.Errorf("%q serves instead of %s", c.serving, c.always)
+	}
+	if len(c.serving) > 1 && !c.several {
 		c.Errorf("%s serve at once", strings.Join(c.serving, " and "))
 	}
 }

@@ -51,6 +51,7 @@ func sinceBoot() int64 {
 // message is one line between processes.
 type message struct {
 	Record
+	challenge
 	Ready bool `json:"ready,omitempty"`
 	Yours bool `json:"yours,omitempty"`
 }

@@ -460,6 +460,9 @@ func TestBadSlice(t *testing.T) {
 		{"multicast", address("224.0.0.1"), "1 3", []string{`endpoints[0].addresses: "224.0.0.1": is a multicast address`}},
 		{"broadcast", address("255.255.255.255"), "1 3",
 			[]string{`endpoints[0].addresses: "255.255.255.255": is the broadcast address`}},
+		{"loopback", address("127.1.2.3"), "1 3", []string{`endpoints[0].addresses: "127.1.2.3": is a loopback address`}},
+		{"mapped loopback", address("::ffff:127.0.0.1"), "1 3", []string{`endpoints[0].addresses: "::ffff:127.0.0.1": is a loopback address`}},
+		{"link-local", address("169.254.169.254"), "1 3", []string{`endpoints[0].addresses: "169.254.169.254": is a link-local address`}},
 		{"zone", address("fe80::1%eth0"), "1 3",
 			[]string{`endpoints[0].addresses: "fe80::1%eth0": an IPv6 zone has no meaning outside its node; leave it out`}},
 		{"very many", func(s *discoveryv1.EndpointSlice) {
@@ -481,15 +484,6 @@ func TestBadSlice(t *testing.T) {
 			}
 			lab.Same(t, problemsOf("EndpointSlice", "bad", tc.problems), got.Problems, "problems")
 		})
-	}
-}
-
-// TestLoopbackEndpoint: loopback endpoints are used, as in kube-proxy, although the API server rejects them.
-func TestLoopbackEndpoint(t *testing.T) {
-	got := build(t, service(), slice("a", discoveryv1.Endpoint{Addresses: []string{"127.0.0.1"}}))
-	want := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
-	if diff := cmp.Diff(want, got.Ports[0].Cluster, exact); diff != "" {
-		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}
 }
 

@@ -476,8 +476,8 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first address, and
-// loopback addresses are valid. The API lets a consumer use any of the addresses.
+// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first address. The API lets a
+// consumer use any of the addresses. Loopback and link-local addresses, which the API server rejects, would lead to this node and its neighbours.
 func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
@@ -490,7 +490,13 @@ func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason
 	if inet.FamilyOf(addr) != f {
 		return addr, quoted(ep.Addresses[0], "not an "+f.String()+" address, as addressType says")
 	}
-	if reason = unusable(addr); reason != "" {
+	switch reason = unusable(addr); {
+	case addr.IsLoopback():
+		reason = "is a loopback address"
+	case addr.IsLinkLocalUnicast():
+		reason = "is a link-local address"
+	}
+	if reason != "" {
 		return addr, quoted(ep.Addresses[0], reason)
 	}
 	return addr, ""

@@ -117,7 +117,6 @@ func TestClaimsOf(t *testing.T) {
 		{"policy Local", local, three[:1]},
 		{"another family", six, nil},
 		{"no Service", nil, nil},
-		{"an endpoint on loopback", nodePort("web", 30080, endpoints("10.0.0.1:80", "127.0.0.1:30080")), three[:1]},
 	} {
 		var got []netip.AddrPort
 		for _, claim := range claimsOf(c.service, []inet.Family{inet.IPv4}) {

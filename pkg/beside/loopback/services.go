@@ -52,20 +52,10 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 			if !f.Sources.Admits(inet.Localhost[p.Family]) {
 				endpoints = nil
 			}
-			list = append(list, &claim{f.Key, p.Name, s.Created, withoutLoopback(endpoints), p.Affinity})
+			list = append(list, &claim{f.Key, p.Name, s.Created, endpoints, p.Affinity})
 		}
 	}
 	return list
-}
-
-// withoutLoopback removes endpoints on loopback addresses, because such an endpoint could be a listener of this package. The API server also
-// rejects such endpoints.
-func withoutLoopback(list []netip.AddrPort) []netip.AddrPort {
-	onLoopback := func(a netip.AddrPort) bool { return a.Addr().Unmap().IsLoopback() || a.Addr().IsUnspecified() }
-	if !slices.ContainsFunc(list, onLoopback) {
-		return list
-	}
-	return slices.DeleteFunc(slices.Clone(list), onLoopback)
 }
 
 // claims are the node ports of all Services.

@@ -44,6 +44,7 @@ type Metrics struct {
 
 	checks, repairs *prometheus.CounterVec
 	drift, standby  prometheus.Gauge
+	takeovers       prometheus.Counter
 	configOutdated  prometheus.Gauge
 	flowPasses      *prometheus.CounterVec
 	watchErrors     *prometheus.CounterVec
@@ -203,6 +204,8 @@ func (m *Metrics) registerTrust(r registry) {
 		"1 if the last sync failed and the rules may be out of date, else 0.")
 	m.standby = r.gauge("kubenftproxy_standing_by",
 		"1 if another instance of the program serves this node and this instance waits, else 0.")
+	m.takeovers = r.counter("kubenftproxy_takeovers_total",
+		"Takeovers by this instance from an instance that had not renewed the lease of the tables for 30 seconds.")
 	m.configOutdated = r.gauge("kubenftproxy_config_outdated",
 		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies the file.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
@@ -376,6 +379,9 @@ func (m *Metrics) StandingBy(waits bool) {
 		m.standby.Set(1)
 	}
 }
+
+// TookOver counts a takeover from an instance that did not work.
+func (m *Metrics) TookOver() { m.takeovers.Inc() }
 
 // ConfigOutdated sets whether the configuration file differs from the configuration in use.
 func (m *Metrics) ConfigOutdated(outdated bool) {

@@ -136,6 +136,7 @@ func (b *blob) parse(table string) (*content, error) {
 		}
 	}
 	starts := map[int]string{} // chain by the offset of jumps to it
+	chainAt := map[int]string{}
 	var begins []bool
 	current := ""
 	for offset := 0; offset < len(b.entries); {
@@ -165,11 +166,17 @@ func (b *blob) parse(table string) (*content, error) {
 		}
 		c.entries = append(c.entries, e)
 		c.chainOf = append(c.chainOf, current)
+		chainAt[offset] = current
 		begins = append(begins, isStart)
 		offset = e.next
 	}
 	if len(begins) == 0 || !begins[len(begins)-1] {
 		return nil, fmt.Errorf("no end after %d bytes: %w", len(b.entries), errLayout)
+	}
+	for h, name := range hooks {
+		if b.ValidHooks&(1<<h) != 0 && (chainAt[int(b.HookEntry[h])] != name || chainAt[int(b.Underflow[h])] != name) {
+			return nil, fmt.Errorf("chain %s from %d to %d: %w", name, b.HookEntry[h], b.Underflow[h], errLayout)
+		}
 	}
 	for i, e := range c.entries {
 		c.ruleOf = append(c.ruleOf, -1)

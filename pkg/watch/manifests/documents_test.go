@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -149,15 +151,68 @@ func TestManifestsAreBounded(t *testing.T) {
 	}
 }
 
+// TestAFileThatIsTooLarge: a file is refused by its size before it is read, and also if it grows meanwhile.
 func TestAFileThatIsTooLarge(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
+	lab.Must(t, os.WriteFile(path, nil, 0o600))
+	lab.Must(t, os.Truncate(path, largestFile+1))
+	r := newReader()
+	r.readAll = func(string, int64, int64) ([]byte, error) {
+		t.Error("a file that is too large is read")
+		return nil, nil
+	}
+	if _, err := r.read(path); err == nil {
+		t.Error("a file that is too large is not refused")
+	}
 	lab.Must(t, os.WriteFile(path, make([]byte, 11), 0o600))
-	if _, err := readAtMost(path, 10); err == nil {
+	if _, err := readAtMost(path, 5, 10); err == nil {
 		t.Error("a file of 11 bytes is read where 10 are the most")
 	}
-	if data, err := readAtMost(path, 11); len(data) != 11 || err != nil {
+	if data, err := readAtMost(path, 0, 11); len(data) != 11 || err != nil {
 		t.Errorf("a file of 11 bytes: %d, %v", len(data), err)
 	}
+}
+
+// TestAReadThatDoesNotEnd: a file whose read does not end is reported and left out. The source reads the other files, and does not read this file
+// again before the read has ended, or another file has its name.
+func TestAReadThatDoesNotEnd(t *testing.T) {
+	f := newFolder(t)
+	f.write("a.yaml", serviceYAML("a", "10.96.0.9"))
+	f.write("web.yaml", serviceYAML("web", "10.96.0.10"))
+	r, blocked, reads := newReader(), make(chan struct{}), 0
+	r.readAll = func(path string, size, most int64) ([]byte, error) {
+		if filepath.Base(path) == "web.yaml" {
+			return readAtMost(path, size, most)
+		}
+		if reads++; reads == 1 {
+			<-blocked
+		}
+		return readAtMost(path, size, most)
+	}
+	check := func(when string, reports int, want ...string) {
+		t.Helper()
+		f.load()
+		var got []string
+		for _, name := range f.source.Services() {
+			got = append(got, name.Name)
+		}
+		slices.Sort(got)
+		lab.Same(t, want, got, when)
+		if lines := f.reported(); len(lines) != reports {
+			t.Errorf("%s: reported %q", when, lines)
+		}
+	}
+	f.source.read, r.patience = r.read, time.Second
+	check("a read that does not end", 1, "web")
+	f.write("web.yaml", serviceYAML("web", "10.96.0.10")+"---\n"+serviceYAML("more", "10.96.0.11"))
+	check("a change of another file", 0, "more", "web")
+	close(blocked)
+	for pending := true; pending; time.Sleep(time.Millisecond) {
+		for _, done := range r.pending {
+			pending = len(done) == 0
+		}
+	}
+	check("the read has ended", 0, "a", "more", "web")
 }
 
 // FuzzSplit: each part of a text is in the text, in the same order.

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // checksum identifies the content of a file.
@@ -62,8 +64,27 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// readRegular reads a file. It treats a file that is not regular as absent, because a pipe would block.
-func readRegular(path string) ([]byte, error) {
+// reader reads files, each on a goroutine of its own: no system call can interrupt a read that does not end, such as that of /proc/kmsg.
+type reader struct {
+	// most is the largest size of a file in bytes, patience the longest time to read one.
+	most     int64
+	patience time.Duration
+	// readAll is [readAtMost].
+	readAll func(path string, size, most int64) ([]byte, error)
+	// pending are the reads that have not ended in time, by file. A file is not read again before its read has ended.
+	pending map[inode]<-chan content
+}
+
+// inode identifies a file.
+type inode struct{ device, number uint64 }
+
+func newReader() *reader {
+	return &reader{most: largestFile, patience: readPatience, readAll: readAtMost, pending: map[inode]<-chan content{}}
+}
+
+// read reads a file. It treats a file that is not regular as absent, because a pipe would block. It returns an error for a file that is too large,
+// which it does not read, or that cannot be read in time.
+func (r *reader) read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -71,19 +92,50 @@ func readRegular(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fs.ErrNotExist
 	}
-	return readAtMost(path, largestFile)
+	if info.Size() > r.most {
+		return nil, tooLarge(path, r.most)
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	file := inode{stat.Dev, stat.Ino}
+	done, pending := r.pending[file]
+	if pending && len(done) == 0 {
+		return nil, r.slow(path)
+	}
+	delete(r.pending, file)
+	result := make(chan content, 1)
+	go func() {
+		data, err := r.readAll(path, info.Size(), r.most)
+		result <- content{data, err}
+	}()
+	select {
+	case c := <-result:
+		return c.data, c.err
+	case <-time.After(r.patience):
+		r.pending[file] = result
+		return nil, r.slow(path)
+	}
 }
 
-// readAtMost reads a file. It returns an error if the file has more than most bytes.
-func readAtMost(path string, most int64) ([]byte, error) {
+func (r *reader) slow(path string) error {
+	return fmt.Errorf("%s cannot be read within %v", path, r.patience)
+}
+
+// readAtMost reads a file of about the given size. It returns an error if the file has more than most bytes.
+func readAtMost(path string, size, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // read only
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(data)) > most {
-		return nil, fmt.Errorf("%s has more than %d bytes, which is too much", path, most)
+	var b bytes.Buffer
+	b.Grow(int(size) + bytes.MinRead) // growing while reading takes more than twice the memory
+	_, err = b.ReadFrom(io.LimitReader(f, most+1))
+	if err == nil && int64(b.Len()) > most {
+		return nil, tooLarge(path, most)
 	}
-	return data, err
+	return b.Bytes(), err
+}
+
+func tooLarge(path string, most int64) error {
+	return fmt.Errorf("%s has more than %d bytes, which is too much", path, most)
 }

@@ -30,6 +30,8 @@ const (
 	// recheck is the interval of reads without events: changes in the targets of links, and in network file systems, cause no
 	// events.
 	recheck = 30 * time.Second
+	// readPatience is the longest time to read a file. A file that takes longer delays the other files once.
+	readPatience = 10 * time.Second
 )
 
 // Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
@@ -83,7 +85,7 @@ func New(cfg watch.Config) *Source {
 	m := &Source{
 		Store:   watch.NewStore(cfg),
 		folder:  cfg.Folder,
-		read:    readRegular,
+		read:    newReader().read,
 		parser:  newParser(),
 		tracker: cfg.Tracker,
 		synced:  make(chan struct{}),

@@ -344,7 +344,7 @@ func TestManifestsOutOfFileDescriptors(t *testing.T) {
 		t.Error("a folder whose files could not be read counts as read")
 	default:
 	}
-	f.source.read = readRegular
+	f.source.read = newReader().read
 	f.load()
 	f.source.read = none
 	if err := f.source.Load(); !errors.Is(err, syscall.EMFILE) {
