@@ -73,10 +73,23 @@ type node struct {
 	usual time.Duration
 }
 
-// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node and a ServiceCIDR.
-func newNode(t *testing.T, clients int) *node {
+// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node, a ServiceCIDR, and the given flags beside
+// the usual ones.
+func newNode(t *testing.T, clients int, flags ...string) *node {
 	t.Helper()
-	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
+	n := newLab(t, clients, t.TempDir())
+	n.put("cluster", clusterObjects()...)
+	n.flags = append([]string{
+		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
+	}, flags...)
+	n.start()
+	return n
+}
+
+// newLab returns a lab whose pods serve, without the program.
+func newLab(t *testing.T, clients int, folder string) *node {
+	t.Helper()
+	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: folder}
 	n.log = filepath.Join(t.TempDir(), "log")
 	for _, h := range n.Pods {
 		for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
@@ -86,11 +99,6 @@ func newNode(t *testing.T, clients int) *node {
 		}
 	}
 	n.giveEvil("10.244.16.0/20")
-	n.put("cluster", clusterObjects()...)
-	n.flags = []string{
-		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
-	}
-	n.start()
 	return n
 }
 
