@@ -74,9 +74,14 @@ var (
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}, pods: 2, port: backendPort, check: func(n *node, v *victim) error {
 		const connections = 24
-		with := map[string]int{}
+		with, wait := map[string]int{}, soon
 		for range connections {
-			with[n.ask(n.Client, v.clusterIP()+":80", soon)]++
+			got := n.ask(n.Client, v.clusterIP()+":80", wait)
+			with[got]++
+			if got != "pod-0" && got != "pod-1" {
+				break
+			}
+			wait = surely
 		}
 		for _, h := range n.Pods[:2] {
 			if with[h.Name] == connections && (v.endpoint == "" || v.endpoint == h.Name) {

@@ -1,0 +1,258 @@
+package hostile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestClusterIPsNeedNoRoom: a node has room for fewer elements than the cluster IPs of its Services need, and Services of several namespaces have
+// many addresses, endpoints and annotations. Each cluster IP with an endpoint answers, also after a restart, after a reboot, and on a new node.
+// Load-balancer IPs with source ranges stay closed for other sources.
+func TestClusterIPsNeedNoRoom(t *testing.T) {
+	const namespaces, each = 6, 12
+	n := newNode(t, 2, "--limits=node-elements=100,node-source-ranges=1,node-port-ranges=1")
+	var objects []runtime.Object
+	var clusterIPs, closed []string
+	for i := range namespaces {
+		for j := range each {
+			at := i*each + j
+			name := fmt.Sprintf("tenant-%d/s%d", i, j)
+			s := service(name, fmt.Sprintf("10.96.1.%d", 1+at))
+			s.CreationTimestamp.Time = earlier.Add(time.Duration(at) * time.Minute)
+			s.Spec.Ports = ports(80, 1)
+			switch j % 6 {
+			case 1:
+				s.Spec.ExternalIPs = texts(addresses(fmt.Sprintf("198.18.%d.1", at), 20, 1))
+			case 2:
+				remembers(10_800)(s)
+			case 3:
+				annotated("port-ranges", twoRanges)(s)
+			case 4:
+				annotated("max-connections", "10")(s)
+			case 5:
+				restricted(3)(s)
+				closed = append(closed, s.Status.LoadBalancer.Ingress[0].IP+":80")
+			}
+			objects = append(objects, s, slice(name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", 1+at%5, 1)...))
+			clusterIPs = append(clusterIPs, s.Spec.ClusterIP+":80")
+		}
+	}
+	check := func(n *node, when string) {
+		begin, lost := time.Now(), []string{}
+		for _, to := range clusterIPs {
+			for n.answered(to, "pod-2") != nil {
+				if time.Since(begin) > patience {
+					lost = append(lost, to)
+					break
+				}
+			}
+		}
+		n.Logf("%s: %d of %d cluster IPs answer", when, len(clusterIPs)-len(lost), len(clusterIPs))
+		if len(lost) > 0 {
+			n.Errorf("%s: these cluster IPs do not answer: %v", when, lost)
+		}
+		for _, to := range closed {
+			if got := n.ask(n.Client, to, soon/4); got != "timed out" {
+				n.Errorf("%s: a source outside of the ranges of %s: %s, want it timed out", when, to, got)
+			}
+		}
+	}
+	n.absorbed(func() { n.put("tenants", objects...) }, namespaces*each)
+	check(n, "after the creation")
+	n.restart()
+	check(n, "after a restart")
+	n.reboot()
+	check(n, "after a reboot")
+	n.Kill()
+	n.joined(func(j *node) { check(j, "on a new node") })
+}
+
+// TestPortsInsideOfRanges: younger Services of evil take single ports inside of the range of an older Service of bank, at its load-balancer IP and
+// at its cluster IP, and all ports of the cluster IP of a Service without ranges. All packets to bank's addresses reach bank.
+func TestPortsInsideOfRanges(t *testing.T) {
+	const ssh, unused, nodePort = 22, 2222, 30_022
+	const onNode = "203.0.113.53"
+	n := newNode(t, 1, "--nodeport-addresses=0.0.0.0/0")
+	lab.Must(t, n.Node.Do(func() error {
+		link, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(link, &netlink.Addr{IPNet: netlink.NewIPNet(netip.MustParseAddr(onNode).AsSlice())})
+	}))
+	for _, h := range n.Pods {
+		for _, port := range []uint16{ssh, unused, nodePort} {
+			_, err := h.Serve(inet.TCP, port)
+			lab.Must(t, err)
+		}
+	}
+	whole := func(name, clusterIP, loadBalancerIP string) []runtime.Object {
+		s := service(name, clusterIP)
+		s.CreationTimestamp, s.Spec.Ports, s.Spec.Type = earlier, ports(80, 1), corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP}}
+		annotated("port-ranges", "all")(s)
+		return []runtime.Object{s, slice(name, 0, portNames(s.Spec.Ports), backendPort, n.Pods[0].IPv4)}
+	}
+	plain := service("bank/plain", "10.96.0.52")
+	plain.CreationTimestamp, plain.Spec.Ports = earlier, ports(80, 1)
+	n.synced("bank", append(append(whole("bank/vm", "10.96.0.51", "203.0.113.51"), whole("bank/vm-on-node", "10.96.0.53", onNode)...),
+		plain, slice("bank/plain", 0, []string{"p80"}, backendPort, n.Pods[0].IPv4))...)
+	want := map[string]string{
+		"203.0.113.51:22": "pod-0", "10.96.0.51:22": "pod-0", "10.96.0.52:80": "pod-0", "10.96.0.52:2222": "refused", onNode + ":30022": "pod-0",
+	}
+	check := func(when string) {
+		t.Helper()
+		for _, to := range sortedKeys(want) {
+			if got := n.ask(n.Client, to, surely); got != want[to] {
+				t.Errorf("%s, %s: %s, want %s", when, to, got, want[to])
+			}
+		}
+	}
+	check("without evil")
+	evil := func(name, ip string, change func(*corev1.Service)) []runtime.Object {
+		s := service(name, ip)
+		s.CreationTimestamp, s.Spec.Ports = later, ports(ssh, 1)
+		change(s)
+		return []runtime.Object{s, slice(name, 0, portNames(s.Spec.Ports), backendPort, n.Pods[2].IPv4)}
+	}
+	objects := evil("evil/thief", "10.96.6.1", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.51", "10.96.0.51"} })
+	objects = append(objects, evil("evil/whole", "10.96.6.2", func(s *corev1.Service) {
+		s.Spec.ExternalIPs = []string{"10.96.0.52"}
+		annotated("port-ranges", "all")(s)
+	})...)
+	objects = append(objects, evil("evil/node-port", "10.96.6.3", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
+	})...)
+	n.absorbed(func() { n.put("evil", objects...) }, 3)
+	check("with evil")
+	n.restart()
+	check("after a restart")
+	n.reboot()
+	check("after a reboot")
+}
+
+// TestSettingsOfLostAddresses: a Service of evil claims bank's load-balancer IP and cluster IP, and gets neither. Its annotations must not switch off
+// ping and refusal there.
+func TestSettingsOfLostAddresses(t *testing.T) {
+	n := newNode(t, 1, "--answer-ping=ready", "--refuse-unused-ports=203.0.113.0/24")
+	s := service("bank/pay", "10.96.0.54")
+	s.CreationTimestamp, s.Spec.Ports, s.Spec.Type = earlier, ports(80, 1), corev1.ServiceTypeLoadBalancer
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.54"}}
+	n.synced("bank", s, slice("bank/pay", 0, []string{"p80"}, backendPort, n.Pods[0].IPv4))
+	check := func(when string) {
+		t.Helper()
+		for _, ip := range []string{"203.0.113.54", "10.96.0.54"} {
+			if got := n.Client.Ping(t.Context(), netip.MustParseAddr(ip), lab.Options{Timeout: surely}); got.Outcome != lab.Answered {
+				t.Errorf("%s, ping of %s: %v, want it answered", when, ip, got)
+			}
+			for port, want := range map[string]string{"80": "pod-0", "81": "refused"} {
+				if got := n.ask(n.Client, ip+":"+port, surely); got != want {
+					t.Errorf("%s, %s:%s: %s, want %s", when, ip, port, got, want)
+				}
+			}
+		}
+	}
+	check("without evil")
+	e := service("evil/e", evilIP)
+	e.CreationTimestamp, e.Spec.Ports, e.Spec.ExternalIPs = later, ports(80, 1), []string{"203.0.113.54", "10.96.0.54"}
+	e.Annotations = map[string]string{"kube-nftproxy.io/answer-ping": "never", "kube-nftproxy.io/refuse-unused-ports": "false"}
+	n.absorbed(func() { n.put("evil", e, slice("evil/e", 0, []string{"p80"}, backendPort, n.Pods[2].IPv4)) }, 1)
+	check("with evil")
+	n.restart()
+	check("after a restart")
+}
+
+// TestProblemsOfOthersAreLogged: 30 Services of one namespace have 25 unusable external IPs each. A problem of another namespace still has its log
+// line, and so has one of a third namespace after a change.
+func TestProblemsOfOthersAreLogged(t *testing.T) {
+	n := newNode(t, 1)
+	var objects []runtime.Object
+	for i := range 30 {
+		s := service(fmt.Sprintf("evil/bad-%d", i), fmt.Sprintf("10.96.7.%d", 1+i))
+		s.Spec.Ports, s.Spec.ExternalIPs = ports(80, 1), texts(addresses("239.1.1.1", 25, 1))
+		objects = append(objects, s)
+	}
+	before := n.lines()
+	n.absorbed(func() { n.put("evil", objects...) }, len(objects))
+	n.atMost("log lines for evil", float64(n.lines()-before), 550)
+	for _, name := range []string{"bank/pay", "office/edge"} {
+		s := service(name, "10.96.0."+map[string]string{"bank/pay": "10", "office/edge": "11"}[name])
+		s.Spec.Ports, s.Spec.Type = ports(80, 1), corev1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{"not-a-range"}
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.10"}}
+		namespace, _ := split(name)
+		n.put(namespace, s)
+		// The log is not an event of the loop: a goroutine writes it.
+		if err := lab.Await(t.Context(), 2*patience, func() error {
+			text, err := os.ReadFile(n.log)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				if strings.Contains(line, name) && strings.Contains(line, "not-a-range") {
+					return nil
+				}
+			}
+			return errors.New("no log line")
+		}); err != nil {
+			t.Errorf("the problem of %s: %v", name, err)
+		}
+	}
+}
+
+// TestVerifyAgreesAboutRoom: evil's Services use up the room of their namespace for source ranges, in an order other than that of their names. The
+// command verify must report no difference, also after a restart.
+func TestVerifyAgreesAboutRoom(t *testing.T) {
+	flags := socket(t)
+	n := newNode(t, 1, flags...)
+	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
+	wave := func(file string, services int) {
+		var objects []runtime.Object
+		for i := range services {
+			number := len(file)*50 + i
+			s := service(fmt.Sprintf("evil/%s%02d", file, i), fmt.Sprintf("10.96.%d.%d", 16+number/200, 1+number%200))
+			s.Spec.Ports = ports(80, 1)
+			restricted(62)(s)
+			objects = append(objects, s, slice("evil/"+s.Name, 0, []string{"p80"}, backendPort, n.Pods[2].IPv4))
+		}
+		n.absorbed(func() { n.put(file, objects...) }, services)
+	}
+	verify := func(when string) {
+		t.Helper()
+		path, err := built()
+		lab.Must(t, err)
+		begin := time.Now()
+		out, err := n.Node.Command(t.Context(), path, append([]string{"verify"}, flags...)...).CombinedOutput()
+		var failed *exec.ExitError
+		if err != nil && !errors.As(err, &failed) {
+			t.Fatal(err)
+		}
+		t.Logf("%s: verify takes %v, %v: %.300s", when, time.Since(begin).Round(time.Millisecond), err, bytes.TrimSpace(out))
+		if err != nil {
+			t.Errorf("%s: verify: %v, want exit code 0", when, err)
+		}
+	}
+	wave("z", 44) // more than the share of a namespace, in any version
+	verify("after the first Services")
+	wave("aa", 3) // sorted first
+	verify("after Services without room")
+	n.restart()
+	verify("after a restart")
+	n.drop("z")
+	n.settle()
+	verify("after the deletion of the first Services")
+}
