@@ -22,7 +22,8 @@ type crowd struct {
 
 // crew makes the objects of one of several attacking namespaces.
 type crew struct {
-	namespace string
+	// prefix is the beginning of the names of the Services.
+	namespace, prefix string
 	// number is the number of the namespace, of the number of attacking namespaces.
 	number, of int
 	list       []runtime.Object
@@ -31,7 +32,7 @@ type crew struct {
 
 // add adds a Service, created during the attack. change may be nil.
 func (c *crew) add(p []corev1.ServicePort, change func(*corev1.Service)) *corev1.Service {
-	name := fmt.Sprintf("%s/s%03d", c.namespace, c.services)
+	name := fmt.Sprintf("%s/%ss%03d", c.namespace, c.prefix, c.services)
 	at := c.number*512 + c.services // each namespace has fewer Services
 	s := service(name, fmt.Sprintf("10.96.%d.%d", 32+at/200, 1+at%200))
 	s.CreationTimestamp, s.Spec.Ports = meanwhile, p

@@ -125,9 +125,9 @@ func (n *node) giveEvil(prefix string) {
 }
 
 // newBank does the same as newNode, and adds bank's Service.
-func newBank(t *testing.T) *node {
+func newBank(t *testing.T, flags ...string) *node {
 	t.Helper()
-	n := newNode(t, 1)
+	n := newNode(t, 1, flags...)
 	n.put("bank", bankService())
 	for range 3 {
 		n.usual = max(n.usual, n.bank())
@@ -181,7 +181,7 @@ func (n *node) synced(name string, objects ...runtime.Object) {
 	n.settle()
 }
 
-// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served.
+// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served and no other Service waits.
 func (n *node) settle() {
 	n.Helper()
 	n.marks++
@@ -189,6 +189,22 @@ func (n *node) settle() {
 	s.Spec.Ports = ports(n.marks, 1)
 	n.put("mark", s, slice("mark/mark", 0, portNames(s.Spec.Ports), backendPort, n.Pods[3].IPv4))
 	n.until(10*patience, "a mark", func() error { return n.answered(fmt.Sprintf("10.96.0.99:%d", n.marks), "pod-3") })
+	n.until(10*patience, "the other Services", func() error {
+		if _, pending := n.changes(); pending > 0 {
+			return fmt.Errorf("%.0f Services wait", pending)
+		}
+		return nil
+	})
+}
+
+// changes returns the number of changes of Services since the start of the program, and the number of those that are not programmed yet.
+func (n *node) changes() (total, pending float64) {
+	n.Helper()
+	samples, err := n.Metrics(n.Context())
+	lab.Must(n.T, err)
+	total, _ = samples.Sum("kubeproxy_sync_proxy_rules_service_changes_total")
+	pending, _ = samples.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
+	return total, pending
 }
 
 // until repeats check until it returns nil, and fails the test after limit.

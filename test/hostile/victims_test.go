@@ -190,21 +190,13 @@ func (n *node) served(when string, victims []*victim) {
 	n.Logf("%s: %d of %d victims are served, after %v", when, len(victims)-lost, len(victims), time.Since(begin).Round(time.Millisecond))
 }
 
-// absorbed waits until the program has planned all objects that were written, the last of them with a number of Services that did not exist before.
+// absorbed calls a function that writes Services that did not exist before, and waits until the program has planned all of them.
 func (n *node) absorbed(write func(), services int) {
 	n.Helper()
-	const changes = "kubeproxy_sync_proxy_rules_service_changes_total"
-	read := func() (total, pending float64) {
-		samples, err := n.Metrics(n.Context())
-		lab.Must(n.T, err)
-		total, _ = samples.Sum(changes)
-		pending, _ = samples.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
-		return total, pending
-	}
-	before, _ := read()
+	before, _ := n.changes()
 	write()
-	took := n.until(lab.Patience*2, "the attack's Services", func() error {
-		if total, pending := read(); total < before+float64(services) || pending > 0 {
+	took := n.until(2*lab.Patience, "the Services", func() error {
+		if total, pending := n.changes(); total < before+float64(services) || pending > 0 {
 			return fmt.Errorf("%.0f of %d Services, %.0f pending", total-before, services, pending)
 		}
 		return nil
@@ -234,17 +226,19 @@ func (n *node) restarted(what string) {
 	n.Logf("%s: the first sync ends after %v, %d elements, %.0f MiB", what, time.Since(begin).Round(time.Millisecond), n.elements(), n.memory("VmHWM"))
 }
 
-// joined starts the program on a new node with the same objects, and calls a function with this node. The packets of the function must be those
-// of the new node's hosts, which have the same names and addresses.
+// joined starts the program on a new node with the same objects, and calls a function with this node. Its hosts have the same names and addresses.
+// The test ends if this fails.
 func (n *node) joined(check func(*node)) {
 	n.Helper()
-	n.Run("new node", func(t *testing.T) {
+	if !n.Run("new node", func(t *testing.T) {
 		j := newLab(t, len(n.Clients), n.folder)
-		j.flags = n.flags
+		j.flags, j.serving = n.flags, n.serving
 		j.serveVictims()
 		j.restarted("a new node")
 		check(j)
-	})
+	}) {
+		n.FailNow()
+	}
 }
 
 // forget forgets the endpoints of clients with session affinity, as a reboot does.
