@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -255,4 +256,81 @@ func TestVerifyAgreesAboutRoom(t *testing.T) {
 	n.drop("z")
 	n.settle()
 	verify("after the deletion of the first Services")
+}
+
+// TestRememberedClients: evil's clients fill the kernel's memory of session affinity, with many ports and source addresses. New clients of bank are
+// still remembered, and known clients keep their endpoint. The test sends a million packets, so it runs only in long runs: HOSTILE_STEPS.
+func TestRememberedClients(t *testing.T) {
+	if setting(t, "HOSTILE_STEPS", defaultSteps) <= defaultSteps {
+		t.Skipf("runs with HOSTILE_STEPS above %d", defaultSteps)
+	}
+	const sources, portsOfAll, first = 4_000, 270, 1_000
+	n := newNode(t, 12)
+	lab.Must(t, n.Node.Sysctl("netfilter/nf_conntrack_udp_timeout", "1"))
+	n.synced("bank", sticky(service("bank/pay", "10.96.0.10")), slice("bank/pay", 0, []string{"https"}, backendPort, n.Pods[0].IPv4, n.Pods[1].IPv4))
+	known := n.ask(n.Client, "10.96.0.10:8443", surely)
+	var objects []runtime.Object
+	for i := range 2 {
+		name := fmt.Sprintf("evil/s%d", i)
+		s := service(name, fmt.Sprintf("10.96.6.%d", 1+i))
+		s.Spec.Ports = ports(first, portsOfAll/2)
+		remembers(86_400)(s)
+		e := slice(name, 0, portNames(s.Spec.Ports), 9, netip.MustParseAddr("198.51.100.7")) // behind the client, which drops the packets
+		for j := range s.Spec.Ports {
+			udp := corev1.ProtocolUDP
+			s.Spec.Ports[j].Protocol, e.Ports[j].Protocol = udp, &udp
+		}
+		objects = append(objects, s, e)
+	}
+	n.synced("evil", objects...)
+	begin, sent := time.Now(), 0
+	lab.Must(t, n.Pods[2].Do(func() error {
+		for _, source := range addresses("10.244.16.1", sources, 1) {
+			count, err := spray(source, "10.96.6.1", "10.96.6.2", first, portsOfAll/2)
+			if sent += count; err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	t.Logf("%d packets in %v", sent, time.Since(begin).Round(time.Millisecond))
+	lost := 0
+	for _, h := range n.Clients[1:] {
+		with := map[string]int{}
+		for range 12 {
+			with[n.ask(h, "10.96.0.10:8443", surely)]++
+		}
+		if len(with) != 1 {
+			lost++
+		}
+	}
+	t.Logf("%d of %d new clients are not remembered", lost, len(n.Clients)-1)
+	if lost > 0 {
+		t.Errorf("%d of %d new clients of bank/pay are not remembered", lost, len(n.Clients)-1)
+	}
+	for range 12 {
+		if got := n.ask(n.Client, "10.96.0.10:8443", surely); got != known {
+			t.Fatalf("the known client of bank/pay: %s, want %s", got, known)
+		}
+	}
+}
+
+// spray sends one UDP datagram from an address to each of many ports of two addresses, in the namespace of the calling thread.
+func spray(from netip.Addr, to1, to2 string, first, ports int) (sent int, err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd) //nolint:errcheck // it only sends
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: from.As4()}); err != nil {
+		return 0, err
+	}
+	for _, to := range []string{to1, to2} {
+		for port := first; port < first+ports; port++ {
+			if unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Addr: netip.MustParseAddr(to).As4(), Port: port}) == nil {
+				sent++
+			}
+		}
+	}
+	return sent, nil
 }
