@@ -85,60 +85,79 @@ func TestClusterIPsNeedNoRoom(t *testing.T) {
 // TestPortsInsideOfRanges: younger Services of evil take single ports inside of the range of an older Service of bank, at its load-balancer IP and
 // at its cluster IP, and all ports of the cluster IP of a Service without ranges. All packets to bank's addresses reach bank.
 func TestPortsInsideOfRanges(t *testing.T) {
-	const ssh, unused, nodePort = 22, 2222, 30_022
-	const onNode = "203.0.113.53"
+	const ssh, unused = 22, 2222
+	n := newNode(t, 1)
+	n.serve(ssh, unused)
+	plain := service("bank/plain", "10.96.0.52")
+	plain.CreationTimestamp, plain.Spec.Ports = earlier, ports(80, 1)
+	n.synced("bank", append(n.wholeIP("10.96.0.51", "203.0.113.51"), plain, slice("bank/plain", 0, []string{"p80"}, backendPort, n.Pods[0].IPv4))...)
+	thief, whole := service("evil/thief", "10.96.6.1"), service("evil/whole", "10.96.6.2")
+	thief.Spec.Ports, thief.Spec.ExternalIPs = ports(ssh, 1), []string{"203.0.113.51", "10.96.0.51"}
+	whole.Spec.Ports, whole.Spec.ExternalIPs = ports(ssh, 1), []string{"10.96.0.52"}
+	annotated("port-ranges", "all")(whole)
+	n.keepsPorts(map[string]string{
+		"203.0.113.51:22": "pod-0", "10.96.0.51:22": "pod-0", "10.96.0.52:80": "pod-0", "10.96.0.52:2222": "refused",
+	}, thief, whole)
+}
+
+// TestNodePortsInsideOfRanges: the whole load-balancer IP of an older Service of bank is an address of this node. A younger Service of evil has a node
+// port, and no address. Packets to this port of bank's address reach bank.
+func TestNodePortsInsideOfRanges(t *testing.T) {
+	const nodePort, ip = 30_022, "203.0.113.53"
 	n := newNode(t, 1, "--nodeport-addresses=0.0.0.0/0")
+	n.serve(nodePort)
 	lab.Must(t, n.Node.Do(func() error {
 		link, err := netlink.LinkByName("lo")
 		if err != nil {
 			return err
 		}
-		return netlink.AddrAdd(link, &netlink.Addr{IPNet: netlink.NewIPNet(netip.MustParseAddr(onNode).AsSlice())})
+		return netlink.AddrAdd(link, &netlink.Addr{IPNet: netlink.NewIPNet(netip.MustParseAddr(ip).AsSlice())})
 	}))
+	n.synced("bank", n.wholeIP("10.96.0.53", ip)...)
+	evil := service("evil/node-port", "10.96.6.3")
+	evil.Spec.Type, evil.Spec.Ports = corev1.ServiceTypeNodePort, ports(22, 1)
+	evil.Spec.Ports[0].NodePort = nodePort
+	n.keepsPorts(map[string]string{ip + ":30022": "pod-0", ip + ":80": "pod-0"}, evil)
+}
+
+// serve starts servers on further ports of all pods.
+func (n *node) serve(ports ...uint16) {
+	n.Helper()
 	for _, h := range n.Pods {
-		for _, port := range []uint16{ssh, unused, nodePort} {
+		for _, port := range ports {
 			_, err := h.Serve(inet.TCP, port)
-			lab.Must(t, err)
+			lab.Must(n.T, err)
 		}
 	}
-	whole := func(name, clusterIP, loadBalancerIP string) []runtime.Object {
-		s := service(name, clusterIP)
-		s.CreationTimestamp, s.Spec.Ports, s.Spec.Type = earlier, ports(80, 1), corev1.ServiceTypeLoadBalancer
-		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP}}
-		annotated("port-ranges", "all")(s)
-		return []runtime.Object{s, slice(name, 0, portNames(s.Spec.Ports), backendPort, n.Pods[0].IPv4)}
-	}
-	plain := service("bank/plain", "10.96.0.52")
-	plain.CreationTimestamp, plain.Spec.Ports = earlier, ports(80, 1)
-	n.synced("bank", append(append(whole("bank/vm", "10.96.0.51", "203.0.113.51"), whole("bank/vm-on-node", "10.96.0.53", onNode)...),
-		plain, slice("bank/plain", 0, []string{"p80"}, backendPort, n.Pods[0].IPv4))...)
-	want := map[string]string{
-		"203.0.113.51:22": "pod-0", "10.96.0.51:22": "pod-0", "10.96.0.52:80": "pod-0", "10.96.0.52:2222": "refused", onNode + ":30022": "pod-0",
-	}
+}
+
+// wholeIP returns the objects of a Service of bank with all ports of its addresses. Its endpoint is pod-0.
+func (n *node) wholeIP(clusterIP, loadBalancerIP string) []runtime.Object {
+	s := service("bank/vm", clusterIP)
+	s.CreationTimestamp, s.Spec.Ports, s.Spec.Type = earlier, ports(80, 1), corev1.ServiceTypeLoadBalancer
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP}}
+	annotated("port-ranges", "all")(s)
+	return []runtime.Object{s, slice("bank/vm", 0, portNames(s.Spec.Ports), backendPort, n.Pods[0].IPv4)}
+}
+
+// keepsPorts compares the results of connections: before and after the creation of evil's Services, after a restart, and after a reboot.
+func (n *node) keepsPorts(want map[string]string, evil ...*corev1.Service) {
+	n.Helper()
 	check := func(when string) {
-		t.Helper()
+		n.Helper()
 		for _, to := range sortedKeys(want) {
 			if got := n.ask(n.Client, to, surely); got != want[to] {
-				t.Errorf("%s, %s: %s, want %s", when, to, got, want[to])
+				n.Errorf("%s, %s: %s, want %s", when, to, got, want[to])
 			}
 		}
 	}
 	check("without evil")
-	evil := func(name, ip string, change func(*corev1.Service)) []runtime.Object {
-		s := service(name, ip)
-		s.CreationTimestamp, s.Spec.Ports = later, ports(ssh, 1)
-		change(s)
-		return []runtime.Object{s, slice(name, 0, portNames(s.Spec.Ports), backendPort, n.Pods[2].IPv4)}
+	var objects []runtime.Object
+	for _, s := range evil {
+		s.CreationTimestamp = later
+		objects = append(objects, s, slice("evil/"+s.Name, 0, portNames(s.Spec.Ports), backendPort, n.Pods[2].IPv4))
 	}
-	objects := evil("evil/thief", "10.96.6.1", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.51", "10.96.0.51"} })
-	objects = append(objects, evil("evil/whole", "10.96.6.2", func(s *corev1.Service) {
-		s.Spec.ExternalIPs = []string{"10.96.0.52"}
-		annotated("port-ranges", "all")(s)
-	})...)
-	objects = append(objects, evil("evil/node-port", "10.96.6.3", func(s *corev1.Service) {
-		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, nodePort
-	})...)
-	n.absorbed(func() { n.put("evil", objects...) }, 3)
+	n.absorbed(func() { n.put("evil", objects...) }, len(evil))
 	check("with evil")
 	n.restart()
 	check("after a restart")
@@ -294,20 +313,24 @@ func TestRememberedClients(t *testing.T) {
 		return nil
 	}))
 	t.Logf("%d packets in %v", sent, time.Since(begin).Round(time.Millisecond))
-	lost := 0
-	for _, h := range n.Clients[1:] {
-		with := map[string]int{}
-		for range 12 {
-			with[n.ask(h, "10.96.0.10:8443", surely)]++
+	remembered := func() error {
+		lost := 0
+		for _, h := range n.Clients[1:] {
+			with := map[string]int{}
+			for range 12 {
+				with[n.ask(h, "10.96.0.10:8443", surely)]++
+			}
+			if len(with) != 1 {
+				lost++
+			}
 		}
-		if len(with) != 1 {
-			lost++
+		if lost > 0 {
+			return fmt.Errorf("%d of %d new clients of bank/pay are not remembered", lost, len(n.Clients)-1)
 		}
+		return nil
 	}
-	t.Logf("%d of %d new clients are not remembered", lost, len(n.Clients)-1)
-	if lost > 0 {
-		t.Errorf("%d of %d new clients of bank/pay are not remembered", lost, len(n.Clients)-1)
-	}
+	t.Logf("after the last packet: %v", remembered())
+	t.Logf("new clients are remembered after %v", n.until(10*patience, "the memory", remembered))
 	for range 12 {
 		if got := n.ask(n.Client, "10.96.0.10:8443", surely); got != known {
 			t.Fatalf("the known client of bank/pay: %s, want %s", got, known)

@@ -107,6 +107,9 @@ var (
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // the connection is only held
+		if err := conn.SetReadDeadline(time.Now().Add(soon)); err != nil {
+			return err
+		}
 		if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
 			return err
 		}
