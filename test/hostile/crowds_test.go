@@ -141,8 +141,8 @@ const littleRoom = "node-elements=20000,node-source-ranges=200,node-port-ranges=
 
 // TestCrowds: several namespaces together use up a quantity of the node. If they are more than four, one of four names is sorted after those of the
 // victims. All other names are sorted before them.
-// Victims that are older, and victims that are created during the attack, must have their properties during the attack, after a restart of the
-// program, after a reboot, and on a node that joins. If HOSTILE_STEPS is greater than its default, the test has more numbers of namespaces.
+// Victims that are older, and victims that are created during the attack, must have their properties during the attack, after a change of their
+// endpoints, after a restart of the program, after a reboot, and on a node that joins. If HOSTILE_STEPS is greater than its default, the test has more numbers of namespaces.
 func TestCrowds(t *testing.T) {
 	for _, c := range crowds {
 		numbers := c.namespaces
@@ -164,6 +164,9 @@ func (c *crowd) attack(t *testing.T, of int) {
 	n.absorbed(func() { n.create("late", later, late) }, len(late))
 	all := append(early, late...)
 	n.served("created during the attack", late)
+	n.move("early", earlier, early)
+	n.move("late", later, late)
+	n.served("after a change during the attack", all)
 	n.restart()
 	n.served("after a restart", all)
 	n.reboot()

@@ -48,17 +48,28 @@ type victim struct {
 	service string
 	// number is the last byte of its addresses.
 	number int
+	// moved is true if its only endpoint is pod-1 instead of pod-0.
+	moved bool
 	// endpoint is the endpoint of the client with session affinity; empty for none.
 	endpoint string
 }
 
-func (v *victim) String() string         { return fmt.Sprintf("%s (%s)", v.service, v.name) }
+func (v *victim) String() string { return fmt.Sprintf("%s (%s)", v.service, v.name) }
+
+// pod returns the name of its only endpoint.
+func (v *victim) pod() string {
+	if v.moved {
+		return "pod-1"
+	}
+	return "pod-0"
+}
+
 func (v *victim) clusterIP() string      { return fmt.Sprintf("10.96.1.%d", v.number) }
 func (v *victim) loadBalancerIP() string { return fmt.Sprintf("203.0.113.%d", v.number) }
 
 var (
 	plain = kind{name: "a plain cluster IP", change: func(*corev1.Service, *victim) {}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
-		return n.answered(v.clusterIP()+":80", "pod-0")
+		return n.answered(v.clusterIP()+":80", v.pod())
 	}}
 	sourced = kind{name: "a source range", change: func(s *corev1.Service, v *victim) {
 		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{lab.AddressOf("client", inet.IPv4).String() + "/32"}
@@ -68,7 +79,7 @@ var (
 		if got := n.ask(n.Clients[1], to, soon/2); got != "timed out" {
 			n.Errorf("%s: a source outside of the range: %s, want it timed out", v, got)
 		}
-		return errors.Join(n.answered(to, "pod-0"), n.answered(v.clusterIP()+":80", "pod-0"))
+		return errors.Join(n.answered(to, v.pod()), n.answered(v.clusterIP()+":80", v.pod()))
 	}}
 	affine = kind{name: "session affinity", change: func(s *corev1.Service, _ *victim) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
@@ -94,7 +105,7 @@ var (
 	ranged = kind{name: "port ranges", change: func(s *corev1.Service, _ *victim) {
 		s.Annotations = map[string]string{"kube-nftproxy.io/port-ranges": victimRange}
 	}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
-		return errors.Join(n.answered(v.clusterIP()+":80", "pod-0"), n.answered(fmt.Sprintf("%s:%d", v.clusterIP(), rangedPort), "pod-0"))
+		return errors.Join(n.answered(v.clusterIP()+":80", v.pod()), n.answered(fmt.Sprintf("%s:%d", v.clusterIP(), rangedPort), v.pod()))
 	}}
 	limited = kind{name: "a maximum of one connection", change: func(s *corev1.Service, _ *victim) {
 		s.Annotations = map[string]string{"kube-nftproxy.io/max-connections": "1"}
@@ -113,7 +124,7 @@ var (
 		if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
 			return err
 		}
-		if got := n.ask(n.Client, to, soon); got == "pod-0" {
+		if got := n.ask(n.Client, to, soon); got == v.pod() {
 			return fmt.Errorf("%s: a second connection is answered, want none", to)
 		}
 		return nil
@@ -127,8 +138,10 @@ func (v *victim) objects(n *node, created metav1.Time) []runtime.Object {
 	s.CreationTimestamp, s.Spec.Ports = created, ports(80, 1)
 	v.change(s, v)
 	var pods []netip.Addr
-	for _, h := range n.Pods[:v.pods] {
-		pods = append(pods, h.IPv4)
+	for _, h := range n.Pods[:2] {
+		if v.pods == 2 || h.Name == v.pod() {
+			pods = append(pods, h.IPv4)
+		}
 	}
 	return []runtime.Object{s, slice(v.service, 0, portNames(s.Spec.Ports), v.port, pods...)}
 }
@@ -242,6 +255,15 @@ func (n *node) joined(check func(*node)) {
 	}) {
 		n.FailNow()
 	}
+}
+
+// move moves the victims with one endpoint to their other pod, and writes them.
+func (n *node) move(file string, created metav1.Time, victims []*victim) {
+	n.Helper()
+	for _, v := range victims {
+		v.moved = !v.moved
+	}
+	n.create(file, created, victims)
 }
 
 // forget forgets the endpoints of clients with session affinity, as a reboot does.
