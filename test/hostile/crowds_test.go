@@ -14,7 +14,8 @@ type crowd struct {
 	name string
 	// limits is the value of --limits; empty for the defaults.
 	limits string
-	// namespaces are the numbers of attacking namespaces, each for another node. more are further numbers, for long runs.
+	// namespaces are the numbers of attacking namespaces, each for another node. more are further numbers, for long
+	// runs.
 	namespaces, more []int
 	// objects adds the Services of one of the attacking namespaces.
 	objects func(c *crew)
@@ -46,7 +47,8 @@ func (c *crew) add(p []corev1.ServicePort, change func(*corev1.Service)) *corev1
 
 // serve adds endpoints to a Service.
 func (c *crew) serve(s *corev1.Service, n int) {
-	c.list = append(c.list, slice(s.Namespace+"/"+s.Name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", n, 1)...))
+	endpoints := addresses("10.244.16.1", n, 1)
+	c.list = append(c.list, slice(s.Namespace+"/"+s.Name, 0, portNames(s.Spec.Ports), backendPort, endpoints...))
 }
 
 // share divides a number by the number of attacking namespaces, rounded up.
@@ -56,7 +58,8 @@ func (c *crew) share(n int) int { return (n + c.of - 1) / c.of }
 func restricted(n int) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, ranges(n)
-		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: strings.Replace(s.Spec.ClusterIP, "10.96.", "198.19.", 1)}}
+		ip := strings.Replace(s.Spec.ClusterIP, "10.96.", "198.19.", 1)
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
 	}
 }
 
@@ -68,14 +71,17 @@ func annotated(name, value string) func(*corev1.Service) {
 func remembers(timeout int32) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout},
+		}
 	}
 }
 
 // timeouts are the timeouts that the program distinguishes.
 var timeouts = [...]int32{
-	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
-	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,
+	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600,
+	750, 900, 1200, 1500, 1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200,
+	57600, 72000, 86400,
 }
 
 // servicePorts is more than the number of service ports of a node that have numbers.
@@ -139,10 +145,11 @@ var crowds = []crowd{
 // littleRoom is a value of --limits with which a few Services use up the room of a node.
 const littleRoom = "node-elements=20000,node-source-ranges=200,node-port-ranges=40"
 
-// TestCrowds: several namespaces together use up a quantity of the node. If they are more than four, one of four names is sorted after those of the
-// victims. All other names are sorted before them.
-// Victims that are older, and victims that are created during the attack, must have their properties during the attack, after a change of their
-// endpoints, after a restart of the program, after a reboot, and on a node that joins. If HOSTILE_STEPS is greater than its default, the test has more numbers of namespaces.
+// TestCrowds: several namespaces together use up a quantity of the node. If they are more than four, one of four names
+// is sorted after those of the victims. All other names are sorted before them. Victims that are older, and victims
+// that are created during the attack, must have their properties during the attack, after a change of their endpoints,
+// after a restart of the program, after a reboot, and on a node that joins. If HOSTILE_STEPS is greater than its
+// default, the test has more numbers of namespaces.
 func TestCrowds(t *testing.T) {
 	for _, c := range crowds {
 		numbers := c.namespaces

@@ -42,7 +42,9 @@ func TestHistories(t *testing.T) {
 	for _, room := range []struct {
 		name  string
 		flags []string
-	}{{"default room", nil}, {"little room", []string{"--limits=node-elements=2000,node-source-ranges=40,node-port-ranges=10"}}} {
+	}{{"default room", nil}, {"little room", []string{
+		"--limits=node-elements=2000,node-source-ranges=40,node-port-ranges=10",
+	}}} {
 		t.Run(room.name, func(t *testing.T) { histories(t, room.flags...) })
 	}
 }
@@ -78,7 +80,7 @@ func histories(t *testing.T, flags ...string) {
 			})
 		}
 	}
-	t.Logf("%d probes of addresses of others than bank, %d of them for the first time or without room", h.probes, h.without)
+	t.Logf("%d probes of addresses of others than bank, %d of them need no answer", h.probes, h.without)
 	h.atMost("log lines", float64(h.lines()-lines), float64(1_000+10*h.written+linesOfAStart*h.starts))
 	h.atMost("MiB of memory", h.memory("VmHWM"), mostMemory)
 	for file := range h.evil {
@@ -142,7 +144,7 @@ type history struct {
 	// claims are the addresses of the Services that use up room, by file. answer has those that answered after the last step.
 	claims map[string][]claim
 	answer map[string]bool
-	// probes is the number of probes of claims. without is the number of those that had to show nothing.
+	// probes is the number of probes of claims. without is the number of those that need no answer.
 	probes, without int
 }
 
@@ -233,7 +235,8 @@ func (h *history) useUp(s *corev1.Service) []runtime.Object {
 		case 1:
 			one = c.add(ports(80, 1), restricted([]int{0, 10, 62, 400}[h.rand.IntN(4)]))
 			one.Spec.LoadBalancerSourceRanges = append(one.Spec.LoadBalancerSourceRanges, client)
-			h.claims[s.Name] = append(h.claims[s.Name], claim{to: one.Status.LoadBalancer.Ingress[0].IP + ":80", restricted: true})
+			to := one.Status.LoadBalancer.Ingress[0].IP + ":80"
+			h.claims[s.Name] = append(h.claims[s.Name], claim{to: to, restricted: true})
 		case 2:
 			one = c.add(ports(80, 1+h.rand.IntN(100)), remembers(timeouts[h.rand.IntN(len(timeouts))]))
 		case 3:

@@ -18,9 +18,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// The times of creation of Services: those that are on the node before an attack, those of the attack, and those that are created during the
-// attack.
-var earlier, meanwhile, later = metav1.Unix(1_700_000_000, 0), metav1.Unix(1_720_000_000, 0), metav1.Unix(1_740_000_000, 0)
+// The times of creation of Services: those that are on the node before an attack, those of the attack, and those that
+// are created during the attack.
+var (
+	earlier   = metav1.Unix(1_700_000_000, 0)
+	meanwhile = metav1.Unix(1_720_000_000, 0)
+	later     = metav1.Unix(1_740_000_000, 0)
+)
 
 // The ports of pod-0 and pod-1 for victims: one inside of victimRange, and one that keeps connections open.
 const (
@@ -68,11 +72,13 @@ func (v *victim) clusterIP() string      { return fmt.Sprintf("10.96.1.%d", v.nu
 func (v *victim) loadBalancerIP() string { return fmt.Sprintf("203.0.113.%d", v.number) }
 
 var (
-	plain = kind{name: "a plain cluster IP", change: func(*corev1.Service, *victim) {}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
+	plain = kind{name: "a plain cluster IP", change: func(*corev1.Service, *victim) {
+	}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
 		return n.answered(v.clusterIP()+":80", v.pod())
 	}}
 	sourced = kind{name: "a source range", change: func(s *corev1.Service, v *victim) {
-		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{lab.AddressOf("client", inet.IPv4).String() + "/32"}
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{lab.AddressOf("client", inet.IPv4).String() + "/32"}
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: v.loadBalancerIP()}}
 	}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
 		to := v.loadBalancerIP() + ":80"
@@ -105,7 +111,8 @@ var (
 	ranged = kind{name: "port ranges", change: func(s *corev1.Service, _ *victim) {
 		s.Annotations = map[string]string{"kube-nftproxy.io/port-ranges": victimRange}
 	}, pods: 1, port: backendPort, check: func(n *node, v *victim) error {
-		return errors.Join(n.answered(v.clusterIP()+":80", v.pod()), n.answered(fmt.Sprintf("%s:%d", v.clusterIP(), rangedPort), v.pod()))
+		inRange := fmt.Sprintf("%s:%d", v.clusterIP(), rangedPort)
+		return errors.Join(n.answered(v.clusterIP()+":80", v.pod()), n.answered(inRange, v.pod()))
 	}}
 	limited = kind{name: "a maximum of one connection", change: func(s *corev1.Service, _ *victim) {
 		s.Annotations = map[string]string{"kube-nftproxy.io/max-connections": "1"}
@@ -146,7 +153,8 @@ func (v *victim) objects(n *node, created metav1.Time) []runtime.Object {
 	return []runtime.Object{s, slice(v.service, 0, portNames(s.Spec.Ports), v.port, pods...)}
 }
 
-// newVictims returns a node, and the victims that are on it before an attack. late returns the victims that are created during the attack.
+// newVictims returns a node, and the victims that are on it before an attack. late returns the victims that are created
+// during the attack.
 func newVictims(t *testing.T, flags ...string) (n *node, early, late []*victim) {
 	t.Helper()
 	n = newNode(t, 2, flags...)
@@ -157,7 +165,8 @@ func newVictims(t *testing.T, flags ...string) (n *node, early, late []*victim) 
 		}
 		return list
 	}
-	early = victims(1, "kube-system/dns", "default/other", "zbank/zearly", "shop/sticky", "media/ranges", "office/limited")
+	early = victims(1,
+		"kube-system/dns", "default/other", "zbank/zearly", "shop/sticky", "media/ranges", "office/limited")
 	late = victims(101, "bank/later", "bank/znew", "bank/zsticky", "bank/zranges", "bank/zlimited")
 	n.create("early", earlier, early)
 	n.served("before the attack", early)
@@ -184,8 +193,8 @@ func (n *node) serveVictims() {
 	}
 }
 
-// served checks the properties of victims, each until it holds, for the time of [patience] together. The test fails for each victim without its
-// property, and continues.
+// served checks the properties of victims, each until it holds, for the time of [patience] together. The test fails for
+// each victim without its property, and continues.
 func (n *node) served(when string, victims []*victim) {
 	n.Helper()
 	begin, lost := time.Now(), 0
@@ -203,10 +212,12 @@ func (n *node) served(when string, victims []*victim) {
 			time.Sleep(20 * time.Millisecond) // packets do not announce a sync
 		}
 	}
-	n.Logf("%s: %d of %d victims are served, after %v", when, len(victims)-lost, len(victims), time.Since(begin).Round(time.Millisecond))
+	took := time.Since(begin).Round(time.Millisecond)
+	n.Logf("%s: %d of %d victims are served, after %v", when, len(victims)-lost, len(victims), took)
 }
 
-// absorbed calls a function that writes Services that did not exist before, and waits until the program has planned all of them.
+// absorbed calls a function that writes Services that did not exist before, and waits until the program has planned all
+// of them.
 func (n *node) absorbed(write func(), services int) {
 	n.Helper()
 	before, _ := n.changes()
@@ -239,11 +250,12 @@ func (n *node) restarted(what string) {
 	n.Helper()
 	begin := time.Now()
 	n.start()
-	n.Logf("%s: the first sync ends after %v, %d elements, %.0f MiB", what, time.Since(begin).Round(time.Millisecond), n.elements(), n.memory("VmHWM"))
+	took := time.Since(begin).Round(time.Millisecond)
+	n.Logf("%s: the first sync ends after %v, %d elements, %.0f MiB", what, took, n.elements(), n.memory("VmHWM"))
 }
 
-// joined starts the program on a new node with the same objects, and calls a function with this node. Its hosts have the same names and addresses.
-// The test ends if this fails.
+// joined starts the program on a new node with the same objects, and calls a function with this node. Its hosts have
+// the same names and addresses. The test ends if this fails.
 func (n *node) joined(check func(*node)) {
 	n.Helper()
 	if !n.Run("new node", func(t *testing.T) {
