@@ -128,7 +128,7 @@ var crowds = []crowd{
 		for range 25 {
 			c.serve(c.add(ports(1, 20), nil), 10)
 		}
-		for range 50 {
+		for range 100 {
 			c.serve(c.add(ports(1, 1), nil), 1)
 		}
 	}},
