@@ -32,7 +32,7 @@ test-unit: ## unit tests without privileges, with the race detector in packages 
 test-netns: ## all tests that need no API server, with real packets in network namespaces (root)
 	hack/test.sh netns
 
-test-hostile: ## objects of one tenant against packets of another tenant, in two minutes (root); HOSTILE_SEED, HOSTILE_STEPS: other histories
+test-hostile: ## objects of hostile tenants against packets of other tenants, in four minutes (root); HOSTILE_SEED, HOSTILE_STEPS: other and longer histories
 	HOSTILE_SEED='$(HOSTILE_SEED)' HOSTILE_STEPS='$(HOSTILE_STEPS)' hack/test.sh hostile
 
 test-e2e: ## tests with a real etcd and kube-apiserver; builds both first (root)

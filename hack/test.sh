@@ -79,7 +79,7 @@ netns() {
   # nft of sid changes from day to day: make test-kernels looks at it.
   root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(namespaces | grep -v '/test/hostile$')
 }
-hostile() { root && built && REQUIRE_NETNS=1 tests hostile ./test/hostile; }
+hostile() { root && built && REQUIRE_NETNS=1 tests hostile -timeout 3h ./test/hostile; } # HOSTILE_STEPS makes it long
 e2e() {
   root || return 1
   local packages

@@ -25,18 +25,37 @@ import (
 // The defaults make each run the same.
 const (
 	defaultSeed  = 1
-	defaultSteps = 60
+	defaultSteps = 30
 )
 
-// TestHistories makes random steps: hostile acts of evil, ordinary changes of bank, and faults. After each step, packets to bank's addresses must
-// have the result that the oracle predicts from bank's objects alone, and the number of elements must stay within a limit that adds up. At the
-// end, the same applies to log lines. HOSTILE_SEED and HOSTILE_STEPS select other histories.
+// TestHistories makes random steps: hostile acts of one or several namespaces, ordinary changes of bank, and faults: restarts, reboots, a flush. After
+// some steps, a new node joins. After each step, these properties must hold:
+//
+//   - Packets to bank's addresses have the result that the oracle predicts from bank's objects alone.
+//   - Each cluster IP of a Service with an endpoint answers.
+//   - All other addresses that answered before the step still answer, unless the step changed their Service or was a reboot.
+//   - No address with source ranges answers another source.
+//   - The number of elements stays within a limit that adds up.
+//
+// At the end, the last applies to log lines. HOSTILE_SEED and HOSTILE_STEPS select other histories.
 func TestHistories(t *testing.T) {
+	for _, room := range []struct {
+		name  string
+		flags []string
+	}{{"default room", nil}, {"little room", []string{
+		"--limits=node-elements=2000,node-source-ranges=40,node-port-ranges=10",
+	}}} {
+		t.Run(room.name, func(t *testing.T) { histories(t, room.flags...) })
+	}
+}
+
+func histories(t *testing.T, flags ...string) {
 	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
-		node: newBank(t), rand: rand.New(rand.NewPCG(uint64(seed), 15)), evil: map[string][]runtime.Object{}, twins: twins(300),
-		names: []string{collide("evil"), collide("aaa")},
+		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)), evil: map[string][]runtime.Object{}, twins: twins(300),
+		names: []string{collide("evil"), collide("aaa")}, claims: map[string][]claim{}, answer: map[string]bool{},
 	}
+	h.serveVictims()
 	h.drawBank()
 	h.synced("bank", h.bank...)
 	h.follows("at the start")
@@ -46,13 +65,23 @@ func TestHistories(t *testing.T) {
 		what := h.step()
 		when := fmt.Sprintf("HOSTILE_SEED=%d, step %d, after %s", seed, step+1, what)
 		h.follows(when)
+		h.keeps(when)
 		objects := slices.Concat(append(values(h.evil), h.bank)...)
 		h.written += len(objects)
 		if got, most := h.elements(), before+mostElements(objects); got > most {
 			t.Fatalf("%s: %d elements, want at most %d", when, got, most)
 		}
+		if h.rand.IntN(8) == 0 {
+			h.joined(func(n *node) {
+				j := *h
+				j.node, j.clients, j.answer = n, oracle.Memory{}, map[string]bool{}
+				j.follows(when + ", on a new node")
+				j.keeps(when + ", on a new node")
+			})
+		}
 	}
-	h.atMost("log lines", float64(h.lines()-lines), float64(1_000+10*h.written))
+	t.Logf("%d probes of addresses of others than bank, %d of them need no answer", h.probes, h.without)
+	h.atMost("log lines", float64(h.lines()-lines), float64(1_000+10*h.written+linesOfAStart*h.starts))
 	h.atMost("MiB of memory", h.memory("VmHWM"), mostMemory)
 	for file := range h.evil {
 		h.drop(file)
@@ -67,6 +96,9 @@ func TestHistories(t *testing.T) {
 		return nil
 	})
 }
+
+// linesOfAStart is more than the number of problems that a process reports in ten minutes.
+const linesOfAStart = 600
 
 func setting(t *testing.T, name string, otherwise int) int {
 	t.Helper()
@@ -107,11 +139,25 @@ type history struct {
 	names []string
 	// clients has the endpoints of bank's clients with session affinity.
 	clients oracle.Memory
-	// written is the number of objects that were written so far.
-	written int
+	// written is the number of objects that were written so far, starts the number of restarts and reboots.
+	written, starts int
+	// claims are the addresses of the Services that use up room, by file. answer has those that answered after the last step.
+	claims map[string][]claim
+	answer map[string]bool
+	// probes is the number of probes of claims. without is the number of those that need no answer.
+	probes, without int
 }
 
-// acts are evil's actions. Each changes a Service of evil, and returns other objects.
+// claim is an address of a Service that only this Service claims.
+type claim struct {
+	to string
+	// owned is true for a cluster IP, which needs no room.
+	owned bool
+	// restricted is true if the address answers only the client.
+	restricted bool
+}
+
+// acts are evil's actions. Each changes a Service of evil, and returns other objects. The last one is more frequent than the others.
 var acts = []struct {
 	name string
 	do   func(*history, *corev1.Service) []runtime.Object
@@ -170,6 +216,86 @@ var acts = []struct {
 		s.Spec.Ports = ports(1, 1+h.rand.IntN(10))
 		return h.endpoints(s)
 	}},
+	{"much room", (*history).useUp},
+}
+
+// useUp makes many Services that use up quantities of the node, and notes their addresses. Each file has its own addresses.
+func (h *history) useUp(s *corev1.Service) []runtime.Object {
+	var number int
+	_, err := fmt.Sscanf(s.Name, "evil-%d", &number)
+	lab.Must(h.T, err)
+	c := &crew{namespace: s.Namespace, prefix: s.Name + "-", number: number}
+	client := h.Client.IPv4.String() + "/32"
+	for range one(h, 3, 20, 60) {
+		var one *corev1.Service
+		port := uint16(80)
+		switch h.rand.IntN(5) {
+		case 0:
+			one = c.add(ports(80, 1+h.rand.IntN(20)), nil)
+		case 1:
+			one = c.add(ports(80, 1), restricted([]int{0, 10, 62, 400}[h.rand.IntN(4)]))
+			one.Spec.LoadBalancerSourceRanges = append(one.Spec.LoadBalancerSourceRanges, client)
+			to := one.Status.LoadBalancer.Ingress[0].IP + ":80"
+			h.claims[s.Name] = append(h.claims[s.Name], claim{to: to, restricted: true})
+		case 2:
+			one = c.add(ports(80, 1+h.rand.IntN(100)), remembers(timeouts[h.rand.IntN(len(timeouts))]))
+		case 3:
+			one, port = c.add(ports(80, 1), annotated("port-ranges", victimRange)), rangedPort
+		case 4:
+			one = c.add(ports(80, 1), annotated("max-connections", "1000"))
+		}
+		pods := []netip.Addr{h.Pods[0].IPv4}
+		if port == backendPort || port == 80 {
+			pods = addresses("10.244.16.1", 1+h.rand.IntN(10), 1)
+		}
+		c.list = append(c.list, slice(one.Namespace+"/"+one.Name, 0, portNames(one.Spec.Ports), backendPort, pods...))
+		h.claims[s.Name] = append(h.claims[s.Name], claim{to: one.Spec.ClusterIP + ":80", owned: true})
+		if port != 80 {
+			h.claims[s.Name] = append(h.claims[s.Name], claim{to: fmt.Sprintf("%s:%d", one.Spec.ClusterIP, port)})
+		}
+	}
+	return append(c.list, h.endpoints(s)...)
+}
+
+// disclaim forgets the addresses of a file.
+func (h *history) disclaim(file string) {
+	for _, c := range h.claims[file] {
+		delete(h.answer, c.to)
+	}
+	delete(h.claims, file)
+}
+
+// keeps checks a random part of the claims: see [TestHistories].
+func (h *history) keeps(when string) {
+	h.Helper()
+	const most = 80
+	claims := slices.Concat(values(h.claims)...)
+	if len(claims) > most {
+		h.rand.Shuffle(len(claims), func(i, j int) { claims[i], claims[j] = claims[j], claims[i] })
+		claims = claims[:most]
+	}
+	begin := time.Now()
+	for _, c := range claims {
+		must, wait := c.owned || h.answer[c.to], soon
+		if h.probes++; !must {
+			h.without++
+			wait = soon / 4
+		}
+		got := h.ask(h.Client, c.to, wait)
+		for must && !strings.HasPrefix(got, "pod-") && time.Since(begin) < patience {
+			got = h.ask(h.Client, c.to, wait)
+		}
+		h.answer[c.to] = strings.HasPrefix(got, "pod-")
+		if must && !h.answer[c.to] {
+			h.Fatalf("%s: %s: %s, want an answer", when, c.to, got)
+		}
+		if !c.restricted {
+			continue
+		}
+		if got := h.ask(h.Pods[3], c.to, soon/4); got != "timed out" {
+			h.Fatalf("%s: %s for a source that is not allowed: %s, want it timed out", when, c.to, got)
+		}
+	}
 }
 
 // boundaryAddresses are bank's addresses, addresses next to them, and the ends of prefixes, some of them not in canonical form.
@@ -178,35 +304,63 @@ var boundaryAddresses = []string{
 	"10.96.255.255", "fd00:10:96::ffff", "0.0.0.0", "255.255.255.255", "255.255.255.254", "::", "fe80::1%eth0", "203.0.113.11",
 }
 
-// step makes one random step, and returns its name: an act of evil, an ordinary change of bank, or a fault.
+// step makes one random step, and returns its name: acts of one or several namespaces, an ordinary change of bank, or a fault.
 func (h *history) step() (what string) {
-	file := fmt.Sprintf("evil-%d", h.rand.IntN(6))
-	switch n := h.rand.IntN(20); {
+	switch n, file := h.rand.IntN(24), h.file(); {
 	case n < 4:
 		h.drawBank()
 		h.synced("bank", h.bank...)
 		return "bank's own change"
 	case n < 6 && h.evil[file] != nil:
 		delete(h.evil, file)
+		h.disclaim(file)
 		h.drop(file)
 		h.settle()
 		return "a removal"
-	case n == 6:
+	case n < 9:
+		h.starts++
 		h.Kill()
 		h.start()
 		return "a restart"
-	case n == 7:
+	case n == 9:
 		h.nft("flush", "ruleset")
 		h.clients.Forget()
 		return "a flush"
+	case n == 10:
+		h.starts++
+		h.Kill()
+		h.nft("flush", "ruleset")
+		h.clients.Forget()
+		clear(h.answer)
+		h.start()
+		return "a reboot"
 	}
+	var names []string
+	for range one(h, 1, 1, 2, 3) {
+		names = append(names, h.act())
+	}
+	h.settle()
+	return strings.Join(names, ", and ")
+}
+
+// file returns the name of a random file of evil.
+func (h *history) file() string { return fmt.Sprintf("evil-%d", h.rand.IntN(6)) }
+
+// act writes one of evil's files, and returns the name of the act. Two files each belong to a namespace.
+func (h *history) act() string {
+	file := h.file()
+	namespace := []string{"aevil", "evil", "zevil"}[int(file[len(file)-1]-'0')%3]
 	a := acts[h.rand.IntN(len(acts))]
-	s := service("evil/"+file, fmt.Sprintf("10.96.6.%d", 1+h.rand.IntN(6)))
+	if h.rand.IntN(3) == 0 {
+		a = acts[len(acts)-1]
+	}
+	h.disclaim(file)
+	s := service(namespace+"/"+file, fmt.Sprintf("10.96.6.%d", 1+h.rand.IntN(6)))
 	s.Spec.Ports = ports(80, 1)
 	others := a.do(h, s)
 	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 	h.evil[file] = append([]runtime.Object{s}, others...)
-	h.synced(file, h.evil[file]...)
+	h.put(file, h.evil[file]...)
 	return a.name
 }
 

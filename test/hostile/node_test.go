@@ -73,10 +73,23 @@ type node struct {
 	usual time.Duration
 }
 
-// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node and a ServiceCIDR.
-func newNode(t *testing.T, clients int) *node {
+// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node, a ServiceCIDR, and the given flags beside
+// the usual ones.
+func newNode(t *testing.T, clients int, flags ...string) *node {
 	t.Helper()
-	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
+	n := newLab(t, clients, t.TempDir())
+	n.put("cluster", clusterObjects()...)
+	n.flags = append([]string{
+		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
+	}, flags...)
+	n.start()
+	return n
+}
+
+// newLab returns a lab whose pods serve, without the program.
+func newLab(t *testing.T, clients int, folder string) *node {
+	t.Helper()
+	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: folder}
 	n.log = filepath.Join(t.TempDir(), "log")
 	for _, h := range n.Pods {
 		for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
@@ -86,11 +99,6 @@ func newNode(t *testing.T, clients int) *node {
 		}
 	}
 	n.giveEvil("10.244.16.0/20")
-	n.put("cluster", clusterObjects()...)
-	n.flags = []string{
-		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
-	}
-	n.start()
 	return n
 }
 
@@ -117,9 +125,9 @@ func (n *node) giveEvil(prefix string) {
 }
 
 // newBank does the same as newNode, and adds bank's Service.
-func newBank(t *testing.T) *node {
+func newBank(t *testing.T, flags ...string) *node {
 	t.Helper()
-	n := newNode(t, 1)
+	n := newNode(t, 1, flags...)
 	n.put("bank", bankService())
 	for range 3 {
 		n.usual = max(n.usual, n.bank())
@@ -173,7 +181,7 @@ func (n *node) synced(name string, objects ...runtime.Object) {
 	n.settle()
 }
 
-// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served.
+// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served and no other Service waits.
 func (n *node) settle() {
 	n.Helper()
 	n.marks++
@@ -181,6 +189,22 @@ func (n *node) settle() {
 	s.Spec.Ports = ports(n.marks, 1)
 	n.put("mark", s, slice("mark/mark", 0, portNames(s.Spec.Ports), backendPort, n.Pods[3].IPv4))
 	n.until(10*patience, "a mark", func() error { return n.answered(fmt.Sprintf("10.96.0.99:%d", n.marks), "pod-3") })
+	n.until(10*patience, "the other Services", func() error {
+		if _, pending := n.changes(); pending > 0 {
+			return fmt.Errorf("%.0f Services wait", pending)
+		}
+		return nil
+	})
+}
+
+// changes returns the number of changes of Services since the start of the program, and the number of those that are not programmed yet.
+func (n *node) changes() (total, pending float64) {
+	n.Helper()
+	samples, err := n.Metrics(n.Context())
+	lab.Must(n.T, err)
+	total, _ = samples.Sum("kubeproxy_sync_proxy_rules_service_changes_total")
+	pending, _ = samples.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
+	return total, pending
 }
 
 // until repeats check until it returns nil, and fails the test after limit.
