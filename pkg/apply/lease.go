@@ -14,14 +14,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// abandonedAfter is the time without a renewal of the lease after which the process that serves is considered not to work. renewEvery is the time
-// between two renewals.
+// abandonedAfter is the time without a renewal of the lease after which the process that serves is considered not to
+// work. renewEvery is the time between two renewals.
 const (
 	abandonedAfter = 30 * time.Second
 	renewEvery     = abandonedAfter / 3
 )
 
-// renewAgain is the time between a failed renewal and the next attempt, and between two looks at the lease that another process renews.
+// renewAgain is the time between a failed renewal and the next attempt, and between two looks at the lease that
+// another process renews.
 const renewAgain = 2 * time.Second
 
 // renewals counts the commits of [Lease.Run], so that a sync does not mistake them for foreign commits.
@@ -74,8 +75,8 @@ type Lease struct {
 	May func() bool
 	// Failed receives the error of a failed renewal. Failures that follow are not reported until a renewal succeeds.
 	Failed func(error)
-	// Abandoned is called while this process does not serve, if no process has renewed the lease for a while. Only a process with CAP_NET_ADMIN
-	// can renew it, so no other process can pretend to serve.
+	// Abandoned is called while this process does not serve, if no process has renewed the lease for a while. Only a
+	// process with CAP_NET_ADMIN can renew it, so no other process can pretend to serve.
 	Abandoned func()
 }
 
@@ -101,8 +102,8 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	return l, nil
 }
 
-// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection. While this process does not
-// serve, Run watches whether another process renews the lease.
+// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection.
+// While this process does not serve, Run watches whether another process renews the lease.
 func (l *Lease) Run(ctx context.Context) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	failing, last := false, time.Now()

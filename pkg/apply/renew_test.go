@@ -138,7 +138,8 @@ func TestOnlyExistingLeasesAreRenewed(t *testing.T) {
 	}
 }
 
-// TestAnAbandonedLeaseIsNoticed: a process that does not serve notices that no other process renews the lease, whether the tables exist or not.
+// TestAnAbandonedLeaseIsNoticed: a process that does not serve notices that no other process renews the lease, whether
+// the tables exist or not.
 func TestAnAbandonedLeaseIsNoticed(t *testing.T) {
 	k, p := synced(t)
 	serving, stop := context.WithCancel(t.Context())
@@ -150,7 +151,8 @@ func TestAnAbandonedLeaseIsNoticed(t *testing.T) {
 	lab.Must(t, err)
 	looks, abandoned := atomic.Int32{}, make(chan struct{}, 100)
 	begun := time.Now()
-	waiting.every, waiting.abandoned, waiting.Abandoned = 5*time.Millisecond, time.Second, func() { abandoned <- struct{}{} }
+	waiting.every, waiting.abandoned = 5*time.Millisecond, time.Second
+	waiting.Abandoned = func() { abandoned <- struct{}{} }
 	waiting.May = func() bool { looks.Add(1); return false }
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -70,7 +70,8 @@ func (d *daemon) keepLease(logger klog.Logger) (err error) {
 	d.lease.Abandoned = func() {
 		if other := d.instance.Other(); d.instance.Reclaim() {
 			d.metrics.TookOver()
-			logger.Error(nil, "The other instance has not renewed the lease of the tables for 30 s; this instance takes over", "other", other)
+			const what = "The other instance has not renewed the lease of the tables for 30 s; this instance takes over"
+			logger.Error(nil, what, "other", other)
 		}
 	}
 	return nil

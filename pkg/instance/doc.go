@@ -12,20 +12,22 @@
 // other process is a guest: it is connected to the holder, and the end of the connection tells it that the name is free. Each
 // message is a line of JSON.
 //
-//	guest → holder   {"id", "pid", "name", "started", "ready", "port", "token"}   first, and again after each change
-//	holder → guest   the same of the holder                                       first; a guest without an ID only wants to know it
-//	holder → guest   {"yours": true}                                              the holder has stopped, and the name is free
+//	guest → holder   {"id", "pid", "name", "started", "ready", "port", "token"}   first, and after each change
+//	holder → guest   the same of the holder                                       first; all that a guest without an ID wants
+//	holder → guest   {"yours": true}                                              it has stopped, and the name is free
 //
-// A holder yields to a guest that is ready, if the guest started later or the holder is not ready. A process ignores a holder
-// that belongs to another user, does not answer, or cannot be reached, and then serves too. A guest that finds that the holder does not work
-// serves at once, and claims the name as if it had started now.
+// A holder yields to a guest that is ready, if the guest started later or the holder is not ready. A process ignores a
+// holder that belongs to another user, does not answer, or cannot be reached, and then serves too. A guest that finds
+// that the holder does not work serves at once, and claims the name as if it had started now.
 //
 // # Proofs
 //
-// A process that can stop another one must be able to do its work. So each side proves that it has CAP_NET_ADMIN over the network namespace: it sends
-// the other side's token to the other side's netlink port, which the kernel permits only with this capability. A holder ignores the claim of a guest
-// without a proof. A guest serves beside a holder without a proof.
+// A process that can stop another one must be able to do its work. So each side proves that it has CAP_NET_ADMIN over
+// the network namespace: it sends the other side's token to the other side's netlink port, which the kernel permits
+// only with this capability. A holder ignores the claim of a guest without a proof. A guest serves beside a holder
+// without a proof.
 //
-// Versions before 0.1.0 send no port and no proof. Until version 0.2.0, such a holder yields to a newer guest as before, within 10 seconds, and such a
-// guest stands by. A holder does not yield to such a guest: after a downgrade beside a running process, both serve until the newer version exits.
+// Versions before 0.1.0 send no port and no proof. Until version 0.2.0, such a holder yields to a newer guest as
+// before, within 10 seconds, and such a guest stands by. A holder does not yield to such a guest: after a downgrade
+// beside a running process, both serve until the newer version exits.
 package instance

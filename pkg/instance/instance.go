@@ -82,8 +82,8 @@ func (i *Instance) Ready() {
 	signal(i.wake)
 }
 
-// Reclaim lets this process serve again, as the newest one, because the process that serves does not work. It returns false, and changes
-// nothing, if this process is not ready or serves already.
+// Reclaim lets this process serve again, as the newest one, because the process that serves does not work. It returns
+// false, and changes nothing, if this process is not ready or serves already.
 func (i *Instance) Reclaim() bool {
 	i.mu.Lock()
 	if i.granted.Load() || !i.ready {
@@ -452,7 +452,8 @@ func Find(name string) (holder string, err error) {
 		return "", err
 	}
 	defer v.close()
-	if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), send(conn, message{challenge: v.challenge})); err != nil {
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if err := send(conn, message{challenge: v.challenge}); err != nil {
 		return "", err
 	}
 	m, err := receive(bufio.NewReaderSize(conn, longest))
@@ -465,8 +466,8 @@ func Find(name string) (holder string, err error) {
 	return m.String(), err
 }
 
-// wait waits until the holder exits or yields, and announces changes of this process since the message own. claims reports whether a process
-// that is ready replaces the holder.
+// wait waits until the holder exits or yields, and announces changes of this process since the message own. claims
+// reports whether a process that is ready replaces the holder.
 func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, claims func(Record) bool) error {
 	_ = conn.SetReadDeadline(time.Time{})
 	done := make(chan error, 1)
@@ -494,7 +495,8 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, claims 
 	}
 }
 
-// trusted fails if the peer belongs to a user other than root and this process's user, so that no other user uses up the guests of a holder.
+// trusted fails if the peer belongs to a user other than root and this process's user, so that no other user uses up
+// the guests of a holder.
 func trusted(conn net.Conn) error {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {

@@ -28,7 +28,8 @@ type crowd struct {
 	mu      sync.Mutex
 	serving []string
 	unknown chan error
-	// always is the only process that may serve, and that may not stop, if set. several processes may serve at once if it is true.
+	// always is the only process that may serve, and that may not stop, if set. several processes may serve at once if
+	// it is true.
 	always  string
 	several bool
 }

@@ -9,16 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// challenge requests a proof of CAP_NET_ADMIN over this network namespace: a netlink message with the token to the port. The kernel lets a process
-// send netlink messages to other processes only with this capability, and only within a network namespace (netlink_sendmsg in
-// net/netlink/af_netlink.c). A process of an earlier version sends no challenge, and cannot answer one.
+// challenge requests a proof of CAP_NET_ADMIN over this network namespace: a netlink message with the token to the
+// port. The kernel lets a process send netlink messages to other processes only with this capability, and only within
+// a network namespace (netlink_sendmsg in net/netlink/af_netlink.c). A process of an earlier version sends no
+// challenge, and cannot answer one.
 type challenge struct {
 	Port  uint32 `json:"port,omitempty"`
 	Token string `json:"token,omitempty"`
 }
 
-// answer returns the content of the message that answers the challenge. Its first bytes are not a valid header of netlink, because the other
-// process may have sent the port of a third one. The name prevents that a proof for one instance is used for another.
+// answer returns the content of the message that answers the challenge. Its first bytes are not a valid header of
+// netlink, because the other process may have sent the port of a third one. The name prevents that a proof for one
+// instance is used for another.
 func (c challenge) answer(name string) string { return name + c.Token }
 
 // prove answers another process's challenge.

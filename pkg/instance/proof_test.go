@@ -22,7 +22,8 @@ import (
 // inNamespace and role are the variables of the environment of the processes that TestMain starts and that play a role.
 const inNamespace, role = "INSTANCE_TEST_NAMESPACE", "INSTANCE_TEST_ROLE"
 
-// TestMain runs the tests in a network namespace of their own, whose user namespace gives them CAP_NET_ADMIN over it also without privileges.
+// TestMain runs the tests in a network namespace of their own, whose user namespace gives them CAP_NET_ADMIN over it
+// also without privileges.
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(role) != "":
@@ -34,7 +35,8 @@ func TestMain(m *testing.M) {
 		c.Env = append(os.Environ(), inNamespace+"=1")
 		c.Stdout, c.Stderr = os.Stdout, os.Stderr
 		c.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNET, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}, Pdeathsig: syscall.SIGKILL,
+			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+			AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}, Pdeathsig: syscall.SIGKILL,
 		}
 		err := c.Run()
 		switch exit := (*exec.ExitError)(nil); {
@@ -49,8 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// play plays a process that wants the name of a socket: "claim" claims it, "earlier claim" does the same as an earlier version, "hold" and
-// "earlier hold" hold it. It prints a line for each event.
+// play plays a process that wants the name of a socket: "claim" claims it, "earlier claim" does the same as an earlier
+// version, "hold" and "earlier hold" hold it. It prints a line for each event.
 func play(part, socket string) {
 	earlier := strings.HasPrefix(part, "earlier")
 	own := message{Record: Record{ID: "x", PID: 1, Name: "x", Started: 1 << 62}, Ready: true}
@@ -97,7 +99,8 @@ func play(part, socket string) {
 	}
 }
 
-// act starts a process of the same user that plays a part, with or without capabilities. It returns the lines that the process prints.
+// act starts a process of the same user that plays a part, with or without capabilities. It returns the lines that the
+// process prints.
 func (c *crowd) act(part string, capable bool) <-chan string {
 	self, err := os.Executable()
 	lab.Must(c.T, err)
@@ -156,8 +159,8 @@ func (c *crowd) awaitUnknown() {
 	}
 }
 
-// TestOnlyAProofStopsAProcess: a process of the same user without capabilities cannot make another one stand by, whether it claims the name or holds it,
-// and whether it takes part in proofs or pretends to be of an earlier version.
+// TestOnlyAProofStopsAProcess: a process of the same user without capabilities cannot make another one stand by,
+// whether it claims the name or holds it, and whether it takes part in proofs or pretends to be of an earlier version.
 func TestOnlyAProofStopsAProcess(t *testing.T) {
 	t.Run("a claim with the capability", func(t *testing.T) {
 		t.Parallel()
@@ -261,7 +264,8 @@ func TestAProofIsForOneNameAndOneSocket(t *testing.T) {
 	lab.Must(t, v.verify(Name))
 }
 
-// TestReclaim: a process that stands by serves again, at once, if the holder is found not to work. The holder stands by for it when it works again.
+// TestReclaim: a process that stands by serves again, at once, if the holder is found not to work. The holder stands
+// by for it when it works again.
 func TestReclaim(t *testing.T) {
 	c := newCrowd(t)
 	a := c.start("a", 1, true)

@@ -476,8 +476,9 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first address. The API lets a
-// consumer use any of the addresses. Loopback and link-local addresses, which the API server rejects, would lead to this node and its neighbours.
+// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first
+// address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the API server
+// rejects, would lead to this node and its neighbours.
 func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"

@@ -103,6 +103,8 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 				into = append(into, f.encoded...)
 				unknown++
 			}
+		case stored.fields != nil && protowire.Type(f.encoded[0]&7) != protowire.BytesType:
+			return into, errWire // a message has no other type
 		case stored.fields != nil:
 			into = append(into, f.encoded[:f.tagLen]...)
 			start := len(into)

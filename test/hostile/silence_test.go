@@ -21,7 +21,8 @@ import (
 // silencer is the variable of the environment that makes TestSilencer a process that claims to be a newer instance.
 const silencer = "HOSTILE_SILENCER"
 
-// TestSilencer is that process. It uses the protocol of versions without proofs, prints the answers, and becomes the holder if it may.
+// TestSilencer is that process. It uses the protocol of versions without proofs, prints the answers, and becomes the
+// holder if it may.
 func TestSilencer(t *testing.T) {
 	if os.Getenv(silencer) == "" {
 		t.Skip("TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram starts this process")
@@ -52,8 +53,8 @@ func TestSilencer(t *testing.T) {
 	}
 }
 
-// TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram: a process of user 0 in the node's network namespace, but without capabilities, claims to
-// be a newer instance. Bank's changes are still served.
+// TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram: a process of user 0 in the node's network namespace, but
+// without capabilities, claims to be a newer instance. Bank's changes are still served.
 func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
 	n := newBank(t)
 	self, err := os.Executable()
@@ -61,7 +62,9 @@ func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	claimant := program.ForTest(t, program.Config{
 		Host: n.Node, Path: "setpriv", Env: []string{silencer + "=1"}, Log: out,
-		Args: []string{"--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs", self, "-test.run=^TestSilencer$"},
+		Args: []string{
+			"--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs", self, "-test.run=^TestSilencer$",
+		},
 	})
 	has := func(log string, words ...string) error {
 		text, err := os.ReadFile(log)
@@ -78,7 +81,9 @@ func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
 	for range 5 {
 		n.bank()
 	}
-	n.until(patience, "the report", func() error { return has(n.log, "a process claims to be a newer instance of this program") })
+	n.until(patience, "the report", func() error {
+		return has(n.log, "a process claims to be a newer instance of this program")
+	})
 	if claimant.Exited() {
 		t.Error("the claimant has exited")
 	}
@@ -87,11 +92,12 @@ func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
 	}
 }
 
-// TestAHungInstanceIsReplaced: a newer instance takes over, and stops working without exiting. The older instance takes over again, without a restart,
-// and keeps serving when the newer one works again.
+// TestAHungInstanceIsReplaced: a newer instance takes over, and stops working without exiting. The older instance
+// takes over again, without a restart, and keeps serving when the newer one works again.
 func TestAHungInstanceIsReplaced(t *testing.T) {
 	n := newBank(t)
-	second := n.run("", filepath.Join(t.TempDir(), "log"), slices.Concat(n.flags, []string{"--metrics-bind-address=127.0.0.1:10259", "--healthz-bind-address=127.0.0.1:10266"})...)
+	second := n.run("", filepath.Join(t.TempDir(), "log"), slices.Concat(n.flags,
+		[]string{"--metrics-bind-address=127.0.0.1:10259", "--healthz-bind-address=127.0.0.1:10266"})...)
 	counts := func(port int, name string, want int) func() error {
 		return func() error {
 			_, body, err := n.Get(t.Context(), fmt.Sprintf("http://127.0.0.1:%d/metrics", port))

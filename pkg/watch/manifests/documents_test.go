@@ -173,8 +173,8 @@ func TestAFileThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestAReadThatDoesNotEnd: a file whose read does not end is reported and left out. The source reads the other files, and does not read this file
-// again before the read has ended, or another file has its name.
+// TestAReadThatDoesNotEnd: a file whose read does not end is reported and left out. The source reads the other files,
+// and does not read this file again before the read has ended, or another file has its name.
 func TestAReadThatDoesNotEnd(t *testing.T) {
 	f := newFolder(t)
 	f.write("a.yaml", serviceYAML("a", "10.96.0.9"))

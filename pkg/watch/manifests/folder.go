@@ -64,7 +64,8 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// reader reads files, each on a goroutine of its own: no system call can interrupt a read that does not end, such as that of /proc/kmsg.
+// reader reads files, each on a goroutine of its own: no system call can interrupt a read that does not end, such as
+// that of /proc/kmsg.
 type reader struct {
 	// most is the largest size of a file in bytes, patience the longest time to read one.
 	most     int64
@@ -82,8 +83,8 @@ func newReader() *reader {
 	return &reader{most: largestFile, patience: readPatience, readAll: readAtMost, pending: map[inode]<-chan content{}}
 }
 
-// read reads a file. It treats a file that is not regular as absent, because a pipe would block. It returns an error for a file that is too large,
-// which it does not read, or that cannot be read in time.
+// read reads a file. It treats a file that is not regular as absent, because a pipe would block. It returns an error
+// for a file that is too large, which it does not read, or that cannot be read in time.
 func (r *reader) read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
