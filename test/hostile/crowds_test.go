@@ -142,8 +142,9 @@ var crowds = []crowd{
 	}},
 }
 
-// littleRoom is a value of --limits with which a few Services use up the room of a node.
-const littleRoom = "node-elements=20000,node-source-ranges=200,node-port-ranges=40"
+// littleRoom is a value of --limits with which a few Services use up the room of a node. With a limit of L, the half
+// of a room that is reserved is enough for √(2L) namespaces, here more than 20.
+const littleRoom = "node-elements=20000,node-source-ranges=400,node-port-ranges=300"
 
 // TestCrowds: several namespaces together use up a quantity of the node. If they are more than four, one of four names
 // is sorted after those of the victims. All other names are sorted before them. Victims that are older, and victims
