@@ -33,7 +33,8 @@ const (
 //
 //   - Packets to bank's addresses have the result that the oracle predicts from bank's objects alone.
 //   - Each cluster IP of a Service with an endpoint answers.
-//   - All other addresses that answered before the step still answer, unless the step changed their Service or was a reboot.
+//   - All other addresses that answered before the step still answer, unless the step changed their Service or was a
+//     reboot.
 //   - No address with source ranges answers another source.
 //   - The number of elements stays within a limit that adds up.
 //
@@ -52,7 +53,8 @@ func TestHistories(t *testing.T) {
 func histories(t *testing.T, flags ...string) {
 	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
-		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)), evil: map[string][]runtime.Object{}, twins: twins(300),
+		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)),
+		evil: map[string][]runtime.Object{}, twins: twins(300),
 		names: []string{collide("evil"), collide("aaa")}, claims: map[string][]claim{}, answer: map[string]bool{},
 	}
 	h.serveVictims()

@@ -80,7 +80,8 @@ func newNode(t *testing.T, clients int, flags ...string) *node {
 	n := newLab(t, clients, t.TempDir())
 	n.put("cluster", clusterObjects()...)
 	n.flags = append([]string{
-		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
+		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
+		"--control-socket=",
 	}, flags...)
 	n.start()
 	return n
