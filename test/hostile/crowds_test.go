@@ -79,9 +79,9 @@ func remembers(timeout int32) func(*corev1.Service) {
 
 // timeouts are the timeouts that the program distinguishes.
 var timeouts = [...]int32{
-	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600,
-	750, 900, 1200, 1500, 1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200,
-	57600, 72000, 86400,
+	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480,
+	600, 750, 900, 1200, 1500, 1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000,
+	43200, 57600, 72000, 86400,
 }
 
 // servicePorts is more than the number of service ports of a node that have numbers.
@@ -142,8 +142,9 @@ var crowds = []crowd{
 	}},
 }
 
-// littleRoom is a value of --limits with which a few Services use up the room of a node.
-const littleRoom = "node-elements=20000,node-source-ranges=200,node-port-ranges=40"
+// littleRoom is a value of --limits with which a few Services use up the room of a node. With a limit of L, the half
+// of a room that is reserved is enough for √(2L) namespaces, here more than 20.
+const littleRoom = "node-elements=20000,node-source-ranges=400,node-port-ranges=300"
 
 // TestCrowds: several namespaces together use up a quantity of the node. If they are more than four, one of four names
 // is sorted after those of the victims. All other names are sorted before them. Victims that are older, and victims

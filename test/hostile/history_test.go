@@ -28,12 +28,13 @@ const (
 	defaultSteps = 30
 )
 
-// TestHistories makes random steps: hostile acts of one or several namespaces, ordinary changes of bank, and faults: restarts, reboots, a flush. After
-// some steps, a new node joins. After each step, these properties must hold:
+// TestHistories makes random steps: hostile acts of one or several namespaces, ordinary changes of bank, and faults:
+// restarts, reboots, a flush. After some steps, a new node joins. After each step, these properties must hold:
 //
 //   - Packets to bank's addresses have the result that the oracle predicts from bank's objects alone.
 //   - Each cluster IP of a Service with an endpoint answers.
-//   - All other addresses that answered before the step still answer, unless the step changed their Service or was a reboot.
+//   - All other addresses that answered before the step still answer, unless the step changed their Service or was a
+//     reboot.
 //   - No address with source ranges answers another source.
 //   - The number of elements stays within a limit that adds up.
 //
@@ -52,7 +53,8 @@ func TestHistories(t *testing.T) {
 func histories(t *testing.T, flags ...string) {
 	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
-		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)), evil: map[string][]runtime.Object{}, twins: twins(300),
+		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)),
+		evil: map[string][]runtime.Object{}, twins: twins(300),
 		names: []string{collide("evil"), collide("aaa")}, claims: map[string][]claim{}, answer: map[string]bool{},
 	}
 	h.serveVictims()
@@ -141,7 +143,8 @@ type history struct {
 	clients oracle.Memory
 	// written is the number of objects that were written so far, starts the number of restarts and reboots.
 	written, starts int
-	// claims are the addresses of the Services that use up room, by file. answer has those that answered after the last step.
+	// claims are the addresses of the Services that use up room, by file. answer has those that answered after the
+	// last step.
 	claims map[string][]claim
 	answer map[string]bool
 	// probes is the number of probes of claims. without is the number of those that need no answer.
@@ -157,7 +160,8 @@ type claim struct {
 	restricted bool
 }
 
-// acts are evil's actions. Each changes a Service of evil, and returns other objects. The last one is more frequent than the others.
+// acts are evil's actions. Each changes a Service of evil, and returns other objects. The last one is more frequent
+// than the others.
 var acts = []struct {
 	name string
 	do   func(*history, *corev1.Service) []runtime.Object
@@ -219,7 +223,8 @@ var acts = []struct {
 	{"much room", (*history).useUp},
 }
 
-// useUp makes many Services that use up quantities of the node, and notes their addresses. Each file has its own addresses.
+// useUp makes many Services that use up quantities of the node, and notes their addresses. Each file has its own
+// addresses.
 func (h *history) useUp(s *corev1.Service) []runtime.Object {
 	var number int
 	_, err := fmt.Sscanf(s.Name, "evil-%d", &number)
@@ -304,7 +309,8 @@ var boundaryAddresses = []string{
 	"10.96.255.255", "fd00:10:96::ffff", "0.0.0.0", "255.255.255.255", "255.255.255.254", "::", "fe80::1%eth0", "203.0.113.11",
 }
 
-// step makes one random step, and returns its name: acts of one or several namespaces, an ordinary change of bank, or a fault.
+// step makes one random step, and returns its name: acts of one or several namespaces, an ordinary change of bank, or
+// a fault.
 func (h *history) step() (what string) {
 	switch n, file := h.rand.IntN(24), h.file(); {
 	case n < 4:

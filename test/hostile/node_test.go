@@ -73,14 +73,15 @@ type node struct {
 	usual time.Duration
 }
 
-// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node, a ServiceCIDR, and the given flags beside
-// the usual ones.
+// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node, a
+// ServiceCIDR, and the given flags beside the usual ones.
 func newNode(t *testing.T, clients int, flags ...string) *node {
 	t.Helper()
 	n := newLab(t, clients, t.TempDir())
 	n.put("cluster", clusterObjects()...)
 	n.flags = append([]string{
-		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
+		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
+		"--control-socket=",
 	}, flags...)
 	n.start()
 	return n
@@ -181,7 +182,8 @@ func (n *node) synced(name string, objects ...runtime.Object) {
 	n.settle()
 }
 
-// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served and no other Service waits.
+// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served and
+// no other Service waits.
 func (n *node) settle() {
 	n.Helper()
 	n.marks++
@@ -197,7 +199,8 @@ func (n *node) settle() {
 	})
 }
 
-// changes returns the number of changes of Services since the start of the program, and the number of those that are not programmed yet.
+// changes returns the number of changes of Services since the start of the program, and the number of those that are
+// not programmed yet.
 func (n *node) changes() (total, pending float64) {
 	n.Helper()
 	samples, err := n.Metrics(n.Context())
