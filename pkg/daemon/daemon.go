@@ -411,7 +411,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 		Flows: d.flows, Terminations: d.terminations, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) },
 		NodePortUsers: d.users, Demand: d.demand, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
-		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
+		Model: d.ModelOptions(), Report: d.report, Withdraw: d.reporter.Withdraw, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,
 	})
 }
