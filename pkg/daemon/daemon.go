@@ -22,6 +22,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/demand"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
@@ -157,9 +158,11 @@ type daemon struct {
 	loopback     *loopback.Server
 	demand       *demand.Watcher
 	checks       *health.Services
-	takeover     *takeover.Takeover
-	started      time.Time
-	settle       sync.Once
+	// files is the budget of file descriptors that namespaces share.
+	files    *descriptors.Budget
+	takeover *takeover.Takeover
+	started  time.Time
+	settle   sync.Once
 	// firstSync is closed after the first sync.
 	firstSync chan struct{}
 	// loop keeps the kernel's tables as planned. console answers commands.
@@ -181,7 +184,7 @@ const terminationsPerSecond = 10_000
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
-		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
+		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}), files: descriptors.New(),
 	}
 	logger := klog.FromContext(ctx)
 	// These three messages are kube-proxy's; some tools search for them.
@@ -261,7 +264,8 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 func (d *daemon) openLoopback() {
 	families := d.LoopbackFamilies(d.families)
 	d.loopback = loopback.New(loopback.Config{
-		NodeName: d.NodeName, Families: families, Report: d.report, Metrics: d.metrics, Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
+		NodeName: d.NodeName, Families: families, Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics, Files: d.files,
+		Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
 	})
 	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
 }
@@ -404,7 +408,7 @@ func (d *daemon) report(p model.Problem) {
 
 func (d *daemon) newLoop() *proxy.Proxy {
 	every, least := config.Periods(d.Config)
-	d.checks = health.NewServices(d.health.Healthy, d.report)
+	d.checks = health.NewServices(health.ServicesConfig{Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files})
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),

@@ -80,9 +80,13 @@ func TestProblemsThatDisappearAreWithdrawn(t *testing.T) {
 // fakeConflicts has the conflicts of each Service.
 type fakeConflicts map[types.NamespacedName][]plan.Conflict
 
-func (c fakeConflicts) TakeLosers() ([]types.NamespacedName, bool) { return slices.Collect(maps.Keys(c)), false }
+func (c fakeConflicts) TakeLosers() ([]types.NamespacedName, bool) {
+	return slices.Collect(maps.Keys(c)), false
+}
 
-func (c fakeConflicts) ConflictsOf(loser types.NamespacedName) ([]plan.Conflict, int) { return c[loser], len(c[loser]) }
+func (c fakeConflicts) ConflictsOf(loser types.NamespacedName) ([]plan.Conflict, int) {
+	return c[loser], len(c[loser])
+}
 
 // BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.
 func BenchmarkProblems(b *testing.B) {
