@@ -60,7 +60,7 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
-		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/descriptors", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {

@@ -70,10 +70,10 @@ type failure struct {
 	problem model.Problem
 }
 
-// reason is the reason of a failure. lacks is the limit of descriptors that was reached.
+// reason is the reason of a failure, with its remedy. lacks is the limit of descriptors that was reached.
 type reason struct {
-	text  string
-	lacks room.Shortage
+	text, fix string
+	lacks     room.Shortage
 }
 
 // mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second. Addresses
@@ -189,7 +189,7 @@ func (s *Services) clean() (ordered []checkAt) {
 		}
 	}
 	for at, owner := range s.younger {
-		s.note(at, &reason{text: takenBy(at.service, owner)})
+		s.note(at, &reason{text: takenBy(at.service, owner), fix: "delete one of the two Services and create it again, so that it gets another port"})
 	}
 	return ordered
 }
@@ -257,13 +257,13 @@ func (s *Services) retry() {
 	}
 }
 
-// Broken returns the reasons why a Service's port cannot be opened, one line for each address. It is safe for concurrent use.
+// Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if f := s.broken[name]; f != nil {
 		for _, reason := range f.why {
-			why = append(why, reason.text)
+			why = append(why, fmt.Sprintf("%s (%s)", reason.text, reason.fix))
 		}
 	}
 	slices.Sort(why)
@@ -283,7 +283,8 @@ func (s *Services) close(at checkAt, server server) {
 func (s *Services) open(at checkAt) {
 	if lacks := s.Files.Take(at.service.Namespace, 1); lacks != room.None {
 		if !s.isBroken(at) || s.broken[at.service].why[at.addr].lacks != lacks {
-			s.note(at, &reason{s.Files.Error(lacks, at.service.Namespace).Error(), lacks})
+			limit := s.Files.Error(lacks, at.service.Namespace)
+			s.note(at, &reason{limit.Error(), limit.Fix(), lacks})
 		}
 		return
 	}
@@ -292,7 +293,7 @@ func (s *Services) open(at checkAt) {
 	l, err := s.listen(network, at.addr.String())
 	if err != nil {
 		s.Files.Give(at.service.Namespace, 1)
-		s.note(at, &reason{text: err.Error()})
+		s.note(at, &reason{text: err.Error(), fix: fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port())})
 		return
 	}
 	s.note(at, nil)
@@ -313,7 +314,7 @@ func (s *Services) note(at checkAt, why *reason) {
 			delete(s.broken, at.service)
 		}
 	case !before:
-		f = &failure{map[netip.AddrPort]reason{at.addr: *why}, s.problem(at, why)}
+		f = &failure{map[netip.AddrPort]reason{at.addr: *why}, problem(at, why)}
 		s.broken[at.service] = f
 	default:
 		f.why[at.addr] = *why
@@ -329,16 +330,12 @@ func (s *Services) note(at checkAt, why *reason) {
 }
 
 // problem returns the problem of a Service.
-func (s *Services) problem(at checkAt, why *reason) model.Problem {
-	p := model.Problem{
+func problem(at checkAt, why *reason) model.Problem {
+	return model.Problem{
 		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %s", at.service, at.addr.Port(), why.text),
+		Impact: "load balancers send no traffic of this Service to this node", Fix: why.fix,
 	}
-	if why.lacks != room.None {
-		p.Impact = "load balancers send no traffic of this Service to this node"
-		p.Fix = s.Files.Error(why.lacks, at.service.Namespace).Fix()
-	}
-	return p
 }
 
 // selective is a listener that closes connections to addresses that serve no checks.

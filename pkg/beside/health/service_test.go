@@ -117,8 +117,8 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	if len(problems) != 1 || problems[0].Name != web || problems[0].Event != "FailedToStartServiceHealthcheck" {
 		t.Errorf("problems: %+v, want one of default/web", problems)
 	}
-	if why := s.Broken(web); len(why) != 1 || why[0] != "address in use" || s.Broken(types.NamespacedName{Name: "other"}) != nil {
-		t.Errorf("Broken(default/web) = %q, want \"address in use\"", why)
+	if why := s.Broken(web); len(why) != 1 || !strings.HasPrefix(why[0], "address in use (ss -ltnp ") || s.Broken(types.NamespacedName{Name: "other"}) != nil {
+		t.Errorf("Broken(default/web) = %q, want \"address in use\" and a remedy", why)
 	}
 	taken = false
 	if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 0 || s.Broken(web) != nil {
@@ -341,6 +341,7 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 	of := func(created int64) Check {
 		return Check{Port: 1, Created: time.Unix(created, 0), Served: [2]bool{true, false}}
 	}
+	const again = " (delete one of the two Services and create it again, so that it gets another port)"
 	all := map[types.NamespacedName]Check{old: of(1), young: of(2), stranger: of(3)}
 	for _, first := range []types.NamespacedName{old, young, stranger} {
 		var reported []types.NamespacedName
@@ -350,8 +351,8 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 		if broken := s.Sync(all, at); broken != 2 || s.Broken(old) != nil || ports.list()["tcp4 192.0.2.1:1"] != 1 {
 			t.Errorf("%v first: %d failures, %q, %v", first, broken, s.Broken(old), ports.list())
 		}
-		lab.Same(t, []string{"the older Service z-old has the same health check node port"}, s.Broken(young), "reason of the young one")
-		lab.Same(t, []string{"an older Service of another namespace has the same health check node port"}, s.Broken(stranger), "reason of the stranger")
+		lab.Same(t, []string{"the older Service z-old has the same health check node port" + again}, s.Broken(young), "reason of the young one")
+		lab.Same(t, []string{"an older Service of another namespace has the same health check node port" + again}, s.Broken(stranger), "reason of the stranger")
 		if len(reported) != 2 {
 			t.Errorf("%v first: reported %v", first, reported)
 		}
