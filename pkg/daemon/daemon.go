@@ -226,7 +226,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	}
 	d.users = nodeport.New(nodeport.Config{
 		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
-		Report: d.report, Metrics: d.metrics,
+		Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics,
 	})
 	d.openLoopback()
 	d.takeover = d.newTakeover()
