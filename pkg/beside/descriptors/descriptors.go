@@ -86,6 +86,7 @@ type Error struct {
 	Limit, Most int
 }
 
+// Error implements error.
 func (e *Error) Error() string {
 	if e.Lacks == room.OfNamespace {
 		return fmt.Sprintf("namespace %s has used its share of the file descriptors of this program: %d of %d", e.Namespace, e.Most, e.Limit)
