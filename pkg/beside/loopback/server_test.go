@@ -362,6 +362,25 @@ func TestNoNamespaceTakesAllListeners(t *testing.T) {
 	}
 }
 
+// TestOlderServicesGetDescriptorsFirst: at a start, all Services request descriptors at once.
+func TestOlderServicesGetDescriptorsFirst(t *testing.T) {
+	b := newBench(t)
+	b.Files = descriptors.Of(1024)
+	const services, share = 60, 24
+	one := b.backend("one")
+	for i := range services {
+		s := nodePort(fmt.Sprint("s", i), uint16(30080+i), []netip.AddrPort{one})
+		s.Created = time.Unix(int64(services-i), 0)
+		b.Service(s.Name, s)
+	}
+	b.sync(b.context)
+	for i := range services {
+		if _, err := b.At(model.Key{Port: uint16(30080 + i), Protocol: inet.TCP}); (err == nil) != (i >= services-share) {
+			t.Errorf("the Service %d by age: %v", services-i, err)
+		}
+	}
+}
+
 // TestPortInUse: if another process uses a node port, all other node ports work. The program reports the Service once, and retries.
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
