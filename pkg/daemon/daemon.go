@@ -184,7 +184,8 @@ const terminationsPerSecond = 10_000
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
-		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}), files: descriptors.New(),
+		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
+		files: descriptors.New(),
 	}
 	logger := klog.FromContext(ctx)
 	// These three messages are kube-proxy's; some tools search for them.
@@ -264,7 +265,8 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 func (d *daemon) openLoopback() {
 	families := d.LoopbackFamilies(d.families)
 	d.loopback = loopback.New(loopback.Config{
-		NodeName: d.NodeName, Families: families, Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics, Files: d.files,
+		NodeName: d.NodeName, Families: families, Report: d.report, Withdraw: d.reporter.Withdraw,
+		Metrics: d.metrics, Files: d.files,
 		Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
 	})
 	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
@@ -408,7 +410,9 @@ func (d *daemon) report(p model.Problem) {
 
 func (d *daemon) newLoop() *proxy.Proxy {
 	every, least := config.Periods(d.Config)
-	d.checks = health.NewServices(health.ServicesConfig{Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files})
+	d.checks = health.NewServices(health.ServicesConfig{
+		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,
+	})
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),

@@ -77,9 +77,10 @@ spec:
   {type: LoadBalancer, externalTrafficPolicy: Local, clusterIP: %s, clusterIPs: [%[3]s], ipFamilies: [IPv4], healthCheckNodePort: %[4]d, ports: [{port: 80}]}
 `
 
-// TestTenantsDoNotUseUpFileDescriptors: Services of many namespaces have more health check node ports than the program may open files. The program
-// reports those that it cannot serve, and everything else works: /healthz, the control socket, changes of manifests, the health check of an older
-// Service. When the Services are deleted, others get descriptors.
+// TestTenantsDoNotUseUpFileDescriptors: Services of many namespaces have more health check node ports than the program
+// may open files. The program reports those that it cannot serve, and everything else works: /healthz, the control
+// socket, changes of manifests, the health check of an older Service. When the Services are deleted, others get
+// descriptors.
 func TestTenantsDoNotUseUpFileDescriptors(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	write := func(file, text string) {

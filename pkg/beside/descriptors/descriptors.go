@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// most is the largest number of descriptors that namespaces share: each of their sockets takes about 9 KB of the program's memory.
+	// most is the largest number of descriptors that namespaces share: each of their sockets takes about 9 KB of the
+	// program's memory.
 	most = 32_768
-	// reserve is the least number of descriptors that are never shared: for the ports /healthz and /metrics, the control socket, netlink, the API
-	// server, manifests and log files. The program itself has about 50 open.
+	// reserve is the least number of descriptors that are never shared: for the ports /healthz and /metrics, the
+	// control socket, netlink, the API server, manifests and log files. The program itself has about 50 open.
 	reserve = 128
 	// mostClients is the largest number of connections of one HTTP server.
 	mostClients = 512
@@ -33,8 +34,8 @@ func Of(files int) *Budget {
 	return &Budget{room: room.New(max(0, min(most, files/2, files-reserve)))} //nolint:mnd // a half
 }
 
-// Clients returns the largest number of connections of one of this process's four HTTP servers, so that all of them together take at most a quarter of
-// the files.
+// Clients returns the largest number of connections of one of this process's four HTTP servers, so that all of them
+// together take at most a quarter of the files.
 func Clients() int { return clients(files()) }
 
 func clients(files int) int {
@@ -89,9 +90,11 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string {
 	if e.Lacks == room.OfNamespace {
-		return fmt.Sprintf("namespace %s has used its share of the file descriptors of this program: %d of %d", e.Namespace, e.Most, e.Limit)
+		return fmt.Sprintf("namespace %s has used its share of the file descriptors of this program: %d of %d",
+			e.Namespace, e.Most, e.Limit)
 	}
-	return fmt.Sprintf("the namespaces of this node have used the %d file descriptors of this program that they share", e.Limit)
+	return fmt.Sprintf("the namespaces of this node have used the %d file descriptors of this program that they share",
+		e.Limit)
 }
 
 // Fix returns the remedy. The program itself also tries again as soon as there is a descriptor.

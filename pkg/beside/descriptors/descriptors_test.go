@@ -10,7 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestSharesOfFiles: namespaces share half of the files, at most 32,768, and leave 128 for the program. The HTTP servers take a quarter.
+// TestSharesOfFiles: namespaces share half of the files, at most 32,768, and leave 128 for the program. The HTTP
+// servers take a quarter.
 func TestSharesOfFiles(t *testing.T) {
 	for _, c := range []struct{ files, shared, clients int }{
 		{0, 0, 1}, {100, 0, 6}, {200, 72, 12}, {256, 128, 16}, {1024, 512, 64}, {20_000, 10_000, 512}, {1 << 20, 32_768, 512}, {1 << 30, 32_768, 512},

@@ -36,7 +36,8 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
-// The limit of open connections of one server, and of all health check node ports together, is that of [descriptors.Clients].
+// The limit of open connections of one server, and of all health check node ports together, is that of
+// [descriptors.Clients].
 
 // Bounded returns a server with the limits of this file, for sockets of other packages. A handler that needs more time calls
 // [http.ResponseController.SetWriteDeadline].

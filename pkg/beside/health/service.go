@@ -35,24 +35,28 @@ type Check struct {
 
 // ServicesConfig holds the parts of [Services].
 type ServicesConfig struct {
-	// Healthy reports whether no sync is overdue. If it returns false, all checks answer 503, regardless of the endpoints.
+	// Healthy reports whether no sync is overdue. If it returns false, all checks answer 503, regardless of the
+	// endpoints.
 	Healthy func() bool
-	// Failed receives one problem for each Service whose port cannot be opened, and Withdraw the same problem when it no longer exists.
+	// Failed receives one problem for each Service whose port cannot be opened, and Withdraw the same problem when it
+	// no longer exists.
 	Failed, Withdraw func(model.Problem)
 	// Files is the budget of file descriptors. Each family of a Service takes one.
 	Files *descriptors.Budget
 }
 
 // Services serves the health checks of Services with externalTrafficPolicy Local (kube-proxy:
-// pkg/proxy/healthcheck/service_health.go). Each family of a Service has one socket, however many addresses the node has: at the only address of the
-// family, or else at all addresses. A socket at all addresses closes connections to addresses that serve no checks. Only one goroutine may call Sync.
+// pkg/proxy/healthcheck/service_health.go). Each family of a Service has one socket, however many addresses the node
+// has: at the only address of the family, or else at all addresses. A socket at all addresses closes connections to
+// addresses that serve no checks. Only one goroutine may call Sync.
 type Services struct {
 	ServicesConfig
 	listen func(network, address string) (net.Listener, error)
 	crowd  *crowd
 
 	servers map[checkAt]server
-	// given are the addresses that serve checks, addrs the same by family, sorted. places are the addresses of the sockets.
+	// given are the addresses that serve checks, addrs the same by family, sorted. places are the addresses of the
+	// sockets.
 	given  []netip.Addr
 	addrs  [2]atomic.Pointer[[]netip.Addr]
 	places []netip.Addr
@@ -76,8 +80,8 @@ type reason struct {
 	lacks     room.Shortage
 }
 
-// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second. Addresses
-// without a descriptor do not count: the attempt costs nothing.
+// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it
+// twice a second. Addresses without a descriptor do not count: the attempt costs nothing.
 const mostRetries = 100
 
 // checkAt is the socket of one Service's check.
@@ -142,7 +146,8 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	return broken
 }
 
-// serve sets the addresses that serve checks. It returns the addresses of sockets: for each family, the only address, or the unspecified one.
+// serve sets the addresses that serve checks. It returns the addresses of sockets: for each family, the only address,
+// or the unspecified one.
 func (s *Services) serve(addrs []netip.Addr) (places []netip.Addr) {
 	for _, f := range inet.Families {
 		list := slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return inet.FamilyOf(a) != f })
@@ -173,7 +178,8 @@ func (s *Services) stay(checks map[types.NamespacedName]Check, places []netip.Ad
 	return true
 }
 
-// clean closes sockets, and forgets failures, that no check needs. It returns all sockets in the order of their Services' age.
+// clean closes sockets, and forgets failures, that no check needs. It returns all sockets in the order of their
+// Services' age.
 func (s *Services) clean() (ordered []checkAt) {
 	wanted, ordered := s.wanted()
 	for at, server := range s.servers {
@@ -189,7 +195,10 @@ func (s *Services) clean() (ordered []checkAt) {
 		}
 	}
 	for at, owner := range s.younger {
-		s.note(at, &reason{text: takenBy(at.service, owner), fix: "delete one of the two Services and create it again, so that it gets another port"})
+		s.note(at, &reason{
+			text: takenBy(at.service, owner),
+			fix:  "delete one of the two Services and create it again, so that it gets another port",
+		})
 	}
 	return ordered
 }
@@ -205,7 +214,8 @@ func (s *Services) wanted() (set map[checkAt]struct{}, ordered []checkAt) {
 		}
 	}
 	slices.SortFunc(ordered, func(a, b checkAt) int {
-		return cmp.Or(s.checks[a.service].Created.Compare(s.checks[b.service].Created), model.CompareNames(a.service, b.service), a.addr.Compare(b.addr))
+		return cmp.Or(s.checks[a.service].Created.Compare(s.checks[b.service].Created),
+			model.CompareNames(a.service, b.service), a.addr.Compare(b.addr))
 	})
 	owners := map[netip.AddrPort]types.NamespacedName{}
 	for _, at := range ordered {
@@ -230,7 +240,8 @@ func (s *Services) isBroken(at checkAt) bool {
 	return known
 }
 
-// takenBy returns the reason of a Service whose port an older Service has. Only Services of the same namespace are named, because tenants read Events.
+// takenBy returns the reason of a Service whose port an older Service has. Only Services of the same namespace are
+// named, because tenants read Events.
 func takenBy(name, owner types.NamespacedName) string {
 	if name.Namespace != owner.Namespace {
 		return "an older Service of another namespace has the same health check node port"
@@ -257,7 +268,8 @@ func (s *Services) retry() {
 	}
 }
 
-// Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each address. It is safe for concurrent use.
+// Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each
+// address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -293,7 +305,10 @@ func (s *Services) open(at checkAt) {
 	l, err := s.listen(network, at.addr.String())
 	if err != nil {
 		s.Files.Give(at.service.Namespace, 1)
-		s.note(at, &reason{text: err.Error(), fix: fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port())})
+		s.note(at, &reason{
+			text: err.Error(),
+			fix:  fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port()),
+		})
 		return
 	}
 	s.note(at, nil)
@@ -302,7 +317,8 @@ func (s *Services) open(at checkAt) {
 	go func() { _ = served.Serve(served.listener) }()
 }
 
-// note records the reason why a socket is not open, or nil if there is none. It reports the Service if no other socket of it has failed.
+// note records the reason why a socket is not open, or nil if there is none. It reports the Service if no other socket
+// of it has failed.
 func (s *Services) note(at checkAt, why *reason) {
 	s.mu.Lock()
 	f := s.broken[at.service]
@@ -332,7 +348,8 @@ func (s *Services) note(at checkAt, why *reason) {
 // problem returns the problem of a Service.
 func problem(at checkAt, why *reason) model.Problem {
 	return model.Problem{
-		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
+		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort",
+		Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %s", at.service, at.addr.Port(), why.text),
 		Impact: "load balancers send no traffic of this Service to this node", Fix: why.fix,
 	}

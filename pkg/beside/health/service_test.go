@@ -316,7 +316,8 @@ func TestTheCostIsASum(t *testing.T) {
 	}
 }
 
-// TestChecksAnswerOnlyAtTheirAddresses: the socket at all addresses closes connections to addresses that serve no checks, after each change of them.
+// TestChecksAnswerOnlyAtTheirAddresses: the socket at all addresses closes connections to addresses that serve no
+// checks, after each change of them.
 func TestChecksAnswerOnlyAtTheirAddresses(t *testing.T) {
 	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) }})
 	defer s.Close()
@@ -333,8 +334,8 @@ func TestChecksAnswerOnlyAtTheirAddresses(t *testing.T) {
 	}
 }
 
-// TestTheOlderServiceGetsThePort: if two Services have one port, the older one gets it, in any order of changes. The other one is reported, and gets
-// the port when it is free.
+// TestTheOlderServiceGetsThePort: if two Services have one port, the older one gets it, in any order of changes. The
+// other one is reported, and gets the port when it is free.
 func TestTheOlderServiceGetsThePort(t *testing.T) {
 	old, young := types.NamespacedName{Namespace: "shop", Name: "z-old"}, types.NamespacedName{Namespace: "shop", Name: "a-young"}
 	stranger := types.NamespacedName{Namespace: "bank", Name: "younger"}
@@ -363,8 +364,8 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 	}
 }
 
-// TestNoNamespaceTakesAllDescriptors: a namespace gets its share, older Services first. The rest is reported, with the limit, and gets descriptors when
-// there is room. Other namespaces get theirs.
+// TestNoNamespaceTakesAllDescriptors: a namespace gets its share, older Services first. The rest is reported, with the
+// limit, and gets descriptors when there is room. Other namespaces get theirs.
 func TestNoNamespaceTakesAllDescriptors(t *testing.T) {
 	var reported []model.Problem
 	s, ports := pretending(t, func(p model.Problem) { reported = append(reported, p) })
@@ -407,8 +408,8 @@ func TestNoNamespaceTakesAllDescriptors(t *testing.T) {
 	}
 }
 
-// TestTheProgramAnswersAtTheLimit runs in a process of its own that may open few files. Services of many namespaces have more health check node ports
-// than that. The program still answers, and it opens files.
+// TestTheProgramAnswersAtTheLimit runs in a process of its own that may open few files. Services of many namespaces
+// have more health check node ports than that. The program still answers, and it opens files.
 func TestTheProgramAnswersAtTheLimit(t *testing.T) {
 	const variable, files, namespaces, services = "HEALTH_TEST_FILES", 256, 40, 20
 	if os.Getenv(variable) == "" {

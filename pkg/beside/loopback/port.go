@@ -21,8 +21,8 @@ const acceptPause = 100 * time.Millisecond
 
 // The values of the label reason of kubenftproxy_loopback_connections_failed_total.
 const (
-	// LimitOfNamespace, LimitOfNode: the Service's namespace, or all namespaces together, have too many connections and listeners. Unreachable: the
-	// endpoint did not accept the connection.
+	// LimitOfNamespace, LimitOfNode: the Service's namespace, or all namespaces together, have too many connections and
+	// listeners. Unreachable: the endpoint did not accept the connection.
 	LimitOfNamespace = "limit_of_namespace"
 	LimitOfNode      = "limit_of_node"
 	Unreachable      = "endpoint"
@@ -35,8 +35,8 @@ type port struct {
 	// cut cancels context, which resets all connections. The server calls it when the node port has no Service with endpoints.
 	context context.Context
 	cut     context.CancelFunc
-	// listener is nil while the program cannot listen, or while another instance of the program serves. owner is the namespace that has its descriptor.
-	// Only Server.Run uses them.
+	// listener is nil while the program cannot listen, or while another instance of the program serves. owner is the
+	// namespace that has its descriptor. Only Server.Run uses them.
 	listener net.Listener
 	owner    string
 

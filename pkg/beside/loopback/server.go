@@ -38,8 +38,8 @@ type Metrics interface {
 	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts a failed attempt to listen.
 	LoopbackListeners(f inet.Family, n int)
 	LoopbackNotListening(f inet.Family)
-	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by reason:
-	// [LimitOfNamespace], [LimitOfNode] or [Unreachable].
+	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by
+	// reason: [LimitOfNamespace], [LimitOfNode] or [Unreachable].
 	LoopbackConnections(more int)
 	LoopbackFailed(reason string)
 }
@@ -53,8 +53,8 @@ type Config struct {
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
 	Now    func() time.Time
-	// Report receives one problem for each Service with a node port on which the program cannot listen, and Withdraw the same problem when it no longer
-	// exists.
+	// Report receives one problem for each Service with a node port on which the program cannot listen, and Withdraw
+	// the same problem when it no longer exists.
 	Report, Withdraw func(model.Problem)
 	Metrics          Metrics
 	// Files is the budget of file descriptors, which listeners and connections take.
@@ -210,8 +210,8 @@ func (s *Server) end() {
 	}
 }
 
-// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port has its turn. Ports without a
-// descriptor do not count: the attempt costs nothing.
+// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port
+// has its turn. Ports without a descriptor do not count: the attempt costs nothing.
 func (s *Server) retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,8 +271,8 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 	return len(s.failures) > 0 || s.notRefusing
 }
 
-// byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node ports without a Service precede
-// them, because they give descriptors back.
+// byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node
+// ports without a Service precede them, because they give descriptors back.
 func byAge(wanted map[model.Key]*claim) []model.Key {
 	return slices.SortedFunc(maps.Keys(wanted), func(a, b model.Key) int {
 		switch c, d := wanted[a], wanted[b]; {
@@ -355,7 +355,8 @@ func (s *Server) stop(k model.Key, p *port) {
 	s.forget(k)
 }
 
-// forget deletes the failure of a node port. After the last failure of a Service, it withdraws the problem, and the Service may be reported again.
+// forget deletes the failure of a node port. After the last failure of a Service, it withdraws the problem, and the
+// Service may be reported again.
 func (s *Server) forget(k model.Key) {
 	f := s.failures[k]
 	if f == nil {

@@ -274,8 +274,8 @@ func TestClosedStreams(t *testing.T) {
 	}
 }
 
-// TestNoNamespaceTakesAllConnections: connections above the share of a namespace are reset and counted, and earlier connections stay. Node ports of
-// other namespaces work.
+// TestNoNamespaceTakesAllConnections: connections above the share of a namespace are reset and counted, and earlier
+// connections stay. Node ports of other namespaces work.
 func TestNoNamespaceTakesAllConnections(t *testing.T) {
 	b := newBench(t)
 	b.Files = descriptors.Of(6_000) // 3,000 are shared; 20 belong to each namespace, and one namespace gets 114
@@ -312,8 +312,8 @@ func TestNoNamespaceTakesAllConnections(t *testing.T) {
 	b.connect(30080).want("one")
 }
 
-// TestNoNamespaceTakesAllListeners: a Service whose node port gets no descriptor is reported, with the limit, and gets one when there is room.
-// Connections above the limit of the node are counted apart.
+// TestNoNamespaceTakesAllListeners: a Service whose node port gets no descriptor is reported, with the limit, and gets
+// one when there is room. Connections above the limit of the node are counted apart.
 func TestNoNamespaceTakesAllListeners(t *testing.T) {
 	b := newBench(t)
 	b.Files = descriptors.Of(1024) // 512 are shared; 8 belong to each namespace, and one namespace gets 24

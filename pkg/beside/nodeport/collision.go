@@ -85,8 +85,8 @@ type collision struct {
 	own bool
 }
 
-// listeners returns the collisions with the sockets that count: sorted, and one for each node port of a Service. judge reports whether a socket counts,
-// and whether it is this process's own.
+// listeners returns the collisions with the sockets that count: sorted, and one for each node port of a Service. judge
+// reports whether a socket counts, and whether it is this process's own.
 func (s *served) listeners(sockets []Socket, judge func(*Socket) (counts, own bool)) (list []collision) {
 	for i := range sockets {
 		socket := &sockets[i]
@@ -164,9 +164,11 @@ func listenerProblem(node string, list []collision) model.Problem {
 	if first.own {
 		return model.Problem{
 			Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or /metrics", node, listed(list, collision.where)),
-			Impact: "packets to this port of the node's addresses reach the Service, so load balancers, the kubelet or Prometheus get another answer or none",
-			Fix:    "choose another node port, or another health check node port of the other Service",
+			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or /metrics",
+				node, listed(list, collision.where)),
+			Impact: "packets to this port of the node's addresses reach the Service, " +
+				"so load balancers, the kubelet or Prometheus get another answer or none",
+			Fix: "choose another node port, or another health check node port of the other Service",
 		}
 	}
 	return model.Problem{

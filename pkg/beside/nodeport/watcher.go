@@ -45,12 +45,13 @@ type Metrics interface {
 // Config holds the parts and settings of a watcher.
 type Config struct {
 	NodeName string
-	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets: a Service with the same node port takes
-	// the packets of a health check, of /healthz or of /metrics.
+	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets: a
+	// Service with the same node port takes the packets of a health check, of /healthz or of /metrics.
 	Listening func(Range) ([]Socket, error)
 	Own       func() (map[uint32]struct{}, error)
 	Ephemeral func() (Ephemeral, error)
-	// Report receives each collision once. Withdraw, if not nil, receives the same problem of a Service whose node ports no longer have listeners.
+	// Report receives each collision once. Withdraw, if not nil, receives the same problem of a Service whose node
+	// ports no longer have listeners.
 	Report, Withdraw func(model.Problem)
 	Metrics          Metrics
 }
@@ -85,7 +86,8 @@ type notice struct {
 func New(c Config) *Watcher {
 	return &Watcher{
 		Config: c, wake: make(chan struct{}, 1), ports: map[types.NamespacedName][]model.Key{},
-		reported: map[notice]time.Time{}, present: map[types.NamespacedName]model.Problem{}, since: map[uint64]time.Time{},
+		reported: map[notice]time.Time{}, present: map[types.NamespacedName]model.Problem{},
+		since: map[uint64]time.Time{},
 	}
 }
 

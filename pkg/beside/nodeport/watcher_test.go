@@ -213,8 +213,8 @@ func TestANewAddressCollides(t *testing.T) {
 	})
 }
 
-// TestOwnSocketsAreCollisions: if a Service's node port is the health check node port of another Service, or the port of /healthz, the report says so.
-// It does not advise to stop the process.
+// TestOwnSocketsAreCollisions: if a Service's node port is the health check node port of another Service, or the port
+// of /healthz, the report says so. It does not advise to stop the process.
 func TestOwnSocketsAreCollisions(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		check, other := socket(inet.TCP, "0.0.0.0:30080"), socket(inet.TCP, "0.0.0.0:30081")

@@ -26,7 +26,8 @@ type object struct{ kind, namespace, name string }
 
 func objectOf(p model.Problem) object { return object{p.Kind, p.Name.Namespace, p.Name.Name} }
 
-// owner returns the name under which an object takes room: its namespace, or kind and name of an object without a namespace.
+// owner returns the name under which an object takes room: its namespace, or kind and name of an object without a
+// namespace.
 func (o object) owner() string {
 	if o.namespace == "" {
 		return o.kind + "/" + o.name
@@ -34,8 +35,8 @@ func (o object) owner() string {
 	return o.namespace
 }
 
-// rooms share a quantity among namespaces. Objects without a namespace, such as the Node, have a room of their own, in which each object
-// has the part of a namespace.
+// rooms share a quantity among namespaces. Objects without a namespace, such as the Node, have a room of their own, in
+// which each object has the part of a namespace.
 type rooms struct{ namespaced, others *room.Room }
 
 func newRooms(limit int) rooms { return rooms{room.New(limit), room.New(limit)} }
@@ -67,8 +68,9 @@ func (a *allowance) renew(now time.Time) bool {
 	return true
 }
 
-// budget limits the number of reported problems. A flood of invalid objects must fill neither the log nor the API server, and must not
-// silence problems of other namespaces. The budget remembers suppressed problems, and reports them when there is room.
+// budget limits the number of reported problems. A flood of invalid objects must fill neither the log nor the API
+// server, and must not silence problems of other namespaces. The budget remembers suppressed problems, and reports them
+// when there is room.
 type budget struct {
 	mu      sync.Mutex
 	granted allowance
@@ -81,8 +83,8 @@ type budget struct {
 	waits bool
 }
 
-// suppressed has the numbers of problems that were suppressed in a window: because of the share of a namespace, by owner, or because the limit of
-// the node was reached.
+// suppressed has the numbers of problems that were suppressed in a window: because of the share of a namespace, by
+// owner, or because the limit of the node was reached.
 type suppressed struct {
 	ofNamespaces map[string]int
 	ofNode       int
@@ -95,8 +97,8 @@ func newBudget() budget {
 	}
 }
 
-// take returns whether a problem may be reported, or whose limit does not permit it. first is true for the first problem of a window that
-// this limit suppresses. Call renew before.
+// take returns whether a problem may be reported, or whose limit does not permit it. first is true for the first
+// problem of a window that this limit suppresses. Call renew before.
 func (b *budget) take(p model.Problem) (lacks room.Shortage, first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +134,8 @@ func (b *budget) forget(p model.Problem) {
 	}
 }
 
-// renew begins a new window if the last one has ended. It returns the numbers of the last window, and the remembered problems that may be
-// reported now.
+// renew begins a new window if the last one has ended. It returns the numbers of the last window, and the remembered
+// problems that may be reported now.
 func (b *budget) renew(now time.Time) (before suppressed, list []model.Problem) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,7 +154,9 @@ func (b *budget) renew(now time.Time) (before suppressed, list []model.Problem) 
 
 // inTurns returns the remembered problems: the oldest one of each owner, then the second one of each, and so on.
 func (b *budget) inTurns() []model.Problem {
-	list := slices.SortedFunc(maps.Keys(b.remembered), func(p, q model.Problem) int { return cmp.Compare(b.remembered[p], b.remembered[q]) })
+	list := slices.SortedFunc(maps.Keys(b.remembered), func(p, q model.Problem) int {
+		return cmp.Compare(b.remembered[p], b.remembered[q])
+	})
 	turns, of := make(map[model.Problem]int, len(list)), map[string]int{}
 	for _, p := range list {
 		owner := objectOf(p).owner()
@@ -163,7 +167,8 @@ func (b *budget) inTurns() []model.Problem {
 	return list
 }
 
-// due returns the time until the budget must be renewed, if no timer waits for it yet, because of a suppressed or a remembered problem.
+// due returns the time until the budget must be renewed, if no timer waits for it yet, because of a suppressed or a
+// remembered problem.
 func (b *budget) due(now time.Time) (after time.Duration, start bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

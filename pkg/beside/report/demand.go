@@ -7,10 +7,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// demandPerNode is the number of Events about demand within [window]. Clients of tenants cause them, so namespaces share them.
+// demandPerNode is the number of Events about demand within [window]. Clients of tenants cause them, so namespaces
+// share them.
 const demandPerNode = 2_500
 
-// demandBudget limits the Events about demand. It does not remember suppressed ones: a Service has another episode as long as there is demand.
+// demandBudget limits the Events about demand. It does not remember suppressed ones: a Service has another episode as
+// long as there is demand.
 type demandBudget struct {
 	mu      sync.Mutex
 	granted allowance

@@ -34,8 +34,8 @@ const (
 	eventRate  = 1.0 / 6
 	// spread is the longest delay of an Event on an object that all nodes see: they find the same problem within milliseconds.
 	spread = 3 * time.Second
-	// mostPending and mostUrgent are the numbers of Events that wait for the rate, and of urgent ones that wait for the API server. Namespaces share
-	// both. Further Events are dropped.
+	// mostPending and mostUrgent are the numbers of Events that wait for the rate, and of urgent ones that wait for the
+	// API server. Namespaces share both. Further Events are dropped.
 	mostPending, mostUrgent = perNode, demandPerNode
 	// mostTries is the number of attempts to send an Event, with pauses of about retryPause.
 	mostTries  = 12
@@ -77,7 +77,8 @@ type pendingEvent struct {
 	tries int
 }
 
-// line returns the line of an Event. It is urgent, and needs no spread and no rate, if only this node sees it, or if [demandBudget] limits it.
+// line returns the line of an Event. It is urgent, and needs no spread and no rate, if only this node sees it, or if
+// [demandBudget] limits it.
 func (e *pendingEvent) line() int {
 	if e.Regarding.Kind == "Node" || e.Reason == demandReason {
 		return urgent
@@ -166,8 +167,8 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// next takes an Event that may be sent now, or returns the time until it should be called again. Events that the rate permits precede urgent ones,
-// which could otherwise delay them without a limit.
+// next takes an Event that may be sent now, or returns the time until it should be called again. Events that the rate
+// permits precede urgent ones, which could otherwise delay them without a limit.
 func (r *Recorder) next(now time.Time) (e *pendingEvent, pause time.Duration) {
 	const longest = time.Second
 	r.mu.Lock()
@@ -193,11 +194,14 @@ func (r *Recorder) next(now time.Time) (e *pendingEvent, pause time.Duration) {
 	return nil, pause
 }
 
-// turn selects one of the due Events of a line: a random one of the owners that had no turn in this round. So an owner waits for at most one Event of
-// each other owner, and the nodes together soon report all problems.
+// turn selects one of the due Events of a line: a random one of the owners that had no turn in this round. So an owner
+// waits for at most one Event of each other owner, and the nodes together soon report all problems.
 func (r *Recorder) turn(number int, due []int) int {
 	l := &r.lines[number]
-	waiting := slices.DeleteFunc(slices.Clone(due), func(i int) bool { _, had := l.served[r.pending[i].object().owner()]; return had })
+	waiting := slices.DeleteFunc(slices.Clone(due), func(i int) bool {
+		_, had := l.served[r.pending[i].object().owner()]
+		return had
+	})
 	if len(waiting) == 0 {
 		clear(l.served)
 		waiting = due

@@ -183,8 +183,8 @@ func TestNamesOfEvents(t *testing.T) {
 	}
 }
 
-// A node sends few Events per minute, and drops those that it cannot send. Namespaces take turns, and share the room for waiting Events. Events about
-// the Node do not wait.
+// A node sends few Events per minute, and drops those that it cannot send. Namespaces take turns, and share the room
+// for waiting Events. Events about the Node do not wait.
 func TestEventsAreLimitedPerNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()

@@ -44,7 +44,8 @@ type Count struct{ Problem, Suppressed func(kind string) }
 // New returns a reporter. It writes Events unless recorder is nil.
 func New(logger klog.Logger, recorder EventRecorder, count Count) *Reporter {
 	return &Reporter{
-		logger: logger, recorder: recorder, count: count, budget: newBudget(), wanted: demandBudget{granted: allowance{limit: demandPerNode}},
+		logger: logger, recorder: recorder, count: count, budget: newBudget(),
+		wanted: demandBudget{granted: allowance{limit: demandPerNode}},
 	}
 }
 
@@ -56,8 +57,8 @@ var apiVersions = map[string]string{
 // limitNames has the names of the limits in the log.
 var limitNames = [...]string{room.OfNamespace: "the share of the namespace", room.OfNode: "the limit of the node"}
 
-// Problem reports one problem, within the limits. The caller must report each problem only once. If a limit does not permit the report, and
-// [Reporter.Withdraw] is not called, a later window reports the problem.
+// Problem reports one problem, within the limits. The caller must report each problem only once. If a limit does not
+// permit the report, and [Reporter.Withdraw] is not called, a later window reports the problem.
 func (r *Reporter) Problem(p model.Problem) {
 	r.count.Problem(p.Kind)
 	r.renew()
@@ -68,8 +69,8 @@ func (r *Reporter) Problem(p model.Problem) {
 	}
 	r.count.Suppressed(p.Kind)
 	if first {
-		r.logger.Info("Too many problems; further ones are counted, and reported later", "limit", limitNames[lacks], "owner", objectOf(p).owner(),
-			"kind", p.Kind, "object", p.Name, "window", window)
+		r.logger.Info("Too many problems; further ones are counted, and reported later", "limit", limitNames[lacks],
+			"owner", objectOf(p).owner(), "kind", p.Kind, "object", p.Name, "window", window)
 	}
 	r.await()
 }
@@ -77,7 +78,8 @@ func (r *Reporter) Problem(p model.Problem) {
 // Withdraw says that a problem no longer exists. If it was not reported because of a limit, it will not be reported.
 func (r *Reporter) Withdraw(p model.Problem) { r.budget.withdraw(p) }
 
-// renew begins a new window if the last one has ended: it logs the numbers of suppressed problems, and reports the remembered ones.
+// renew begins a new window if the last one has ended: it logs the numbers of suppressed problems, and reports the
+// remembered ones.
 func (r *Reporter) renew() {
 	before, list := r.budget.renew(time.Now())
 	if len(before.ofNamespaces)+before.ofNode > 0 {
@@ -133,8 +135,8 @@ func (r *Reporter) write(p model.Problem) {
 // demandReason is the reason of Events about demand for a Service without endpoints.
 const demandReason = "Demand"
 
-// Wanted reports demand for a Service without endpoints. A scaler may wait for the Event, so it has no delay. Namespaces share the
-// number of these Events.
+// Wanted reports demand for a Service without endpoints. A scaler may wait for the Event, so it has no delay.
+// Namespaces share the number of these Events.
 func (r *Reporter) Wanted(service types.NamespacedName) {
 	if !r.wanted.take(service.Namespace, time.Now()) {
 		r.count.Suppressed("Service")

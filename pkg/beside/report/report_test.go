@@ -101,8 +101,8 @@ func (l *lines) logger() klog.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l)))
 }
 
-// TestAFloodOfProblemsIsCounted: of many problems, few become log lines and Events. The log has the limit, once at its first problem and once at the
-// end of the window. Then, the program reports suppressed problems that still exist.
+// TestAFloodOfProblemsIsCounted: of many problems, few become log lines and Events. The log has the limit, once at its
+// first problem and once at the end of the window. Then, the program reports suppressed problems that still exist.
 func TestAFloodOfProblemsIsCounted(t *testing.T) {
 	own := room.New(perNode)
 	for name, c := range map[string]struct {
@@ -171,8 +171,9 @@ func TestAFloodOfProblemsIsCounted(t *testing.T) {
 	}
 }
 
-// TestNoNamespaceSilencesOthers has random histories of many namespaces. One namespace always reports as many problems, and wants as many Events, as
-// it can. The problems of other namespaces, and of the Node, still get their log line at once, and their Event within a bound.
+// TestNoNamespaceSilencesOthers has random histories of many namespaces. One namespace always reports as many problems,
+// and wants as many Events, as it can. The problems of other namespaces, and of the Node, still get their log line at
+// once, and their Event within a bound.
 func TestNoNamespaceSilencesOthers(t *testing.T) {
 	const namespaces, windows = 20, 3
 	slots := time.Duration(namespaces+2) * time.Duration(float64(time.Second)/eventRate) // one Event of each owner
