@@ -22,6 +22,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/demand"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
@@ -157,9 +158,11 @@ type daemon struct {
 	loopback     *loopback.Server
 	demand       *demand.Watcher
 	checks       *health.Services
-	takeover     *takeover.Takeover
-	started      time.Time
-	settle       sync.Once
+	// files is the budget of file descriptors that namespaces share.
+	files    *descriptors.Budget
+	takeover *takeover.Takeover
+	started  time.Time
+	settle   sync.Once
 	// firstSync is closed after the first sync.
 	firstSync chan struct{}
 	// loop keeps the kernel's tables as planned. console answers commands.
@@ -182,6 +185,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
 		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
+		files: descriptors.New(),
 	}
 	logger := klog.FromContext(ctx)
 	// These three messages are kube-proxy's; some tools search for them.
@@ -223,7 +227,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	}
 	d.users = nodeport.New(nodeport.Config{
 		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
-		Report: d.report, Metrics: d.metrics,
+		Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics,
 	})
 	d.openLoopback()
 	d.takeover = d.newTakeover()
@@ -261,7 +265,9 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 func (d *daemon) openLoopback() {
 	families := d.LoopbackFamilies(d.families)
 	d.loopback = loopback.New(loopback.Config{
-		NodeName: d.NodeName, Families: families, Report: d.report, Metrics: d.metrics, Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
+		NodeName: d.NodeName, Families: families, Report: d.report, Withdraw: d.reporter.Withdraw,
+		Metrics: d.metrics, Files: d.files,
+		Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
 	})
 	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
 }
@@ -404,14 +410,16 @@ func (d *daemon) report(p model.Problem) {
 
 func (d *daemon) newLoop() *proxy.Proxy {
 	every, least := config.Periods(d.Config)
-	d.checks = health.NewServices(d.health.Healthy, d.report)
+	d.checks = health.NewServices(health.ServicesConfig{
+		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,
+	})
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
 		Flows: d.flows, Terminations: d.terminations, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) },
 		NodePortUsers: d.users, Demand: d.demand, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
-		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
+		Model: d.ModelOptions(), Report: d.report, Withdraw: d.reporter.Withdraw, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,
 	})
 }

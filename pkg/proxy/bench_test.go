@@ -178,7 +178,9 @@ func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]stri
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
 		Schedule: schedule.New(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
-		Flows: &fakeFlows{}, Checks: health.NewServices(func() bool { return true }, func(model.Problem) {}),
+		Flows: &fakeFlows{}, Checks: health.NewServices(health.ServicesConfig{
+			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
+		}),
 		Report: func(p model.Problem) { b.Error(p) },
 	})
 	p.connect(nil)

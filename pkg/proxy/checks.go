@@ -37,7 +37,7 @@ func (h *healthChecks) Service(name types.NamespacedName, s *model.Service) {
 		h.changed = h.changed || had
 		return
 	}
-	now := health.Check{Port: s.HealthCheckNodePort, Local: s.LocalReady}
+	now := health.Check{Port: s.HealthCheckNodePort, Created: s.Created, Local: s.LocalReady}
 	for _, f := range h.families {
 		now.Served[f] = s.Serves(f)
 	}

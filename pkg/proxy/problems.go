@@ -52,6 +52,10 @@ func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 			p.Report(problem)
 		}
 	}
+	for _, problem := range problems {
+		delete(known, problem)
+	}
+	p.withdraw(known)
 	b.count(name, problems)
 	if len(problems) == 0 {
 		delete(b.lists, name)
@@ -111,6 +115,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 		list, all := c.ConflictsOf(loser)
 		before := p.problems.conflicts[loser]
 		if all == 0 {
+			p.withdraw(before)
 			delete(p.problems.conflicts, loser)
 			continue
 		}
@@ -131,7 +136,21 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 			}
 			now[problem] = struct{}{}
 		}
+		for problem := range now {
+			delete(before, problem)
+		}
+		p.withdraw(before)
 		p.problems.conflicts[loser] = now
+	}
+}
+
+// withdraw says that problems no longer exist.
+func (p *Proxy) withdraw(gone map[model.Problem]struct{}) {
+	if p.Withdraw == nil {
+		return
+	}
+	for problem := range gone {
+		p.Withdraw(problem)
 	}
 }
 

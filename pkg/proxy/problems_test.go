@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -9,6 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func named(i int) types.NamespacedName {
@@ -39,6 +42,50 @@ func TestOnlyNewProblemsAreReported(t *testing.T) {
 	if len(*reported) != n+n/2 {
 		t.Errorf("%d reports of %d problems and then of as many, of which half are new", len(*reported), n)
 	}
+}
+
+// TestProblemsThatDisappearAreWithdrawn: each problem of a Service, and each conflict, that no longer exists.
+func TestProblemsThatDisappearAreWithdrawn(t *testing.T) {
+	p, _ := reporting()
+	var withdrawn []string
+	p.Withdraw = func(problem model.Problem) { withdrawn = append(withdrawn, problem.Field) }
+	expect := func(when string, want ...string) {
+		t.Helper()
+		slices.Sort(withdrawn)
+		lab.Same(t, want, withdrawn, "%s: withdrawn", when)
+		withdrawn = nil
+	}
+	p.reportNew(named(1), manyProblems(0, 4))
+	expect("new problems")
+	p.reportNew(named(1), append(manyProblems(1, 2), manyProblems(1, 1)...))
+	expect("two problems disappear", "0", "3")
+	p.reportNew(named(1), nil)
+	expect("the Service is deleted", "1", "2")
+
+	loser := model.PortName{NamespacedName: named(1)}
+	of := func(kinds ...model.Kind) (list []plan.Conflict) {
+		for _, k := range kinds {
+			list = append(list, plan.Conflict{Kind: k, Loser: loser})
+		}
+		return list
+	}
+	conflicts := fakeConflicts{}
+	for _, list := range [][]plan.Conflict{of(model.ClusterIP, model.ExternalIP, model.NodePort), of(model.ExternalIP), nil} {
+		conflicts[named(1)] = list
+		p.reportConflicts(conflicts)
+	}
+	expect("conflicts", "spec.clusterIPs", "spec.externalIPs", "spec.ports[].nodePort")
+}
+
+// fakeConflicts has the conflicts of each Service.
+type fakeConflicts map[types.NamespacedName][]plan.Conflict
+
+func (c fakeConflicts) TakeLosers() ([]types.NamespacedName, bool) {
+	return slices.Collect(maps.Keys(c)), false
+}
+
+func (c fakeConflicts) ConflictsOf(loser types.NamespacedName) ([]plan.Conflict, int) {
+	return c[loser], len(c[loser])
 }
 
 // BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.

@@ -100,8 +100,8 @@ type Config struct {
 	Terminations Flows
 	// Earlier, if not nil, returns the UDP frontends in the tables of an earlier process.
 	Earlier func() ([]model.Key, error)
-	// Report receives each problem of an API object.
-	Report func(model.Problem)
+	// Report receives each problem of an API object. Withdraw, if not nil, receives each problem that no longer exists.
+	Report, Withdraw func(model.Problem)
 	// Turn, if not nil, decides whether this instance serves or stands by.
 	Turn Turn
 	// Synced, if not nil, is called after each successful sync.

@@ -305,7 +305,9 @@ func newBench() *bench {
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
 		Flows:     b.flows,
-		Checks:    health.NewServices(func() bool { return true }, func(model.Problem) {}),
+		Checks: health.NewServices(health.ServicesConfig{
+			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
+		}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()
 			defer b.mu.Unlock()

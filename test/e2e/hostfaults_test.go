@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -65,6 +66,66 @@ func TestNoFileDescriptorsLeft(t *testing.T) {
 	})
 	w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
 	reach(t, w.Pods[2], ip, "pod-1")
+}
+
+// checkedService is a Service with a health check node port.
+const checkedService = `---
+apiVersion: v1
+kind: Service
+metadata: {namespace: %s, name: %s}
+spec:
+  {type: LoadBalancer, externalTrafficPolicy: Local, clusterIP: %s, clusterIPs: [%[3]s], ipFamilies: [IPv4], healthCheckNodePort: %[4]d, ports: [{port: 80}]}
+`
+
+// TestTenantsDoNotUseUpFileDescriptors: Services of many namespaces have more health check node ports than the program
+// may open files. The program reports those that it cannot serve, and everything else works: /healthz, the control
+// socket, changes of manifests, the health check of an older Service. When the Services are deleted, others get
+// descriptors.
+func TestTenantsDoNotUseUpFileDescriptors(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	write := func(file, text string) {
+		t.Helper()
+		must(t, os.WriteFile(filepath.Join(s.dir, "manifests", file), []byte(text), 0o600))
+	}
+	write("bank.yaml", fmt.Sprintf(checkedService, "bank", "web", "10.96.1.1", 31000))
+	d := s.startBy("", []string{"prlimit", "--nofile=256"})
+	served := func(port int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _, err := d.Get(ctx, fmt.Sprintf("http://192.0.2.1:%d/", port))
+		return err
+	}
+	eventually(t, patience, func() error { return served(31000) })
+	var tenants strings.Builder
+	const services = 400
+	for i := range services {
+		fmt.Fprintf(&tenants, checkedService, fmt.Sprint("evil-", i/4), fmt.Sprint("web-", i), fmt.Sprintf("10.96.%d.%d", 2+i/200, 1+i%200), 31001+i)
+	}
+	write("evil.yaml", tenants.String())
+	failed := func(want float64) error {
+		m, err := d.scrape()
+		if n := m["kubenftproxy_health_check_ports_failed"]; err == nil && n != want {
+			err = fmt.Errorf("%v failed ports, want %v", n, want)
+		}
+		return err
+	}
+	eventually(t, patience, func() error { return failed(services + 1 - 128) })
+	d.awaitLine("file descriptors of this program")
+	must(t, answer(d, "healthz", http.StatusOK))
+	must(t, served(31000))
+	s.serveBy(s.Pods[1])
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[0], inet.TCP, webIP, "pod-1") })
+	out, err := exec.CommandContext(t.Context(), program, "status", "--control-socket", filepath.Join(s.dir, "control.sock")).CombinedOutput()
+	if !strings.Contains(string(out), "HealthCheckPortTaken") {
+		t.Errorf("status: %v\n%s", err, out)
+	}
+	if lines := d.lines("too many open files"); len(lines) > 0 {
+		t.Errorf("%d log lines, the first one is %s", len(lines), lines[0])
+	}
+	must(t, os.Remove(filepath.Join(s.dir, "manifests", "evil.yaml")))
+	write("shop.yaml", fmt.Sprintf(checkedService, "shop", "web", "10.96.1.2", 31999))
+	eventually(t, patience, func() error { return served(31999) })
+	eventually(t, patience, func() error { return failed(0) })
 }
 
 // limitFiles sets the limit of file descriptors, and returns a function that resets it.

@@ -15,7 +15,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -171,7 +173,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	t.Run("port in use", func(t *testing.T) {
 		testLoopbackPortInUse(t, w, d, func() {
 			said("PROBLEM not served at 127.0.0.1:30090: bind: address already in use", "services", "--wrong")
-			said("because other processes have the ports: 1", "status")
+			said("a limit of file descriptors is reached: 1", "status")
 		})
 	})
 	if n, _ := d.awaitIdle(patience).Sum("kubenftproxy_repairs_total"); n != 0 {
@@ -254,14 +256,16 @@ func (w *world) oneServer(to [2]netip.AddrPort) {
 	}
 }
 
-// testLoopbackLimit opens more connections than one node port may have.
+// testLoopbackLimit opens more connections than the Services of one namespace may have.
 func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
-	const most = 512
+	const filesOfConnection = 6
 	to := onLoopback(webNodePort)[0]
 	w.reachLoopback(webNodePort, "pod-0")
 	before, err := d.scrape()
 	must(t, err)
-	const failed = `kubenftproxy_loopback_connections_failed_total{reason="limit"}`
+	const failed = `kubenftproxy_loopback_connections_failed_total{reason="limit_of_namespace"}`
+	listeners, _ := before.Sum("kubeproxy_nftables_localhost_nodeport_listeners")
+	most := (descriptors.New().Error(room.OfNamespace, "default").Most - int(listeners)) / filesOfConnection
 	open := make([]conversation, 0, most)
 	eventually(t, patience, func() error { // until the earlier connections have ended
 		m, err := d.scrape()
@@ -278,7 +282,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 		t.Errorf("connection %d: %v, want a reset", most+1, a)
 	}
 	after, err := d.scrape()
-	if err != nil || after[failed] != before[failed]+1 || after["kubenftproxy_loopback_connections"] != most {
+	if err != nil || after[failed] != before[failed]+1 || after["kubenftproxy_loopback_connections"] != float64(most) {
 		t.Errorf("%v connections, %v above the limit; %v", after["kubenftproxy_loopback_connections"], after[failed], err)
 	}
 	for _, c := range open {

@@ -32,7 +32,7 @@ var pipeline = map[string][]string{
 	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink", "pkg/room"},
 	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
-	"pkg/beside/loopback":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
+	"pkg/beside/loopback":  {"pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
 	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
 	"pkg/beside/report":    {"pkg/kubeapi", "pkg/model", "pkg/room"},
 	"pkg/host":             {"pkg/inet"},
@@ -51,7 +51,8 @@ var pipeline = map[string][]string{
 	"pkg/inspect/plugin":     {"pkg/inspect/usage", "pkg/view"},
 	"pkg/inspect/control":    {"pkg/beside/health"},
 	"pkg/inspect/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/beside/nodeport", "pkg/probe", "pkg/beside/takeover", "pkg/view"},
-	"pkg/beside/health":      {"pkg/inet", "pkg/model"},
+	"pkg/beside/health":      {"pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/room"},
+	"pkg/beside/descriptors": {"pkg/room"},
 	"pkg/beside/takeover":    {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
@@ -59,11 +60,11 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
-		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/descriptors", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/descriptors", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
 		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/watch/manifests", "pkg/inspect/zpages",
 	},

@@ -158,7 +158,9 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
 		// Real sockets would be in the process's own namespace, without the lab's addresses.
-		Checks:   health.NewServices(func() bool { return true }, func(model.Problem) {}),
+		Checks: health.NewServices(health.ServicesConfig{
+			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
+		}),
 		Families: s.plan.Families, NodeName: nodeName, Model: s.model, NodePorts: nodePorts(h, s),
 		Report: p.report, Now: p.clock.now,
 	})

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 )
 
 // Limits of a server. Any client that reaches the node can use the health ports.
@@ -19,8 +21,6 @@ const (
 	idleTime = 2 * time.Minute
 	// longestHeader and longestBody are in bytes. Requests need only a few hundred bytes.
 	longestHeader, longestBody = 16 << 10, 64 << 10
-	// mostConnections is the limit of open connections of one server, and of all health check node ports together.
-	mostConnections = 512
 )
 
 // bounded returns a server that clients cannot exhaust by slow or idle connections, large requests, or many connections.
@@ -36,9 +36,14 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
+// The limit of open connections of one server, and of all health check node ports together, is that of
+// [descriptors.Clients].
+
 // Bounded returns a server with the limits of this file, for sockets of other packages. A handler that needs more time calls
 // [http.ResponseController.SetWriteDeadline].
-func Bounded(handler http.Handler) *http.Server { return bounded(handler, newCrowd(mostConnections)) }
+func Bounded(handler http.Handler) *http.Server {
+	return bounded(handler, newCrowd(descriptors.Clients()))
+}
 
 // crowd limits the number of connections. Above the limit, it closes the oldest connection, so that a new client is always served.
 // Connections of probes are short, so the oldest connection most likely belongs to a client that holds it on purpose.

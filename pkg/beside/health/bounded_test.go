@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -77,7 +78,7 @@ func servers() map[string]func(t *testing.T, l net.Listener) {
 		"health":  port(New(Config{Now: time.Now, NoNode: true}).Handler()),
 		"metrics": port(MetricsHandler(prometheus.NewRegistry(), time.Now())),
 		"health check node port": func(t *testing.T, l net.Listener) {
-			s := NewServices(func() bool { return true }, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+			s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) }})
 			s.listen = func(string, string) (net.Listener, error) { return l, nil }
 			check := Check{Port: 1, Served: [2]bool{true}, Local: [2]int{1}}
 			s.Sync(map[types.NamespacedName]Check{{Name: "a"}: check}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
@@ -209,7 +210,7 @@ func TestNoClientKeepsOthersOut(t *testing.T) {
 				l := newPipes()
 				start(t, l)
 				var held []net.Conn
-				for i := range 2 * mostConnections {
+				for i := range 2 * descriptors.Clients() {
 					c := l.dial()
 					defer c.Close()
 					if i%2 == 0 {
@@ -234,8 +235,8 @@ func TestNoClientKeepsOthersOut(t *testing.T) {
 					_, err := c.Read(make([]byte, 1))
 					return errors.Is(err, io.EOF)
 				})
-				if len(open) != mostConnections-1 {
-					t.Errorf("%d connections are open beside the last, want %d", len(open), mostConnections-1)
+				if len(open) != descriptors.Clients()-1 {
+					t.Errorf("%d connections are open beside the last, want %d", len(open), descriptors.Clients()-1)
 				}
 			})
 		})

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 )
 
 // RetryInterval is kube-proxy's interval between attempts to listen.
@@ -63,7 +65,7 @@ func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Lis
 	if err != nil {
 		return fmt.Errorf("open HTTP port: %w", err)
 	}
-	server := bounded(handler, newCrowd(mostConnections))
+	server := bounded(handler, newCrowd(descriptors.Clients()))
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
 	select {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -9,46 +10,81 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // Check is the health check of one Service for load balancers: this node reports the number of the Service's local endpoints at
 // spec.healthCheckNodePort.
 type Check struct {
 	Port uint16
+	// Created is the time of the Service's creation. If two Services have one port, the older Service gets it.
+	Created time.Time
 	// Served are the families of the Service. In other families, the port is closed.
 	Served [2]bool
 	// Local is the number of distinct addresses of ready endpoints on this node, by family.
 	Local [2]int
 }
 
+// ServicesConfig holds the parts of [Services].
+type ServicesConfig struct {
+	// Healthy reports whether no sync is overdue. If it returns false, all checks answer 503, regardless of the
+	// endpoints.
+	Healthy func() bool
+	// Failed receives one problem for each Service whose port cannot be opened, and Withdraw the same problem when it
+	// no longer exists.
+	Failed, Withdraw func(model.Problem)
+	// Files is the budget of file descriptors. Each family of a Service takes one.
+	Files *descriptors.Budget
+}
+
 // Services serves the health checks of Services with externalTrafficPolicy Local (kube-proxy:
-// pkg/proxy/healthcheck/service_health.go). Only one goroutine may call Sync.
+// pkg/proxy/healthcheck/service_health.go). Each family of a Service has one socket, however many addresses the node
+// has: at the only address of the family, or else at all addresses. A socket at all addresses closes connections to
+// addresses that serve no checks. Only one goroutine may call Sync.
 type Services struct {
-	// healthy reports whether no sync is overdue. If it returns false, all checks answer 503, regardless of the endpoints.
-	healthy func() bool
-	// failed receives one problem for each Service whose port cannot be opened.
-	failed func(model.Problem)
+	ServicesConfig
 	listen func(network, address string) (net.Listener, error)
 	crowd  *crowd
 
 	servers map[checkAt]server
-	addrs   []netip.Addr
+	// given are the addresses that serve checks, addrs the same by family, sorted. places are the addresses of the
+	// sockets.
+	given  []netip.Addr
+	addrs  [2]atomic.Pointer[[]netip.Addr]
+	places []netip.Addr
+	// younger has the older Service with the same port for each check that cannot have it.
+	younger map[checkAt]types.NamespacedName
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
-	// broken holds the reason for each address that cannot be opened, by Service.
-	broken map[types.NamespacedName]map[netip.AddrPort]string
+	broken map[types.NamespacedName]*failure
 }
 
-// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second.
+// failure is the failure of a Service: the reason for each address that cannot be opened, and the reported problem.
+type failure struct {
+	why     map[netip.AddrPort]reason
+	problem model.Problem
+}
+
+// reason is the reason of a failure, with its remedy. lacks is the limit of descriptors that was reached.
+type reason struct {
+	text, fix string
+	lacks     room.Shortage
+}
+
+// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it
+// twice a second. Addresses without a descriptor do not count: the attempt costs nothing.
 const mostRetries = 100
 
-// checkAt is one address that serves one Service's check.
+// checkAt is the socket of one Service's check.
 type checkAt struct {
 	service types.NamespacedName
 	addr    netip.AddrPort
@@ -67,10 +103,16 @@ func (s server) close() {
 }
 
 // NewServices returns a server without checks.
-func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
+func NewServices(c ServicesConfig) *Services {
+	if c.Withdraw == nil {
+		c.Withdraw = func(model.Problem) {}
+	}
+	if c.Files == nil {
+		c.Files = descriptors.New()
+	}
 	return &Services{
-		healthy: healthy, failed: failed, listen: net.Listen, crowd: newCrowd(mostConnections),
-		servers: map[checkAt]server{}, broken: map[types.NamespacedName]map[netip.AddrPort]string{},
+		ServicesConfig: c, listen: net.Listen, crowd: newCrowd(descriptors.Clients()),
+		servers: map[checkAt]server{}, broken: map[types.NamespacedName]*failure{},
 	}
 }
 
@@ -78,73 +120,163 @@ func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 // family. If a port cannot be opened, other ports are not affected: Sync reports the Service once, and each later call retries a
 // limited number of failed addresses. It returns the number of failed addresses.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
-	moved := !s.stay(checks, addrs)
+	places := s.places
+	if !slices.Equal(addrs, s.given) {
+		s.given = slices.Clone(addrs)
+		places = s.serve(addrs)
+	}
+	moved := !s.stay(checks, places)
 	s.mu.Lock()
 	s.checks = maps.Clone(checks)
 	s.mu.Unlock()
-	if !moved && len(s.broken) == 0 {
-		return 0
+	var ordered []checkAt
+	if moved {
+		s.places = places
+		ordered = s.clean()
 	}
-	s.addrs = slices.Clone(addrs)
-	wanted := map[checkAt]struct{}{}
-	for name, c := range checks {
-		for _, a := range addrs {
-			if c.Served[inet.FamilyOf(a)] {
-				wanted[checkAt{name, netip.AddrPortFrom(a, c.Port)}] = struct{}{}
-			}
+	s.retry()
+	for _, at := range ordered {
+		if _, open := s.servers[at]; !open && !s.isBroken(at) {
+			s.open(at)
 		}
 	}
-	for at, server := range s.servers {
-		if _, ok := wanted[at]; !ok {
-			server.close()
-			delete(s.servers, at)
-		}
-	}
-	s.mu.Lock()
-	for name, why := range s.broken {
-		maps.DeleteFunc(why, func(addr netip.AddrPort, _ string) bool { _, ok := wanted[checkAt{name, addr}]; return !ok })
-		if len(why) == 0 {
-			delete(s.broken, name)
-		}
-	}
-	s.mu.Unlock()
-	retries := 0
-	for at := range wanted {
-		if _, open := s.servers[at]; open {
-			continue
-		}
-		if _, known := s.broken[at.service][at.addr]; known {
-			if retries++; retries > mostRetries {
-				continue // the next Sync selects others: the order of a map is random
-			}
-		}
-		s.open(at)
-	}
-	for _, why := range s.broken {
-		broken += len(why)
+	for _, f := range s.broken {
+		broken += len(f.why)
 	}
 	return broken
 }
 
-// stay reports whether ports, families and addresses are unchanged.
-func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Addr) bool {
-	if len(checks) != len(s.checks) || !slices.Equal(addrs, s.addrs) {
+// serve sets the addresses that serve checks. It returns the addresses of sockets: for each family, the only address,
+// or the unspecified one.
+func (s *Services) serve(addrs []netip.Addr) (places []netip.Addr) {
+	for _, f := range inet.Families {
+		list := slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return inet.FamilyOf(a) != f })
+		slices.SortFunc(list, netip.Addr.Compare)
+		list = slices.Compact(list)
+		s.addrs[f].Store(&list)
+		if len(list) > 1 {
+			places = append(places, unspecified[f])
+		} else {
+			places = append(places, list...)
+		}
+	}
+	return places
+}
+
+var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+
+// stay reports whether ports, families and addresses of sockets are unchanged.
+func (s *Services) stay(checks map[types.NamespacedName]Check, places []netip.Addr) bool {
+	if len(checks) != len(s.checks) || !slices.Equal(places, s.places) {
 		return false
 	}
 	for name, c := range checks {
-		if old, known := s.checks[name]; !known || old.Port != c.Port || old.Served != c.Served {
+		if old, known := s.checks[name]; !known || old.Port != c.Port || old.Served != c.Served || !old.Created.Equal(c.Created) {
 			return false
 		}
 	}
 	return true
 }
 
-// Broken returns the reasons why a Service's port cannot be opened, one line for each address. It is safe for concurrent use.
+// clean closes sockets, and forgets failures, that no check needs. It returns all sockets in the order of their
+// Services' age.
+func (s *Services) clean() (ordered []checkAt) {
+	wanted, ordered := s.wanted()
+	for at, server := range s.servers {
+		if _, ok := wanted[at]; !ok || s.isYounger(at) {
+			s.close(at, server)
+		}
+	}
+	for name, f := range s.broken {
+		for addr := range f.why {
+			if _, ok := wanted[checkAt{name, addr}]; !ok {
+				s.note(checkAt{name, addr}, nil)
+			}
+		}
+	}
+	for at, owner := range s.younger {
+		s.note(at, &reason{
+			text: takenBy(at.service, owner),
+			fix:  "delete one of the two Services and create it again, so that it gets another port",
+		})
+	}
+	return ordered
+}
+
+// wanted returns all sockets, as a set and in the order of their Services' age. It also sets younger.
+func (s *Services) wanted() (set map[checkAt]struct{}, ordered []checkAt) {
+	set, s.younger = map[checkAt]struct{}{}, map[checkAt]types.NamespacedName{}
+	for name, c := range s.checks {
+		for _, a := range s.places {
+			if c.Served[inet.FamilyOf(a)] {
+				ordered = append(ordered, checkAt{name, netip.AddrPortFrom(a, c.Port)})
+			}
+		}
+	}
+	slices.SortFunc(ordered, func(a, b checkAt) int {
+		return cmp.Or(s.checks[a.service].Created.Compare(s.checks[b.service].Created),
+			model.CompareNames(a.service, b.service), a.addr.Compare(b.addr))
+	})
+	owners := map[netip.AddrPort]types.NamespacedName{}
+	for _, at := range ordered {
+		set[at] = struct{}{}
+		if owner, taken := owners[at.addr]; taken {
+			s.younger[at] = owner
+		} else {
+			owners[at.addr] = at.service
+		}
+	}
+	return set, ordered
+}
+
+func (s *Services) isYounger(at checkAt) bool { _, younger := s.younger[at]; return younger }
+
+func (s *Services) isBroken(at checkAt) bool {
+	f := s.broken[at.service]
+	if f == nil {
+		return false
+	}
+	_, known := f.why[at.addr]
+	return known
+}
+
+// takenBy returns the reason of a Service whose port an older Service has. Only Services of the same namespace are
+// named, because tenants read Events.
+func takenBy(name, owner types.NamespacedName) string {
+	if name.Namespace != owner.Namespace {
+		return "an older Service of another namespace has the same health check node port"
+	}
+	return fmt.Sprintf("the older Service %s has the same health check node port", owner.Name)
+}
+
+// retry tries to open failed sockets. The order of a map is random, so each one has its turn.
+func (s *Services) retry() {
+	retries := 0
+	for name, f := range s.broken {
+		for addr, why := range f.why {
+			at := checkAt{name, addr}
+			if s.isYounger(at) {
+				continue
+			}
+			if why.lacks == room.None {
+				if retries++; retries > mostRetries {
+					continue
+				}
+			}
+			s.open(at)
+		}
+	}
+}
+
+// Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each
+// address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for _, reason := range s.broken[name] {
-		why = append(why, reason)
+	if f := s.broken[name]; f != nil {
+		for _, reason := range f.why {
+			why = append(why, fmt.Sprintf("%s (%s)", reason.text, reason.fix))
+		}
 	}
 	slices.Sort(why)
 	return why
@@ -153,42 +285,104 @@ func (s *Services) Broken(name types.NamespacedName) (why []string) {
 // Close closes all ports.
 func (s *Services) Close() { s.Sync(nil, nil) }
 
-// open opens one address, or records and reports the failure.
+func (s *Services) close(at checkAt, server server) {
+	server.close()
+	delete(s.servers, at)
+	s.Files.Give(at.service.Namespace, 1)
+}
+
+// open opens one socket, or records and reports the failure.
 func (s *Services) open(at checkAt) {
-	network := [...]string{"tcp4", "tcp6"}[inet.FamilyOf(at.addr.Addr())]
-	l, err := s.listen(network, at.addr.String())
-	if reported := s.note(at, err); err != nil {
-		if !reported {
-			s.failed(model.Problem{
-				Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
-				Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), err),
-			})
+	if lacks := s.Files.Take(at.service.Namespace, 1); lacks != room.None {
+		if !s.isBroken(at) || s.broken[at.service].why[at.addr].lacks != lacks {
+			limit := s.Files.Error(lacks, at.service.Namespace)
+			s.note(at, &reason{limit.Error(), limit.Fix(), lacks})
 		}
 		return
 	}
-	served := server{bounded(s.answer(at), s.crowd), l}
+	family := inet.FamilyOf(at.addr.Addr())
+	network := [...]string{"tcp4", "tcp6"}[family]
+	l, err := s.listen(network, at.addr.String())
+	if err != nil {
+		s.Files.Give(at.service.Namespace, 1)
+		s.note(at, &reason{
+			text: err.Error(),
+			fix:  fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port()),
+		})
+		return
+	}
+	s.note(at, nil)
+	served := server{bounded(s.answer(at), s.crowd), selective{l, &s.addrs[family]}}
 	s.servers[at] = served
-	go func() { _ = served.Serve(l) }()
+	go func() { _ = served.Serve(served.listener) }()
 }
 
-// note records the result of opening an address. It returns true if the Service had a failed address before.
-func (s *Services) note(at checkAt, err error) (before bool) {
+// note records the reason why a socket is not open, or nil if there is none. It reports the Service if no other socket
+// of it has failed.
+func (s *Services) note(at checkAt, why *reason) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	why := s.broken[at.service]
-	before = len(why) > 0
+	f := s.broken[at.service]
+	before := f != nil
 	switch {
-	case err == nil:
-		delete(why, at.addr)
+	case why == nil && !before:
 	case why == nil:
-		s.broken[at.service] = map[netip.AddrPort]string{at.addr: err.Error()}
+		if delete(f.why, at.addr); len(f.why) == 0 {
+			delete(s.broken, at.service)
+		}
+	case !before:
+		f = &failure{map[netip.AddrPort]reason{at.addr: *why}, problem(at, why)}
+		s.broken[at.service] = f
 	default:
-		why[at.addr] = err.Error()
+		f.why[at.addr] = *why
 	}
-	if err == nil && before && len(why) == 0 {
-		delete(s.broken, at.service)
+	after := s.broken[at.service] != nil
+	s.mu.Unlock()
+	switch {
+	case after && !before:
+		s.Failed(f.problem)
+	case before && !after:
+		s.Withdraw(f.problem)
 	}
-	return before
+}
+
+// problem returns the problem of a Service.
+func problem(at checkAt, why *reason) model.Problem {
+	return model.Problem{
+		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort",
+		Event: "FailedToStartServiceHealthcheck", Action: "Listen",
+		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %s", at.service, at.addr.Port(), why.text),
+		Impact: "load balancers send no traffic of this Service to this node", Fix: why.fix,
+	}
+}
+
+// selective is a listener that closes connections to addresses that serve no checks.
+type selective struct {
+	net.Listener
+	addrs *atomic.Pointer[[]netip.Addr]
+}
+
+// Accept implements [net.Listener].
+func (l selective) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil || l.serves(c) {
+			return c, err
+		}
+		if c, ok := c.(*net.TCPConn); ok {
+			_ = c.SetLinger(0) // a reset, as if the port were closed
+		}
+		_ = c.Close()
+	}
+}
+
+func (l selective) serves(c net.Conn) bool {
+	at, ok := c.LocalAddr().(*net.TCPAddr)
+	addrs := *l.addrs.Load()
+	if !ok || len(addrs) < 2 { //nolint:mnd // the listener has the only address
+		return true
+	}
+	_, found := slices.BinarySearchFunc(addrs, at.AddrPort().Addr().Unmap().WithZone(""), netip.Addr.Compare)
+	return found || addrs[0].IsUnspecified()
 }
 
 // answer returns a handler that reports the number of local endpoints, on any path and for any method.
@@ -198,7 +392,7 @@ func (s *Services) answer(at checkAt) http.Handler {
 		s.mu.RLock()
 		local := s.checks[at.service].Local[family]
 		s.mu.RUnlock()
-		healthy := s.healthy()
+		healthy := s.Healthy()
 		h := w.Header()
 		h.Set("Content-Type", "application/json")
 		h.Set("X-Content-Type-Options", "nosniff")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // dialTimeout is the timeout for opening a connection to an endpoint (kube-proxy: localnodeportproxy).
@@ -20,9 +21,11 @@ const acceptPause = 100 * time.Millisecond
 
 // The values of the label reason of kubenftproxy_loopback_connections_failed_total.
 const (
-	// LimitReached: too many connections are open. Unreachable: the endpoint did not accept the connection.
-	LimitReached = "limit"
-	Unreachable  = "endpoint"
+	// LimitOfNamespace, LimitOfNode: the Service's namespace, or all namespaces together, have too many connections and
+	// listeners. Unreachable: the endpoint did not accept the connection.
+	LimitOfNamespace = "limit_of_namespace"
+	LimitOfNode      = "limit_of_node"
+	Unreachable      = "endpoint"
 )
 
 // port is one node port with its connections.
@@ -32,14 +35,14 @@ type port struct {
 	// cut cancels context, which resets all connections. The server calls it when the node port has no Service with endpoints.
 	context context.Context
 	cut     context.CancelFunc
-	// listener is nil while the program cannot listen, or while another instance of the program serves. Only Server.Run uses it.
+	// listener is nil while the program cannot listen, or while another instance of the program serves. owner is the
+	// namespace that has its descriptor. Only Server.Run uses them.
 	listener net.Listener
+	owner    string
 
 	mu     sync.Mutex
 	name   model.PortName
 	choice choice
-	// connections is the number of open connections from clients.
-	connections int
 }
 
 // set sets the Service that has the node port. Established connections stay, as in kube-proxy.
@@ -63,34 +66,28 @@ func (p *port) accept(l net.Listener) {
 			case <-p.context.Done():
 				return
 			}
-		case !p.enter():
-			p.server.Metrics.LoopbackFailed(LimitReached)
-			abort(client)
 		default:
+			namespace := p.namespace()
+			if lacks := p.server.enter(namespace); lacks != room.None {
+				p.server.Metrics.LoopbackFailed(limitNames[lacks])
+				abort(client)
+				continue
+			}
 			go func() {
-				defer p.leave()
+				defer p.server.leave(namespace)
 				p.serve(client)
 			}()
 		}
 	}
 }
 
-// enter counts a new connection, and returns false if a limit is reached.
-func (p *port) enter() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.connections >= p.server.limits.portConnections || !p.server.enter() {
-		return false
-	}
-	p.connections++
-	return true
-}
+var limitNames = [...]string{room.OfNamespace: LimitOfNamespace, room.OfNode: LimitOfNode}
 
-func (p *port) leave() {
+// namespace returns the namespace of the Service that has the node port.
+func (p *port) namespace() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.connections--
-	p.server.leave()
+	return p.name.Namespace
 }
 
 // serve opens a connection to an endpoint, and moves bytes in both directions until both sides have closed their stream.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -11,21 +12,17 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Limits of all node ports together, and of one node port. A connection uses six file descriptors: two sockets and two pipes.
-const (
-	mostListeners       = 8_192
-	mostConnections     = 2_048
-	mostPortConnections = 512
-	connectionFiles     = 6
-)
+// connectionFiles is the number of file descriptors of a connection: two sockets and two pipes. A listener has one.
+const connectionFiles = 6
 
 const (
 	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports in one attempt.
@@ -41,8 +38,8 @@ type Metrics interface {
 	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts a failed attempt to listen.
 	LoopbackListeners(f inet.Family, n int)
 	LoopbackNotListening(f inet.Family)
-	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by reason: [LimitReached] or
-	// [Unreachable].
+	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by
+	// reason: [LimitOfNamespace], [LimitOfNode] or [Unreachable].
 	LoopbackConnections(more int)
 	LoopbackFailed(reason string)
 }
@@ -56,31 +53,20 @@ type Config struct {
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
 	Now    func() time.Time
-	// Report receives one problem for each Service with a node port on which the program cannot listen.
-	Report  func(model.Problem)
-	Metrics Metrics
+	// Report receives one problem for each Service with a node port on which the program cannot listen, and Withdraw
+	// the same problem when it no longer exists.
+	Report, Withdraw func(model.Problem)
+	Metrics          Metrics
+	// Files is the budget of file descriptors, which listeners and connections take.
+	Files *descriptors.Budget
 	// Refusals, if not nil, refuses UDP and SCTP node ports on loopback. Run closes it.
 	Refusals *Refusals
-}
-
-// limits are the largest numbers of listeners, connections, and connections of one node port.
-type limits struct{ listeners, connections, portConnections int }
-
-// limitsOf returns the limits of a process that may open the given number of files. Listeners and connections use at most half of the files.
-func limitsOf(files uint64) limits {
-	files = min(files, 1<<20)
-	return limits{
-		listeners:       min(mostListeners, int(files/4)),
-		connections:     min(mostConnections, int(files/4/connectionFiles)),
-		portConnections: min(mostPortConnections, int(files/4/connectionFiles)),
-	}
 }
 
 // Server serves the node ports of Services on loopback. Any goroutine may call its methods, but only one goroutine may call Run. Only Run and Refused
 // block.
 type Server struct {
 	Config
-	limits      limits
 	connections atomic.Int64
 	// changed has a value when Run has something to do.
 	changed chan struct{}
@@ -111,10 +97,10 @@ type failure struct {
 	times   int
 }
 
-// failing has the number of failed node ports of a Service, and whether the Service was reported.
+// failing has the number of failed node ports of a Service, and the reported problem, if any.
 type failing struct {
 	ports    int
-	reported bool
+	reported *model.Problem
 }
 
 // New returns a server. It listens only after [Server.Serve], and while [Server.Run] runs.
@@ -128,10 +114,14 @@ func New(c Config) *Server {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	files := unix.Rlimit{Cur: 1024}
-	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &files) // it does not fail for a known resource
+	if c.Withdraw == nil {
+		c.Withdraw = func(model.Problem) {}
+	}
+	if c.Files == nil {
+		c.Files = descriptors.New()
+	}
 	return &Server{
-		Config: c, limits: limitsOf(files.Cur), changed: make(chan struct{}, 1), ports: map[model.Key]*port{},
+		Config: c, changed: make(chan struct{}, 1), ports: map[model.Key]*port{},
 		claims: claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}, dirty: map[model.Key]struct{}{},
 		failures: map[model.Key]*failure{}, failing: map[types.NamespacedName]*failing{},
 	}
@@ -215,20 +205,22 @@ func (s *Server) end() {
 			klog.ErrorS(err, "Cannot delete the table of node ports on loopback")
 		}
 	}
-	for _, p := range s.ports {
-		p.close()
-		p.cut()
+	for k := range s.ports {
+		s.remove(k)
 	}
 }
 
-// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port has its turn.
+// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port
+// has its turn. Ports without a descriptor do not count: the attempt costs nothing.
 func (s *Server) retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for k := range s.failures {
-		if n++; n > mostRetries {
-			return
+	for k, f := range s.failures {
+		if _, cheap := errors.AsType[*descriptors.Error](f.err); !cheap {
+			if n++; n > mostRetries {
+				continue
+			}
 		}
 		s.dirty[k] = struct{}{}
 	}
@@ -245,7 +237,8 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 	}
 	clear(s.dirty)
 	s.mu.Unlock()
-	for k, c := range wanted {
+	for _, k := range byAge(wanted) {
+		c := wanted[k]
 		if k.Protocol != inet.TCP {
 			s.refuse(k, c != nil)
 			continue
@@ -259,6 +252,9 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 			p = s.add(ctx, k)
 		}
 		p.set(c)
+		if p.listener != nil && p.owner != c.name.Namespace {
+			s.stop(k, p) // a Service of another namespace has the node port now, and needs its own descriptor
+		}
 		switch {
 		case !serving:
 			s.stop(k, p)
@@ -273,6 +269,23 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 		s.Metrics.LoopbackListeners(f, s.listeners[f])
 	}
 	return len(s.failures) > 0 || s.notRefusing
+}
+
+// byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node
+// ports without a Service precede them, because they give descriptors back.
+func byAge(wanted map[model.Key]*claim) []model.Key {
+	return slices.SortedFunc(maps.Keys(wanted), func(a, b model.Key) int {
+		switch c, d := wanted[a], wanted[b]; {
+		case c == nil && d == nil:
+			return 0
+		case c == nil:
+			return -1
+		case d == nil:
+			return 1
+		default:
+			return c.compare(d)
+		}
+	})
 }
 
 func (s *Server) refuse(k model.Key, refused bool) {
@@ -336,34 +349,33 @@ func (s *Server) stop(k model.Key, p *port) {
 	defer s.mu.Unlock()
 	if p.listener != nil {
 		s.listeners[k.Family]--
+		s.Files.Give(p.owner, 1)
 	}
 	p.close()
 	s.forget(k)
 }
 
-// forget deletes the failure of a node port. After the last failure of a Service, the Service may be reported again.
+// forget deletes the failure of a node port. After the last failure of a Service, it withdraws the problem, and the
+// Service may be reported again.
 func (s *Server) forget(k model.Key) {
 	f := s.failures[k]
 	if f == nil {
 		return
 	}
 	delete(s.failures, k)
-	if of := s.failing[f.service]; of.ports > 1 {
-		of.ports--
-	} else {
-		delete(s.failing, f.service)
+	of := s.failing[f.service]
+	if of.ports--; of.ports > 0 {
+		return
+	}
+	delete(s.failing, f.service)
+	if of.reported != nil {
+		s.Withdraw(*of.reported)
 	}
 }
 
-var errTooMany = errors.New("the limit of listeners on loopback is reached")
-
 func (s *Server) open(k model.Key, p *port, c *claim) {
-	err := errTooMany
-	if s.listeners[inet.IPv4]+s.listeners[inet.IPv6] < s.limits.listeners { // only Run writes them
-		p.listener, err = s.Listen(p.at)
-	}
+	err := s.listen(p, c.name.Namespace)
 	if err != nil {
-		p.listener = nil
 		s.Metrics.LoopbackNotListening(k.Family)
 		s.note(k, p.at, c.name.NamespacedName, err)
 		return
@@ -374,6 +386,20 @@ func (s *Server) open(k model.Key, p *port, c *claim) {
 	s.mu.Unlock()
 	klog.V(4).InfoS("Listening on loopback for a node port", "address", p.at, "service", c.name)
 	go p.accept(p.listener)
+}
+
+// listen opens the listener of a node port, with a descriptor of a namespace.
+func (s *Server) listen(p *port, namespace string) error {
+	if lacks := s.Files.Take(namespace, 1); lacks != room.None {
+		return s.Files.Error(lacks, namespace)
+	}
+	l, err := s.Listen(p.at)
+	if err != nil {
+		s.Files.Give(namespace, 1)
+		return err
+	}
+	p.listener, p.owner = l, namespace
+	return nil
 }
 
 // note records a failure. It reports the Service once, after the second failure of a node port.
@@ -392,38 +418,41 @@ func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedNa
 	f.err = err
 	f.times++
 	of := s.failing[service]
-	report := f.times >= patience && !of.reported
-	of.reported = of.reported || report
-	s.mu.Unlock()
-	if !report {
+	if f.times < patience || of.reported != nil {
+		s.mu.Unlock()
 		return
 	}
-	s.Report(model.Problem{
+	problem := model.Problem{
 		Kind: "Service", Name: service, Field: "spec.ports[].nodePort", Event: "NodePortNotOnLoopback", Action: "Listen",
 		Reason: fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err),
 		Impact: "connections to this address are refused, or reach another process that listens there; the node port works at all other addresses",
 		Fix:    fix(err, at.Port()),
-	})
+	}
+	of.reported = &problem
+	s.mu.Unlock()
+	s.Report(problem)
 }
 
 // fix returns the remedy for an error of listening on a port.
 func fix(err error, port uint16) string {
-	if errors.Is(err, errTooMany) {
-		return fmt.Sprintf("raise the program's limit of open files (it listens on one port for every four files, %d at most)", mostListeners)
+	if limit, ok := errors.AsType[*descriptors.Error](err); ok {
+		return limit.Fix()
 	}
 	return fmt.Sprintf("stop the other process (to find it, run `ss -ltnp sport = :%d` on the node), or choose another node port", port)
 }
 
-func (s *Server) enter() bool {
-	if s.connections.Add(1) > int64(s.limits.connections) {
-		s.connections.Add(-1)
-		return false
+// enter takes the descriptors of a connection for a namespace, unless it lacks them. leave gives them back.
+func (s *Server) enter(namespace string) room.Shortage {
+	lacks := s.Files.Take(namespace, connectionFiles)
+	if lacks == room.None {
+		s.connections.Add(1)
+		s.Metrics.LoopbackConnections(1)
 	}
-	s.Metrics.LoopbackConnections(1)
-	return true
+	return lacks
 }
 
-func (s *Server) leave() {
+func (s *Server) leave(namespace string) {
+	s.Files.Give(namespace, connectionFiles)
 	s.connections.Add(-1)
 	s.Metrics.LoopbackConnections(-1)
 }

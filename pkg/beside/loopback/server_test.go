@@ -17,8 +17,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -37,7 +39,9 @@ type bench struct {
 	backends sync.Map
 	ends     byte
 	reports  []model.Problem
-	counted  counts
+	// withdrawn are the problems that no longer exist.
+	withdrawn []model.Problem
+	counted   counts
 }
 
 // counts are the metrics.
@@ -45,6 +49,7 @@ type counts struct {
 	listeners     [2]int
 	failures      int
 	open, limited atomic.Int64
+	limitedByNode atomic.Int64
 	unreachable   atomic.Int64
 }
 
@@ -52,9 +57,12 @@ func (c *counts) LoopbackListeners(f inet.Family, n int) { c.listeners[f] = n }
 func (c *counts) LoopbackNotListening(inet.Family)       { c.failures++ }
 func (c *counts) LoopbackConnections(more int)           { c.open.Add(int64(more)) }
 func (c *counts) LoopbackFailed(reason string) {
-	if reason == LimitReached {
+	switch reason {
+	case LimitOfNamespace:
 		c.limited.Add(1)
-	} else {
+	case LimitOfNode:
+		c.limitedByNode.Add(1)
+	default:
 		c.unreachable.Add(1)
 	}
 }
@@ -65,7 +73,8 @@ func newBench(t *testing.T) *bench {
 	b := &bench{T: t, context: ctx, used: map[uint16]bool{}, at: map[uint16]string{}}
 	b.Server = New(Config{
 		NodeName: "node-1", Families: inet.Families[:], Metrics: &b.counted,
-		Report: func(p model.Problem) { b.reports = append(b.reports, p) },
+		Report:   func(p model.Problem) { b.reports = append(b.reports, p) },
+		Withdraw: func(p model.Problem) { b.withdrawn = append(b.withdrawn, p) },
 		Listen: func(at netip.AddrPort) (net.Listener, error) {
 			if b.used[at.Port()] {
 				return nil, syscall.EADDRINUSE
@@ -122,14 +131,25 @@ func (b *bench) backend(name string) netip.AddrPort {
 // set sets a Service with a node port and endpoints.
 func (b *bench) set(name string, number uint16, ends ...netip.AddrPort) {
 	b.Helper()
+	b.setIn("default", name, number, ends...)
+}
+
+func (b *bench) setIn(namespace, name string, number uint16, ends ...netip.AddrPort) {
+	b.Helper()
 	s := nodePort(name, number, ends)
+	s.Name.Namespace, s.Ports[0].Name.Namespace = namespace, namespace
 	b.Service(s.Name, s)
 	b.sync(b.context)
 }
 
 func (b *bench) delete(name string) {
 	b.Helper()
-	b.Service(types.NamespacedName{Namespace: "default", Name: name}, nil)
+	b.deleteIn("default", name)
+}
+
+func (b *bench) deleteIn(namespace, name string) {
+	b.Helper()
+	b.Service(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 	b.sync(b.context)
 }
 
@@ -254,58 +274,109 @@ func TestClosedStreams(t *testing.T) {
 	}
 }
 
-// TestLimits: connections above a limit are reset and counted, and earlier connections stay. Above the limit of listeners, the program reports the
-// Service and retries.
-func TestLimits(t *testing.T) {
+// TestNoNamespaceTakesAllConnections: connections above the share of a namespace are reset and counted, and earlier
+// connections stay. Node ports of other namespaces work.
+func TestNoNamespaceTakesAllConnections(t *testing.T) {
 	b := newBench(t)
-	b.limits = limits{listeners: 2, connections: 3, portConnections: 2}
+	b.Files = descriptors.Of(6_000) // 3,000 are shared; 20 belong to each namespace, and one namespace gets 114
+	const ports, share = 4, (114 - 4) / connectionFiles
 	one := b.backend("one")
-	b.set("a", 30080, one)
-	b.set("b", 30081, one)
-	a1, a2 := b.connect(30080), b.connect(30080)
-	a1.want("one")
-	a2.want("one")
-	b.wantAborted(30080) // above the limit of the port
-	b1 := b.connect(30081)
-	b1.want("one")
-	b.wantAborted(30081) // above the limit of all ports
-	if n := b.counted.limited.Load(); n != 2 {
-		t.Errorf("%d connections above a limit, want 2", n)
+	for i := range uint16(ports) {
+		b.setIn("evil", fmt.Sprint("evil-", i), 30080+i, one)
 	}
-	a1.want("one")
-	b1.want("one")
-	lab.Must(t, a2.Close())
-	for deadline := time.Now().Add(patienceOfTests); b.counted.open.Load() != 2; time.Sleep(time.Millisecond) {
+	var held []*client
+	for i := range uint16(share) {
+		c := b.connect(30080 + i%ports)
+		c.want("one")
+		held = append(held, c)
+	}
+	for i := range uint16(ports) {
+		b.wantAborted(30080 + i)
+	}
+	if n := b.counted.limited.Load(); n != ports {
+		t.Errorf("%d connections above the share, want %d", n, ports)
+	}
+	b.setIn("bank", "web", 30090, one)
+	for range 3 {
+		c := b.connect(30090)
+		c.want("one")
+		held = append(held, c)
+	}
+	held[0].want("one")
+	lab.Must(t, held[0].Close())
+	for deadline := time.Now().Add(patienceOfTests); b.counted.open.Load() != share+2; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d connections are open, want 2", b.counted.open.Load())
+			t.Fatalf("%d connections are open, want %d", b.counted.open.Load(), share+2)
 		}
 	}
 	b.connect(30080).want("one")
+}
 
-	b.set("c", 30082, one)
-	b.sync(b.context)
-	if _, err := b.At(model.Key{Port: 30082, Protocol: inet.TCP}); !errors.Is(err, errTooMany) {
-		t.Errorf("a listener above the limit: %v", err)
+// TestNoNamespaceTakesAllListeners: a Service whose node port gets no descriptor is reported, with the limit, and gets
+// one when there is room. Connections above the limit of the node are counted apart.
+func TestNoNamespaceTakesAllListeners(t *testing.T) {
+	b := newBench(t)
+	b.Files = descriptors.Of(1024) // 512 are shared; 8 belong to each namespace, and one namespace gets 24
+	const share = 24
+	one := b.backend("one")
+	for i := range uint16(share + 1) {
+		b.setIn("evil", fmt.Sprint("evil-", i), 30080+i, one)
+	}
+	late := model.Key{Port: 30080 + share, Protocol: inet.TCP}
+	limited := func() *descriptors.Error {
+		_, err := b.At(late)
+		limit, _ := errors.AsType[*descriptors.Error](err)
+		return limit
+	}
+	if err := limited(); err == nil || err.Lacks != room.OfNamespace {
+		t.Errorf("a listener above the share: %v", err)
 	}
 	b.retry()
 	b.sync(b.context)
-	if len(b.reports) != 1 || !strings.Contains(b.reports[0].Fix, "open files") {
-		t.Errorf("reports of a listener above the limit: %+v", b.reports)
+	if len(b.reports) != 1 || !strings.Contains(b.reports[0].Reason, "namespace evil has used its share") || !strings.Contains(b.reports[0].Fix, "open files") {
+		t.Errorf("reports of a listener above the share: %+v", b.reports)
 	}
-	b.delete("b")
+	b.setIn("bank", "web", 30190, one)
+	b.connect(30190).want("one")
+	b.deleteIn("evil", "evil-0")
 	b.retry()
 	b.sync(b.context)
-	if _, err := b.At(model.Key{Port: 30082, Protocol: inet.TCP}); err != nil {
-		t.Errorf("a listener within the limit: %v", err)
+	if err := limited(); err != nil {
+		t.Errorf("a listener within the share: %v", err)
+	}
+	lab.Same(t, b.reports, b.withdrawn, "withdrawn problems")
+	// A Service of another namespace gets the node port, and its namespace gives a descriptor.
+	b.deleteIn("evil", "evil-1")
+	b.setIn("bank", "evil-1", 30081, one)
+	if b.Files.Take("evil", 1) != room.None || b.Files.Take("evil", 1) != room.OfNamespace {
+		t.Error("a namespace pays for the node port of another one")
+	}
+	for i := range 16 {
+		b.Files.Take(fmt.Sprint("other-", i), share)
+	}
+	b.setIn("shop", "web", 30191, one)
+	b.Files.Take("shop", 4)
+	b.wantAborted(30191)
+	if n := b.counted.limitedByNode.Load(); n != 1 {
+		t.Errorf("%d connections above the limit of the node, want 1", n)
 	}
 }
 
-func TestLimitsOf(t *testing.T) {
-	for files, want := range map[uint64]limits{
-		1024: {256, 42, 42}, 1 << 20: {mostListeners, mostConnections, mostPortConnections}, 1 << 63: {mostListeners, mostConnections, mostPortConnections},
-	} {
-		if got := limitsOf(files); got != want {
-			t.Errorf("%d files: %+v, want %+v", files, got, want)
+// TestOlderServicesGetDescriptorsFirst: at a start, all Services request descriptors at once.
+func TestOlderServicesGetDescriptorsFirst(t *testing.T) {
+	b := newBench(t)
+	b.Files = descriptors.Of(1024)
+	const services, share = 60, 24
+	one := b.backend("one")
+	for i := range services {
+		s := nodePort(fmt.Sprint("s", i), uint16(30080+i), []netip.AddrPort{one})
+		s.Created = time.Unix(int64(services-i), 0)
+		b.Service(s.Name, s)
+	}
+	b.sync(b.context)
+	for i := range services {
+		if _, err := b.At(model.Key{Port: uint16(30080 + i), Protocol: inet.TCP}); (err == nil) != (i >= services-share) {
+			t.Errorf("the Service %d by age: %v", services-i, err)
 		}
 	}
 }

@@ -28,13 +28,15 @@ func (l *loopback) register(r registry, c Config) {
 	l.connections = r.gauge("kubenftproxy_loopback_connections",
 		"Open connections to node ports on loopback.")
 	l.failed = r.counters("kubenftproxy_loopback_connections_failed_total",
-		"Connections to node ports on loopback that the program has reset, by reason: limit, too many connections are open; endpoint, the endpoint "+
-			"did not accept the connection.", "reason")
+		"Connections to node ports on loopback that the program has reset, by reason: "+
+			"limit_of_namespace, the namespace of the Service has used its share of the file descriptors; "+
+			"limit_of_node, the namespaces have used all file descriptors that they share; "+
+			"endpoint, the endpoint did not accept the connection.", "reason")
 	for _, f := range c.Families {
 		l.listeners.WithLabelValues(f.String())
 		l.notListening.WithLabelValues(f.String())
 	}
-	for _, reason := range []string{"limit", "endpoint"} {
+	for _, reason := range []string{"limit_of_namespace", "limit_of_node", "endpoint"} {
 		l.failed.WithLabelValues(reason)
 	}
 }

@@ -173,8 +173,10 @@ func (m *Metrics) registerState(r registry) {
 		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log line and an Event, "+
 			"except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
-		"Problems of kubenftproxy_problems_total without an Event, by the kind of the object. Within ten minutes, 20 problems of an object and "+
-			"500 of the node are in the log. Their Events are sent 10 at once, then 10 per minute; the API server may refuse an Event.", "kind")
+		"Problems of kubenftproxy_problems_total without an Event, by the kind of the object. "+
+			"Within ten minutes, 500 problems are in the log, which namespaces share; 24 of one namespace at most. "+
+			"Their Events are sent 10 at once, then 10 per minute; the API server may refuse an Event. "+
+			"A problem that still exists is reported later, and is still counted here.", "kind")
 	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
 		"Addresses and ports of Services' healthCheckNodePort on which the program cannot listen.")
 	m.registerNodePorts(r)

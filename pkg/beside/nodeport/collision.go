@@ -80,12 +80,14 @@ type served struct {
 type collision struct {
 	service types.NamespacedName
 	port    port
-	// at is the address of a listening socket; invalid for other causes.
-	at netip.AddrPort
+	// at is the address of a listening socket; invalid for other causes. own is true if this process has the socket.
+	at  netip.AddrPort
+	own bool
 }
 
-// listeners returns the collisions with the sockets for which counts returns true: sorted, and one for each node port of a Service.
-func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []collision) {
+// listeners returns the collisions with the sockets that count: sorted, and one for each node port of a Service. judge
+// reports whether a socket counts, and whether it is this process's own.
+func (s *served) listeners(sockets []Socket, judge func(*Socket) (counts, own bool)) (list []collision) {
 	for i := range sockets {
 		socket := &sockets[i]
 		var hit []types.NamespacedName
@@ -95,11 +97,15 @@ func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []
 				hit = append(hit, names...)
 			}
 		}
-		if len(hit) == 0 || !counts(socket) {
+		if len(hit) == 0 {
+			continue
+		}
+		counts, own := judge(socket)
+		if !counts {
 			continue
 		}
 		for _, name := range hit {
-			list = append(list, collision{name, port{socket.Local.Port(), socket.Protocol}, socket.Local})
+			list = append(list, collision{name, port{socket.Local.Port(), socket.Protocol}, socket.Local, own})
 		}
 	}
 	return onePerPort(list)
@@ -155,6 +161,16 @@ const field = "spec.ports[].nodePort"
 // each object.
 func listenerProblem(node string, list []collision) model.Problem {
 	first := list[0]
+	if first.own {
+		return model.Problem{
+			Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
+			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or /metrics",
+				node, listed(list, collision.where)),
+			Impact: "packets to this port of the node's addresses reach the Service, " +
+				"so load balancers, the kubelet or Prometheus get another answer or none",
+			Fix: "choose another node port, or another health check node port of the other Service",
+		}
+	}
 	return model.Problem{
 		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
 		Reason: fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where)),

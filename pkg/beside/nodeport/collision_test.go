@@ -79,7 +79,7 @@ func TestCollisions(t *testing.T) {
 			key(inet.TCP, 30080, inet.IPv4): {web}, key(inet.TCP, 30080, inet.IPv6): {web}, key(inet.UDP, 30053, inet.IPv4): {dns},
 		}}
 		got := none
-		for _, found := range s.listeners([]Socket{c.socket}, func(*Socket) bool { return true }) {
+		for _, found := range s.listeners([]Socket{c.socket}, func(*Socket) (counts, own bool) { return true, false }) {
 			got += fmt.Sprintf("%s %s", found.service, found.port)
 			if found.at != c.socket.Local {
 				t.Errorf("%s: at %s", c.name, found.at)
@@ -99,7 +99,7 @@ func TestOneCollisionForEachPort(t *testing.T) {
 	}
 	sockets := []Socket{socket(inet.TCP, "[::]:30443"), socket(inet.TCP, "[::]:30080"), socket(inet.TCP, "0.0.0.0:30080"),
 		socket(inet.TCP, "0.0.0.0:30080")}
-	list := s.listeners(sockets, func(*Socket) bool { return true })
+	list := s.listeners(sockets, func(*Socket) (counts, own bool) { return true, false })
 	want := "on node node-1 a local process listens on 30080/TCP (at 0.0.0.0:30080), 30443/TCP (at [::]:30443): packets to this " +
 		"port of the node's addresses reach the Service, and the process does not receive them; move the process to another port, or " +
 		"choose another node port (to find the process, run `ss -lntp sport = :30080` on the node)"
@@ -118,7 +118,7 @@ func TestMessagesFitAnEvent(t *testing.T) {
 	var list []collision
 	for i := range 100 {
 		at := netip.AddrPortFrom(netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666"), uint16(50000+i))
-		list = append(list, collision{long, port{at.Port(), inet.UDP}, at})
+		list = append(list, collision{long, port{at.Port(), inet.UDP}, at, true})
 	}
 	e := Ephemeral{Range: Range{10000, 65535}}
 	for _, p := range []model.Problem{listenerProblem(node, list), ephemeralProblem(node, e, list), nodeProblem(node, e, list)} {

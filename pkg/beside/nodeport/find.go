@@ -23,9 +23,9 @@ func (w *Watcher) Find() ([]model.Problem, error) {
 	}
 	own, err := w.Own()
 	var problems []model.Problem
-	listeners := s.listeners(sockets, func(socket *Socket) bool {
-		_, isOwn := own[socket.Inode]
-		return !isOwn
+	listeners := s.listeners(sockets, func(socket *Socket) (counts, isOwn bool) {
+		_, isOwn = own[socket.Inode]
+		return true, isOwn
 	})
 	for _, of := range byService(listeners) {
 		problems = append(problems, listenerProblem(w.NodeName, of))

@@ -45,13 +45,15 @@ type Metrics interface {
 // Config holds the parts and settings of a watcher.
 type Config struct {
 	NodeName string
-	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets.
+	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets: a
+	// Service with the same node port takes the packets of a health check, of /healthz or of /metrics.
 	Listening func(Range) ([]Socket, error)
 	Own       func() (map[uint32]struct{}, error)
 	Ephemeral func() (Ephemeral, error)
-	// Report receives each collision once.
-	Report  func(model.Problem)
-	Metrics Metrics
+	// Report receives each collision once. Withdraw, if not nil, receives the same problem of a Service whose node
+	// ports no longer have listeners.
+	Report, Withdraw func(model.Problem)
+	Metrics          Metrics
 }
 
 // Watcher searches for collisions when node ports or their addresses change, and every minute, beside the goroutine that syncs.
@@ -65,6 +67,8 @@ type Watcher struct {
 
 	// Only Run uses the fields below. reported has the reported collisions, and the time at which each was last seen.
 	reported map[notice]time.Time
+	// present has the last reported problem about listeners of each Service that still has them.
+	present map[types.NamespacedName]model.Problem
 	// since has the time at which each socket in the ephemeral range was first seen, by its cookie.
 	since map[uint64]time.Time
 	// failure is the last logged error.
@@ -82,7 +86,8 @@ type notice struct {
 func New(c Config) *Watcher {
 	return &Watcher{
 		Config: c, wake: make(chan struct{}, 1), ports: map[types.NamespacedName][]model.Key{},
-		reported: map[notice]time.Time{}, since: map[uint64]time.Time{},
+		reported: map[notice]time.Time{}, present: map[types.NamespacedName]model.Problem{},
+		since: map[uint64]time.Time{},
 	}
 }
 
@@ -174,6 +179,7 @@ func (w *Watcher) search(ctx context.Context) error {
 		w.Metrics.NodePortCollisions(string(Listener), 0)
 		w.Metrics.NodePortCollisions(string(EphemeralRange), 0)
 		clear(w.since)
+		w.withdraw(nil)
 		w.forget(now)
 		return nil
 	}
@@ -194,7 +200,7 @@ func (w *Watcher) search(ctx context.Context) error {
 	return errors.Join(rangeErr, socketErr)
 }
 
-// listeners returns the collisions with other processes' sockets.
+// listeners returns the collisions with sockets of this process and of others.
 func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) ([]collision, error) {
 	sockets, err := w.Listening(ports)
 	if err != nil {
@@ -202,22 +208,19 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 	}
 	var own map[uint32]struct{}
 	since := map[uint64]time.Time{}
-	found := s.listeners(sockets, func(socket *Socket) bool {
+	found := s.listeners(sockets, func(socket *Socket) (counts, isOwn bool) {
 		if own == nil && err == nil {
 			own, err = w.Own()
 		}
-		if _, isOwn := own[socket.Inode]; isOwn {
-			return false
-		}
-		if !e.Contains(socket.Local.Port()) {
-			return true
+		if _, isOwn = own[socket.Inode]; isOwn || !e.Contains(socket.Local.Port()) {
+			return true, isOwn
 		}
 		first, seen := w.since[socket.Cookie]
 		if !seen {
 			first = now
 		}
 		since[socket.Cookie] = first
-		return now.Sub(first) >= patience
+		return now.Sub(first) >= patience, false
 	})
 	w.since = since
 	return found, err
@@ -226,14 +229,33 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 // reportListeners reports each Service with a new collision, with all of its collisions. It reports at most mostReported Services: a
 // single process may listen on every node port.
 func (w *Watcher) reportListeners(list []collision, now time.Time) {
-	reported := 0
-	for _, of := range byService(list) {
+	reported, services := 0, byService(list)
+	w.withdraw(services)
+	for _, of := range services {
 		if reported == mostReported && !w.known(Listener, of) {
 			continue
 		}
 		if w.record(Listener, of, now) {
-			w.Report(listenerProblem(w.NodeName, of))
+			problem := listenerProblem(w.NodeName, of)
+			w.present[of[0].service] = problem
+			w.Report(problem)
 			reported++
+		}
+	}
+}
+
+// withdraw withdraws the problems of Services that are not in the list.
+func (w *Watcher) withdraw(services [][]collision) {
+	still := make(map[types.NamespacedName]struct{}, len(services))
+	for _, of := range services {
+		still[of[0].service] = struct{}{}
+	}
+	for name, problem := range w.present {
+		if _, found := still[name]; !found {
+			delete(w.present, name)
+			if w.Withdraw != nil {
+				w.Withdraw(problem)
+			}
 		}
 	}
 }

@@ -22,6 +22,7 @@ type fakeNode struct {
 	mu        sync.Mutex
 	sockets   []Socket
 	own       map[uint32]struct{}
+	withdrawn []string
 	ephemeral Ephemeral
 	err       error
 	// searches are the times of searches, ranges the requested ranges.
@@ -68,6 +69,13 @@ func (n *fakeNode) listen(sockets ...Socket) {
 	n.sockets = sockets
 }
 
+// withdraw records a withdrawn problem.
+func (n *fakeNode) withdraw(p model.Problem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.withdrawn = append(n.withdrawn, p.Event+" "+p.Kind+" "+p.Name.String())
+}
+
 // expect checks the new problems, and the current numbers of colliding node ports by cause.
 func (n *fakeNode) expect(t *testing.T, listeners, ephemeral int, problems ...string) {
 	t.Helper()
@@ -79,12 +87,21 @@ func (n *fakeNode) expect(t *testing.T, listeners, ephemeral int, problems ...st
 	lab.Same(t, map[string]int{"listener": listeners, "ephemeral_range": ephemeral}, n.counts, "counts")
 }
 
+// expectWithdrawn checks the new withdrawn problems.
+func (n *fakeNode) expectWithdrawn(t *testing.T, want ...string) {
+	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	lab.Same(t, want, n.withdrawn, "withdrawn problems")
+	n.withdrawn = nil
+}
+
 // run runs a watcher on a fake node in virtual time.
 func run(t *testing.T, f func(t *testing.T, n *fakeNode, w *Watcher)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &fakeNode{start: time.Now(), counts: map[string]int{}, ephemeral: Ephemeral{Range: Range{32768, 60999}}}
 		w := New(Config{
-			NodeName: "node-1", Listening: n.listening, Report: n.report, Metrics: n,
+			NodeName: "node-1", Listening: n.listening, Report: n.report, Withdraw: n.withdraw, Metrics: n,
 			Own:       func() (map[uint32]struct{}, error) { return n.own, nil },
 			Ephemeral: func() (Ephemeral, error) { n.mu.Lock(); defer n.mu.Unlock(); return n.ephemeral, nil },
 		})
@@ -113,9 +130,11 @@ func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 		w.Service(web, append(dual(inet.TCP, 30080), dual(inet.UDP, 30053)...))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 2, 0, webListens)
+		n.expectWithdrawn(t)
 		n.listen()
 		time.Sleep(period)
 		n.expect(t, 0, 0)
+		n.expectWithdrawn(t, webListens)
 		// A process in a crash loop is not reported again.
 		for range 10 {
 			n.listen(socket(inet.TCP, "0.0.0.0:30080"))
@@ -194,7 +213,9 @@ func TestANewAddressCollides(t *testing.T) {
 	})
 }
 
-func TestOwnSocketsAreNoCollision(t *testing.T) {
+// TestOwnSocketsAreCollisions: if a Service's node port is the health check node port of another Service, or the port
+// of /healthz, the report says so. It does not advise to stop the process.
+func TestOwnSocketsAreCollisions(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		check, other := socket(inet.TCP, "0.0.0.0:30080"), socket(inet.TCP, "0.0.0.0:30081")
 		check.Inode, other.Inode = 7, 8
@@ -203,7 +224,13 @@ func TestOwnSocketsAreNoCollision(t *testing.T) {
 		w.Service(web, dual(inet.TCP, 30080))
 		w.Service(dns, dual(inet.TCP, 30081))
 		time.Sleep(2 * time.Second)
-		n.expect(t, 1, 0, "NodePortCollision Service kube-system/dns")
+		n.expect(t, 2, 0, webListens, "NodePortCollision Service kube-system/dns")
+		list, err := w.Find()
+		lab.Must(t, err)
+		if len(list) != 2 || !strings.Contains(list[0].Reason, "this program itself listens on 30080/TCP") || strings.Contains(list[0].Fix, "move the process") ||
+			strings.Contains(list[1].Reason, "this program") {
+			t.Errorf("problems: %+v", list)
+		}
 	})
 }
 

@@ -1,67 +1,182 @@
 package report
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 const (
-	// window is the period for which the numbers of reported problems are limited, for one object and in all.
-	window    = 10 * time.Minute
-	perObject = 20
-	perNode   = 500
+	// window is the period for which the numbers of reported problems, and of Events about demand, are limited.
+	window = 10 * time.Minute
+	// perNode is the number of problems that are reported in a window, and of Events that wait for the rate.
+	perNode = 500
+	// mostRemembered is the number of suppressed problems that are remembered.
+	mostRemembered = 2_000
 	// longestText is the longest reported reason, in bytes: an Event has room for 1,024.
 	longestText = 800
 )
 
-// budget limits the number of reported problems. A flood of invalid objects must fill neither the log nor the API server.
-type budget struct {
-	mu      sync.Mutex
-	ends    time.Time
-	objects map[object]int
-	all     int
-	// suppressed is the number of unreported problems in this window.
-	suppressed int
-}
-
 type object struct{ kind, namespace, name string }
 
-// verdict is the decision about a problem.
-type verdict int
+func objectOf(p model.Problem) object { return object{p.Kind, p.Name.Namespace, p.Name.Name} }
 
-const (
-	reported verdict = iota
-	// lastOne is the first unreported problem: the limit is reported once for each object, and once for the node.
-	lastOne
+// owner returns the name under which an object takes room: its namespace, or kind and name of an object without a
+// namespace.
+func (o object) owner() string {
+	if o.namespace == "" {
+		return o.kind + "/" + o.name
+	}
+	return o.namespace
+}
+
+// rooms share a quantity among namespaces. Objects without a namespace, such as the Node, have a room of their own, in
+// which each object has the part of a namespace.
+type rooms struct{ namespaced, others *room.Room }
+
+func newRooms(limit int) rooms { return rooms{room.New(limit), room.New(limit)} }
+
+func (r rooms) of(o object) *room.Room {
+	if o.namespace == "" {
+		return r.others
+	}
+	return r.namespaced
+}
+
+// take takes a unit for an object, or returns the reason why there is none. give gives it back.
+func (r rooms) take(o object) room.Shortage { return r.of(o).Change(o.owner(), 0, 1) }
+func (r rooms) give(o object)               { r.of(o).Change(o.owner(), 1, 0) }
+
+// allowance is a quantity that is shared anew in each window.
+type allowance struct {
+	limit int
+	ends  time.Time
+	rooms
+}
+
+// renew begins a new window if the last one has ended, and reports whether it did.
+func (a *allowance) renew(now time.Time) bool {
+	if now.Before(a.ends) {
+		return false
+	}
+	a.ends, a.rooms = now.Add(window), newRooms(a.limit)
+	return true
+}
+
+// budget limits the number of reported problems. A flood of invalid objects must fill neither the log nor the API
+// server, and must not silence problems of other namespaces. The budget remembers suppressed problems, and reports them
+// when there is room.
+type budget struct {
+	mu      sync.Mutex
+	granted allowance
+	// memory shares the room for remembered problems. remembered has the sequence number of each.
+	memory     rooms
+	remembered map[model.Problem]uint64
+	sequence   uint64
 	suppressed
-)
+	// waits is true if a timer will renew the budget at the end of this window.
+	waits bool
+}
 
-// take returns the decision about a problem, and the number of suppressed problems if a window has just ended.
-func (b *budget) take(p model.Problem, now time.Time) (v verdict, before int) {
+// suppressed has the numbers of problems that were suppressed in a window: because of the share of a namespace, by
+// owner, or because the limit of the node was reached.
+type suppressed struct {
+	ofNamespaces map[string]int
+	ofNode       int
+}
+
+func newBudget() budget {
+	return budget{
+		granted: allowance{limit: perNode}, memory: newRooms(mostRemembered), remembered: map[model.Problem]uint64{},
+		suppressed: suppressed{ofNamespaces: map[string]int{}},
+	}
+}
+
+// take returns whether a problem may be reported, or whose limit does not permit it. first is true for the first
+// problem of a window that this limit suppresses. Call renew before.
+func (b *budget) take(p model.Problem) (lacks room.Shortage, first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now.After(b.ends) {
-		before = b.suppressed
-		b.ends, b.objects, b.all, b.suppressed = now.Add(window), map[object]int{}, 0, 0
+	o := objectOf(p)
+	switch lacks = b.granted.take(o); lacks {
+	case room.None:
+		return lacks, false
+	case room.OfNamespace:
+		b.ofNamespaces[o.owner()]++
+		first = b.ofNamespaces[o.owner()] == 1
+	case room.OfNode:
+		b.ofNode++
+		first = b.ofNode == 1
 	}
-	if b.all > perNode {
-		b.suppressed++
-		return suppressed, before
+	if _, known := b.remembered[p]; !known && b.memory.take(o) == room.None {
+		b.sequence++
+		b.remembered[p] = b.sequence
 	}
-	o := object{p.Kind, p.Name.Namespace, p.Name.Name}
-	switch n := b.objects[o]; {
-	case n > perObject:
-		b.suppressed++
-		return suppressed, before
-	case n == perObject, b.all == perNode:
-		v = lastOne
-		b.suppressed++
+	return lacks, first
+}
+
+// withdraw forgets a suppressed problem.
+func (b *budget) withdraw(p model.Problem) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forget(p)
+}
+
+func (b *budget) forget(p model.Problem) {
+	if _, known := b.remembered[p]; known {
+		delete(b.remembered, p)
+		b.memory.give(objectOf(p))
 	}
-	b.objects[o]++
-	b.all++
-	return v, before
+}
+
+// renew begins a new window if the last one has ended. It returns the numbers of the last window, and the remembered
+// problems that may be reported now.
+func (b *budget) renew(now time.Time) (before suppressed, list []model.Problem) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.granted.renew(now) {
+		return before, nil
+	}
+	before, b.suppressed, b.waits = b.suppressed, suppressed{ofNamespaces: map[string]int{}}, false
+	for _, p := range b.inTurns() {
+		if b.granted.take(objectOf(p)) == room.None {
+			b.forget(p)
+			list = append(list, p)
+		}
+	}
+	return before, list
+}
+
+// inTurns returns the remembered problems: the oldest one of each owner, then the second one of each, and so on.
+func (b *budget) inTurns() []model.Problem {
+	list := slices.SortedFunc(maps.Keys(b.remembered), func(p, q model.Problem) int {
+		return cmp.Compare(b.remembered[p], b.remembered[q])
+	})
+	turns, of := make(map[model.Problem]int, len(list)), map[string]int{}
+	for _, p := range list {
+		owner := objectOf(p).owner()
+		turns[p] = of[owner]
+		of[owner]++
+	}
+	slices.SortStableFunc(list, func(p, q model.Problem) int { return cmp.Compare(turns[p], turns[q]) })
+	return list
+}
+
+// due returns the time until the budget must be renewed, if no timer waits for it yet, because of a suppressed or a
+// remembered problem.
+func (b *budget) due(now time.Time) (after time.Duration, start bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waits || len(b.remembered)+len(b.ofNamespaces)+b.ofNode == 0 {
+		return 0, false
+	}
+	b.waits = true
+	return b.granted.ends.Sub(now), true
 }
 
 // short returns the beginning of a reason.

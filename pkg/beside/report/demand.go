@@ -3,26 +3,25 @@ package report
 import (
 	"sync"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// demandPerNamespace is the number of Events about demand in a namespace within [window].
-const demandPerNamespace = 100
+// demandPerNode is the number of Events about demand within [window]. Clients of tenants cause them, so namespaces
+// share them.
+const demandPerNode = 2_500
 
-// demandBudget limits the Events about demand. Tenants cause them, so each namespace has its own limit. The node's limit is that of the Services
-// that may hold packets, because each has one episode in 90 s at most.
+// demandBudget limits the Events about demand. It does not remember suppressed ones: a Service has another episode as
+// long as there is demand.
 type demandBudget struct {
-	mu   sync.Mutex
-	ends time.Time
-	used map[string]int
+	mu      sync.Mutex
+	granted allowance
 }
 
-// take reports whether a namespace may have another Event.
+// take reports whether a Service of a namespace may have another Event.
 func (b *demandBudget) take(namespace string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now.After(b.ends) {
-		b.ends, b.used = now.Add(window), map[string]int{}
-	}
-	b.used[namespace]++
-	return b.used[namespace] <= demandPerNamespace
+	b.granted.renew(now)
+	return b.granted.take(object{namespace: namespace}) == room.None
 }

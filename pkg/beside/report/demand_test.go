@@ -7,11 +7,14 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // Demand is reported without the delay of problems. All nodes together write one Event. A namespace with too much demand does not delay others.
 func TestDemandIsReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		demandPerNamespace := room.New(demandPerNode).Most()
 		s := newServer()
 		nodes, suppressed := s.nodes(t, 20)
 		pass(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)))

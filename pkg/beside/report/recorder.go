@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 const (
@@ -32,8 +34,9 @@ const (
 	eventRate  = 1.0 / 6
 	// spread is the longest delay of an Event on an object that all nodes see: they find the same problem within milliseconds.
 	spread = 3 * time.Second
-	// mostPending is the number of Events that wait for the rate or the API server. Further ones are dropped.
-	mostPending = perNode
+	// mostPending and mostUrgent are the numbers of Events that wait for the rate, and of urgent ones that wait for the
+	// API server. Namespaces share both. Further Events are dropped.
+	mostPending, mostUrgent = perNode, demandPerNode
 	// mostTries is the number of attempts to send an Event, with pauses of about retryPause.
 	mostTries  = 12
 	retryPause = 10 * time.Second
@@ -49,9 +52,23 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	pending []pendingEvent
+	// lines have the rooms for Events that wait for the rate, and for urgent Events.
+	lines   [2]line
 	changed chan struct{}
 	limiter flowcontrol.PassiveRateLimiter
 }
+
+// line is a kind of pending Events: their room, and the owners that had a turn in this round.
+type line struct {
+	rooms
+	served map[string]struct{}
+}
+
+// The lines. slow has the Events that wait for the rate, urgent all other Events.
+const (
+	slow = iota
+	urgent
+)
 
 type pendingEvent struct {
 	*eventsv1.Event
@@ -60,8 +77,18 @@ type pendingEvent struct {
 	tries int
 }
 
-// urgent reports whether the Event needs no spread and no rate: only this node sees it, or [demandBudget] limits it.
-func (e *pendingEvent) urgent() bool { return e.Regarding.Kind == "Node" || e.Reason == demandReason }
+// line returns the line of an Event. It is urgent, and needs no spread and no rate, if only this node sees it, or if
+// [demandBudget] limits it.
+func (e *pendingEvent) line() int {
+	if e.Regarding.Kind == "Node" || e.Reason == demandReason {
+		return urgent
+	}
+	return slow
+}
+
+func (e *pendingEvent) object() object {
+	return object{e.Regarding.Kind, e.Regarding.Namespace, e.Regarding.Name}
+}
 
 // NewRecorder returns a recorder of a controller, the program's name. It calls dropped with the kind of the object for each Event that
 // it cannot send.
@@ -69,6 +96,7 @@ func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *
 	host, _ := os.Hostname()
 	return &Recorder{
 		sink: sink, controller: controller, instance: controller + "-" + host, dropped: dropped,
+		lines:   [2]line{{newRooms(mostPending), map[string]struct{}{}}, {newRooms(mostUrgent), map[string]struct{}{}}},
 		changed: make(chan struct{}, 1), limiter: flowcontrol.NewTokenBucketPassiveRateLimiter(eventRate, eventBurst),
 	}
 }
@@ -83,12 +111,12 @@ func (r *Recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, not
 		Type: kind, Reason: reason, Action: action, Note: fmt.Sprintf(note, args...), Regarding: *about,
 	}, at: now}
 	e.Name = nameOf(e.Event, now)
-	if !e.urgent() {
+	if e.line() == slow {
 		e.at = now.Add(time.Duration(rand.Float64() * float64(spread)))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.pending) >= mostPending {
+	if r.lines[e.line()].take(e.object()) != room.None {
 		r.dropped(about.Kind)
 		return
 	}
@@ -139,38 +167,61 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// next takes an Event that may be sent now, or returns the time until it should be called again. If the rate does not permit all
-// Events, it takes a random one: the nodes together then report all problems.
+// next takes an Event that may be sent now, or returns the time until it should be called again. Events that the rate
+// permits precede urgent ones, which could otherwise delay them without a limit.
 func (r *Recorder) next(now time.Time) (e *pendingEvent, pause time.Duration) {
 	const longest = time.Second
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var due []int
+	var due [len(r.lines)][]int
 	pause = time.Hour
 	for i := range r.pending {
-		wait := r.pending[i].at.Sub(now)
-		switch {
-		case wait > 0:
+		if wait := r.pending[i].at.Sub(now); wait > 0 {
 			pause = min(pause, wait)
-		case r.pending[i].urgent():
-			return r.take(i), 0
-		default:
-			due = append(due, i)
+		} else {
+			due[r.pending[i].line()] = append(due[r.pending[i].line()], i)
 		}
 	}
-	if len(due) == 0 {
-		return nil, pause
+	if len(due[slow]) > 0 {
+		if r.limiter.TryAccept() {
+			return r.take(r.turn(slow, due[slow])), 0
+		}
+		pause = min(pause, longest)
 	}
-	if !r.limiter.TryAccept() {
-		return nil, longest
+	if len(due[urgent]) > 0 {
+		return r.take(r.turn(urgent, due[urgent])), 0
 	}
-	return r.take(due[rand.IntN(len(due))]), 0
+	return nil, pause
+}
+
+// turn selects one of the due Events of a line: a random one of the owners that had no turn in this round. So an owner
+// waits for at most one Event of each other owner, and the nodes together soon report all problems.
+func (r *Recorder) turn(number int, due []int) int {
+	l := &r.lines[number]
+	waiting := slices.DeleteFunc(slices.Clone(due), func(i int) bool {
+		_, had := l.served[r.pending[i].object().owner()]
+		return had
+	})
+	if len(waiting) == 0 {
+		clear(l.served)
+		waiting = due
+	}
+	i := waiting[rand.IntN(len(waiting))]
+	l.served[r.pending[i].object().owner()] = struct{}{}
+	return i
 }
 
 func (r *Recorder) take(i int) *pendingEvent {
 	e := r.pending[i]
 	r.pending = slices.Delete(r.pending, i, i+1)
 	return &e
+}
+
+// leave gives back the room of an Event that does not wait any more.
+func (r *Recorder) leave(e *pendingEvent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines[e.line()].give(e.object())
 }
 
 // send creates an Event, or says of an existing one that it was seen again.
@@ -180,12 +231,14 @@ func (r *Recorder) send(ctx context.Context, e pendingEvent) {
 		err = r.sink.Patch(ctx, e.Event, seenAgain(time.Now()))
 	}
 	if err == nil || ctx.Err() != nil {
+		r.leave(&e)
 		return
 	}
 	logger := klog.FromContext(ctx)
 	if e.tries++; e.tries == mostTries || isRefused(err) {
 		logger.Error(err, "Cannot write an Event", "kind", e.Regarding.Kind, "object", klog.KRef(e.Regarding.Namespace, e.Regarding.Name), "reason", e.Reason)
 		r.dropped(e.Regarding.Kind)
+		r.leave(&e)
 		return
 	}
 	e.at = time.Now().Add(wait.Jitter(retryPause, 1))

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // server stores Events by name, as the API server does.
@@ -74,6 +75,18 @@ func (s *server) number() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.stored)
+}
+
+// has reports whether there is an Event with a text.
+func (s *server) has(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.stored {
+		if strings.Contains(e.Note, text) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *server) written() int {
@@ -170,28 +183,57 @@ func TestNamesOfEvents(t *testing.T) {
 	}
 }
 
-// A node sends few Events per minute, and drops those that it cannot send. Events about its Node do not wait.
+// A node sends few Events per minute, and drops those that it cannot send. Namespaces take turns, and share the room
+// for waiting Events. Events about the Node do not wait.
 func TestEventsAreLimitedPerNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		list, dropped := s.nodes(t, 1)
 		r := list[0]
-		const flood = mostPending + 20
+		write := func(namespace, name string) {
+			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: namespace, Name: name}, nil, "Warning", defaultReason, "Sync", "in %s.", namespace)
+		}
+		queue := room.New(mostPending)
+		const flood, turn = 1000, time.Duration(float64(time.Second) / eventRate)
 		for i := range flood {
-			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: fmt.Sprint("s", i)}, nil, "Warning", defaultReason, "Sync", "no")
+			write("evil", fmt.Sprint("s", i))
 		}
 		pass(spread + time.Second)
-		if s.number() != eventBurst || dropped.Load() != flood-mostPending {
-			t.Errorf("%d Events at once, want %d; %d dropped, want %d", s.number(), eventBurst, dropped.Load(), flood-mostPending)
+		if s.number() != eventBurst || int(dropped.Load()) != flood-queue.Most() {
+			t.Errorf("%d Events at once, want %d; %d dropped, want %d", s.number(), eventBurst, dropped.Load(), flood-queue.Most())
 		}
 		r.Started("node-1")
 		synctest.Wait()
 		if s.number() != eventBurst+1 {
 			t.Error("the Event of the start waits")
 		}
+		for i := range 5 {
+			write(fmt.Sprint("n", i), "web")
+		}
+		pass(spread + 6*turn) // one turn of each namespace
+		for i := range 5 {
+			if !s.has(fmt.Sprintf("in n%d.", i)) {
+				t.Errorf("the Event of the namespace n%d waits for others", i)
+			}
+		}
+		for i := range 20 * flood {
+			write(fmt.Sprint("m", i), "web")
+		}
+		recorder := r.recorder.(*Recorder)
+		recorder.mu.Lock()
+		pending := len(recorder.pending)
+		recorder.mu.Unlock()
+		if pending != mostPending {
+			t.Errorf("%d Events wait, want %d", pending, mostPending)
+		}
+		before := s.number()
 		pass(10 * time.Minute)
-		if most := eventBurst + 1 + 10*10 + 2; s.number() > most || s.number() < most*8/10 {
-			t.Errorf("%d Events after ten minutes, want about %d", s.number(), most)
+		if n := s.number() - before; n < 98 || n > 102 {
+			t.Errorf("%d Events in ten minutes, want about 100", n)
+		}
+		pass(2 * time.Hour)
+		if recorder.lines[slow].namespaced.Total() != 0 {
+			t.Error("Events that were sent take room")
 		}
 	})
 }

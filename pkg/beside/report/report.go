@@ -8,6 +8,10 @@ package report
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // Reporter reports problems.
@@ -38,7 +43,10 @@ type Count struct{ Problem, Suppressed func(kind string) }
 
 // New returns a reporter. It writes Events unless recorder is nil.
 func New(logger klog.Logger, recorder EventRecorder, count Count) *Reporter {
-	return &Reporter{logger: logger, recorder: recorder, count: count}
+	return &Reporter{
+		logger: logger, recorder: recorder, count: count, budget: newBudget(),
+		wanted: demandBudget{granted: allowance{limit: demandPerNode}},
+	}
 }
 
 // apiVersions are the API versions of kinds that Events can be about.
@@ -46,21 +54,69 @@ var apiVersions = map[string]string{
 	"Service": "v1", "Node": "v1", "EndpointSlice": "discovery.k8s.io/v1", "ServiceCIDR": "networking.k8s.io/v1",
 }
 
-// Problem reports one problem, within the limits. The caller must report each problem only once.
+// limitNames has the names of the limits in the log.
+var limitNames = [...]string{room.OfNamespace: "the share of the namespace", room.OfNode: "the limit of the node"}
+
+// Problem reports one problem, within the limits. The caller must report each problem only once. If a limit does not
+// permit the report, and [Reporter.Withdraw] is not called, a later window reports the problem.
 func (r *Reporter) Problem(p model.Problem) {
 	r.count.Problem(p.Kind)
-	verdict, before := r.budget.take(p, time.Now())
-	if before > 0 {
-		r.logger.Info("Problems were not reported", "number", before, "window", window)
-	}
-	if verdict != reported {
-		r.count.Suppressed(p.Kind)
-		if verdict == lastOne {
-			r.logger.Info("Too many problems; further ones are only counted", "kind", p.Kind, "object", p.Name,
-				"mostOfAnObject", perObject, "mostOfTheNode", perNode, "window", window)
-		}
+	r.renew()
+	lacks, first := r.budget.take(p)
+	if lacks == room.None {
+		r.write(p)
 		return
 	}
+	r.count.Suppressed(p.Kind)
+	if first {
+		r.logger.Info("Too many problems; further ones are counted, and reported later", "limit", limitNames[lacks],
+			"owner", objectOf(p).owner(), "kind", p.Kind, "object", p.Name, "window", window)
+	}
+	r.await()
+}
+
+// Withdraw says that a problem no longer exists. If it was not reported because of a limit, it will not be reported.
+func (r *Reporter) Withdraw(p model.Problem) { r.budget.withdraw(p) }
+
+// renew begins a new window if the last one has ended: it logs the numbers of suppressed problems, and reports the
+// remembered ones.
+func (r *Reporter) renew() {
+	before, list := r.budget.renew(time.Now())
+	if len(before.ofNamespaces)+before.ofNode > 0 {
+		r.logger.Info("Problems were not reported", "becauseOfTheLimitOfTheNode", before.ofNode,
+			"becauseOfTheShareOfANamespace", before.worst(), "window", window, "reportedNow", len(list))
+	}
+	for _, p := range list {
+		r.write(p)
+	}
+	r.await()
+}
+
+// await starts a timer for the end of the window if there are suppressed problems.
+func (r *Reporter) await() {
+	if after, start := r.budget.due(time.Now()); start {
+		time.AfterFunc(after, r.renew)
+	}
+}
+
+// worst lists the namespaces with the most suppressed problems.
+func (s suppressed) worst() string {
+	const most = 5
+	list := slices.SortedFunc(maps.Keys(s.ofNamespaces), func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.ofNamespaces[b], s.ofNamespaces[a]), cmp.Compare(a, b))
+	})
+	var texts []string
+	for _, owner := range list[:min(len(list), most)] {
+		texts = append(texts, fmt.Sprintf("%s: %d", owner, s.ofNamespaces[owner]))
+	}
+	if more := len(list) - most; more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// write writes the log line and the Event of a problem.
+func (r *Reporter) write(p model.Problem) {
 	reason := short(p.Text())
 	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", reason)
 	version, known := apiVersions[p.Kind]
@@ -79,7 +135,8 @@ func (r *Reporter) Problem(p model.Problem) {
 // demandReason is the reason of Events about demand for a Service without endpoints.
 const demandReason = "Demand"
 
-// Wanted reports demand for a Service without endpoints. A scaler may wait for the Event, so it has no delay. Its limit is per namespace.
+// Wanted reports demand for a Service without endpoints. A scaler may wait for the Event, so it has no delay.
+// Namespaces share the number of these Events.
 func (r *Reporter) Wanted(service types.NamespacedName) {
 	if !r.wanted.take(service.Namespace, time.Now()) {
 		r.count.Suppressed("Service")

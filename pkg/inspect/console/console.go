@@ -68,7 +68,7 @@ type Parts struct {
 	Account     func() health.Account
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
 	ToEndpoint  func(port model.PortName, to netip.AddrPort) (n uint64, counted bool)
-	// Broken returns the reasons why a Service's health check port is not served.
+	// Broken returns the reasons why a Service's health check port is not served, with their remedies in brackets.
 	Broken func(types.NamespacedName) []string
 	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and connections.
 	LoopbackAt    func(model.Key) (netip.AddrPort, error)

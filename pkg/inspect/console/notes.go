@@ -55,8 +55,7 @@ func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
 		}
 	}
 	for _, why := range n.broken(x.Name) {
-		wrong = append(wrong, fmt.Sprintf("load balancers get no answer at the health check node port, and send no traffic to this node: %s "+
-			"(ss -ltnp sport = :%d shows the process that uses the port)", why, x.HealthCheckNodePort))
+		wrong = append(wrong, "load balancers get no answer at the health check node port, and send no traffic to this node: "+why)
 	}
 	return unique(notes), unique(wrong)
 }

@@ -25,8 +25,9 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
 		"clients cannot use the rejected parts. All other parts of these Services are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
 	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %s are not served. The first reason: %s",
-		"load balancers send no traffic of these Services to this node", fmt.Sprintf("on node %s: stop the process that has the port, or move it to another port. "+
-			"To list the ports: kube-nftproxy services --wrong", c.NodeName))
+		"load balancers send no traffic of these Services to this node",
+		fmt.Sprintf("on node %s: the text in brackets has the remedy. "+
+			"To list all reasons and remedies: kube-nftproxy services --wrong", c.NodeName))
 	var lost affected
 	for i, conflict := range conflicts {
 		if i == 0 || conflict.Loser.NamespacedName != conflicts[i-1].Loser.NamespacedName {
@@ -37,8 +38,11 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		"connections to this address and port reach the other Service", view.FixConflict)
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports are not served on loopback, because other processes have the ports: %d", failures),
-			Impact: "processes of this node cannot reach these node ports at 127.0.0.1 or ::1", Fix: "stop the processes. To list the ports: kube-nftproxy services --wrong",
+			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(),
+			What: fmt.Sprintf("node ports are not served on loopback, because other processes have the ports, "+
+				"or a limit of file descriptors is reached: %d", failures),
+			Impact:  "processes of this node cannot reach these node ports at 127.0.0.1 or ::1",
+			Fix:     "to list the ports, reasons and remedies: kube-nftproxy services --wrong",
 			Affects: "only these processes",
 		})
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -164,7 +165,11 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 			case errors.Is(err, loopback.ErrProtocol):
 				f.LoopbackRefused = true
 			case err != nil:
-				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows the process that has the port)", at, err, at.Port()))
+				remedy := fmt.Sprintf("ss -ltnp sport = :%d shows the process that has the port", at.Port())
+				if limit, ok := errors.AsType[*descriptors.Error](err); ok {
+					remedy = limit.Fix()
+				}
+				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (%s)", at, err, remedy))
 			case at.IsValid():
 				f.Loopback = at.Addr().String()
 				if f.Does == noNodeAddress {

@@ -1,0 +1,8 @@
+// Package descriptors shares the file descriptors of this process among namespaces: the sockets of health check node
+// ports, and the sockets and connections of node ports on loopback. Tenants choose the numbers of these. A part of the
+// descriptors is never shared, so that the program can always reach the API server and answer queries.
+//
+// In: the limit of open files, requests of namespaces.
+// Out: a grant, or the limit that does not permit it.
+// Never: opens or closes a file.
+package descriptors
