@@ -47,7 +47,9 @@ type Planner struct {
 	// room now.
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
-	holders holders
+	holders owners[Holder]
+	// sticky are the service ports that remember clients.
+	sticky owners[Number]
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]shared
@@ -125,7 +127,8 @@ func New(o Options) *Planner {
 		namespaces:    map[string]*takenRoom{},
 		waiting:       map[string]map[types.NamespacedName]struct{}{},
 		freed:         map[string]struct{}{},
-		holders:       newHolders(),
+		holders:       newOwners[Holder](),
+		sticky:        newOwners[Number](),
 		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},
 		regions:       map[*nft.Set][]shared{},
