@@ -36,7 +36,7 @@ func TestNewClientsFindPlaces(t *testing.T) {
 				t.Fatalf("only %d of %d new clients have moved while the map is full", n, all-early)
 			}
 
-			reports := make(chan model.Problem, 1)
+			var report model.Problem
 			ctx, stop := context.WithCancel(t.Context())
 			conn, err := nft.Open()
 			lab.Must(t, err)
@@ -44,14 +44,10 @@ func TestNewClientsFindPlaces(t *testing.T) {
 			watcher := affinity.New(affinity.Config{
 				Maps:   []affinity.Map{{Set: affinityMap(p, f), Reader: conn}},
 				Forget: func(_ context.Context, list []nft.Element) (int, error) { return k.Forget(list) },
-				Report: func(p model.Problem) { reports <- p },
+				Report: func(p model.Problem) { report = p; stop() },
 			})
 			p.TakeSticky(watcher.Owns)
-			ended := make(chan struct{})
-			go func() { watcher.Run(ctx); close(ended) }()
-			report := <-reports
-			stop()
-			<-ended
+			watcher.Run(ctx)
 			if report.Name != evil.Name {
 				t.Errorf("reported %+v", report)
 			}
