@@ -33,10 +33,15 @@ const (
 	atOnce  = 1024
 	share   = 40
 	hurried = 10
+	// A reading ends after far times as many clients as it has read before the first one to forget. From there on, clients cost more than in a new
+	// reading.
+	far = 3
 	// mostForgotten is the number of clients that one batch deletes. The kernel takes about a millisecond for it.
 	mostForgotten = 2000
-	// soon is the remaining time of a client that is not forgotten, because it may expire before the batch.
-	soon = 5 * time.Second
+	// A client with a remaining time below soon is not forgotten, because it may expire before the batch. A batch waits at most patience for further
+	// clients.
+	soon     = 5 * time.Second
+	patience = time.Second
 )
 
 // Reader reads a map.
@@ -174,7 +179,8 @@ func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err err
 	if err != nil {
 		return 0, err
 	}
-	if last := w.States()[i].Clients; n < 0 && reaches(last, limit, half) {
+	counts := n >= 0
+	if last := w.States()[i].Clients; !counts && reaches(last, limit, half) {
 		n = last
 	}
 	if n >= 0 && !reaches(n, limit, half) {
@@ -186,6 +192,9 @@ func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err err
 	if err != nil {
 		return 0, err
 	}
+	if t.whole && !counts {
+		t.total = t.read
+	}
 	w.finished(i, t, forgotten)
 	if forgotten == 0 {
 		return idle, nil // nothing to do, or another instance serves
@@ -196,35 +205,43 @@ func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err err
 // read reads a map, and forgets the clients that t selects. It returns their number.
 func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err error) {
 	var list []nft.Element
+	var since time.Time // the first client of the list was read
 	forget := func() bool {
 		n, failed := w.Forget(ctx, list)
-		forgotten, err = forgotten+n, failed
-		more := failed == nil && n > 0
-		list = list[:0]
-		return more
+		forgotten, err, list = forgotten+n, failed, list[:0]
+		return failed == nil && n > 0
 	}
-	start, whole := spent(), true
+	start, listed, first, more := spent(), 0, 0, true
 	failed := m.Reader.FoundUntil(m.Set, func(f *nft.Found) bool {
 		switch {
+		case t.repeats(f.Key.Bytes()):
 		case f.Expires > 0 && f.Expires < soon:
 			t.count()
 		case t.forgets(w.owner(&f.Element)):
+			if len(list) == 0 {
+				since = time.Now()
+			}
 			list = append(list, f.Element)
 		}
-		whole = (len(list) < mostForgotten || forget()) && (!t.known || t.above)
-		if whole && t.read%atOnce == 0 {
+		if listed++; t.forgotten == 0 {
+			first = listed
+		}
+		pauses := listed%atOnce == 0
+		if len(list) == mostForgotten || pauses && len(list) > 0 && time.Since(since) > patience {
+			more = forget()
+		}
+		if pauses {
 			parts := share
 			if reaches(t.total-t.forgotten, t.limit, (half+sixteenths)/2) { //nolint:mnd // three quarters
 				parts = hurried
 			}
 			sleep(ctx, (spent()-start)*time.Duration(parts-1))
-			start, whole = spent(), ctx.Err() == nil
+			start = spent()
 		}
-		return whole
+		more = more && ctx.Err() == nil && (!t.known || t.above && listed <= far*first)
+		return more
 	})
-	if whole {
-		t.total = t.read
-	}
+	t.whole = more
 	if len(list) > 0 && err == nil && ctx.Err() == nil {
 		forget()
 	}

@@ -100,6 +100,7 @@ type table struct {
 	counts  bool
 	mu      sync.Mutex
 	clients []nft.Element
+	added   int
 	// standsBy is true while another instance serves.
 	standsBy bool
 	readings int
@@ -132,8 +133,10 @@ func (s *table) FoundUntil(of *nft.Set, f func(*nft.Found) bool) error {
 	}
 	s.readings++
 	for _, e := range slices.Clone(s.clients) {
-		if !f(&nft.Found{Element: e}) {
-			break
+		for range 2 { // while packets add clients, the kernel repeats some
+			if !f(&nft.Found{Element: e}) {
+				return nil
+			}
 		}
 	}
 	return nil
@@ -143,14 +146,19 @@ func (s *table) forget(_ context.Context, list []nft.Element) (int, error) {
 	if s.standsBy {
 		return 0, nil
 	}
+	n := len(s.clients)
 	s.clients = slices.DeleteFunc(s.clients, func(e nft.Element) bool { return slices.Contains(list, e) })
-	return len(list), nil
+	if n -= len(s.clients); n != len(list) {
+		return n, errors.New("a client is missing")
+	}
+	return n, nil
 }
 
 // fill adds clients of a service port until the map has n clients.
 func (s *table) fill(i, n int) {
 	for len(s.clients) < n {
-		at := len(s.clients)
+		s.added++
+		at := s.added
 		key := nft.Value{}.Uint32(0xa0000000 + uint32(i)<<16).Addr(netip.AddrFrom4([4]byte{10, byte(i), byte(at >> 8), byte(at)}))
 		s.clients = append(s.clients, nft.Element{Set: s.set, Key: key})
 	}
@@ -164,7 +172,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				s := newTable(counts)
 				evil, bank := types.NamespacedName{Namespace: "evil", Name: "web"}, types.NamespacedName{Namespace: "bank", Name: "pay"}
 				look := func() State {
-					for range 3 {
+					for range 20 {
 						_, err := s.look(t.Context(), 0)
 						lab.Must(t, err)
 					}
@@ -181,7 +189,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				s.standsBy, s.reports = false, nil
 				s.Watcher.states[0].Crowded = false
 				st := look()
-				if st.Clients != len(s.clients) || reaches(st.Clients, limit, half) || st.Forgotten != uint64(limit-len(s.clients)) || !st.Crowded || st.Fair || st.Service != evil {
+				if st.Clients > len(s.clients) || st.Clients < len(s.clients)*15/16 || reaches(len(s.clients), limit, half) && counts || st.Forgotten != uint64(limit-len(s.clients)) || !st.Crowded || st.Fair || st.Service != evil {
 					t.Errorf("%+v, %d clients", st, len(s.clients))
 				}
 				s.fill(1, limit)
@@ -199,7 +207,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				}
 				s.Owns(port(1), types.NamespacedName{})
 				s.fill(1, limit)
-				if st := look(); st.Crowded || reaches(len(s.clients), limit, half) || len(s.reports) != 1 {
+				if st := look(); st.Crowded || reaches(len(s.clients), limit, half) && counts || len(s.reports) != 1 {
 					t.Errorf("without a Service: %+v, %d reports", st, len(s.reports))
 				}
 				// Very many small namespaces fill the map: none loses a client.
@@ -254,11 +262,11 @@ func kernelTable(b *testing.B, clients int) Map {
 	batch := nft.NewBatch(0)
 	batch.AddTable(&nft.Table{Family: set.Family, Name: set.Table})
 	batch.AddSet(set)
-	const atOnce = 50_000
+	const part = 50_000
 	for i := range clients {
 		key := nft.Value{}.Uint32(0xa0000000 + uint32(i%256)<<16).Addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}))
 		batch.AddElement(&nft.Element{Set: set, Key: key, Data: nft.Value{}.Uint32(0xa0000001)})
-		if i%atOnce == atOnce-1 {
+		if i%part == part-1 {
 			lab.Must(b, conn.Commit(batch))
 			batch.Reset()
 		}
@@ -274,7 +282,8 @@ func BenchmarkRead(b *testing.B) {
 	for b.Loop() {
 		for i := range took {
 			start, t := time.Now(), newTrim(int(m.Set.Size), 0)
-			lab.Must(b, m.Reader.FoundUntil(m.Set, func(*nft.Found) bool {
+			lab.Must(b, m.Reader.FoundUntil(m.Set, func(f *nft.Found) bool {
+				t.repeats(f.Key.Bytes())
 				t.forgets(types.NamespacedName{Namespace: "evil"})
 				return t.read < most*(i+1)
 			}))

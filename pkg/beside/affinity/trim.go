@@ -1,6 +1,8 @@
 package affinity
 
 import (
+	"hash/maphash"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
@@ -10,17 +12,22 @@ import (
 // of the reading, up to [room.Room.Most], and further ones are forgotten until the map has fallen below the mark rest. So a namespace with at most
 // that many clients loses none. Clients without a Service are forgotten first.
 //
-// trim uses no estimates: it counts the clients that it has seen.
+// trim uses no estimates: it counts the clients that it has read. While packets add clients, the kernel lists some clients again and again. marks has a
+// bit for the hash of each client that was read. If the bits of two clients are equal, the second one is not counted, and is not forgotten.
 type trim struct {
 	limit, most int
 	// total is the number of clients in the map. If it is not known, it is the number of clients that were read.
 	total int
 	known bool
+	// whole is true after a reading of all clients.
+	whole bool
 	// read, kept and forgotten count clients.
 	read, forgotten int
 	kept, surplus   map[string]int
 	// seen counts the clients of each Service.
-	seen map[types.NamespacedName]int
+	seen  map[types.NamespacedName]int
+	marks []uint64
+	seed  maphash.Seed
 	// above is true from the time when the map is more than half full until it has fallen below rest.
 	above bool
 }
@@ -29,7 +36,20 @@ type trim struct {
 func newTrim(limit, total int) *trim {
 	return &trim{
 		limit: limit, most: room.New(limit).Most(), total: max(total, 0), known: total >= 0, above: reaches(total, limit, half), kept: map[string]int{}, surplus: map[string]int{}, seen: map[types.NamespacedName]int{},
+		marks: make([]uint64, limit/clientsOfWord+1), seed: maphash.MakeSeed(),
 	}
+}
+
+// clientsOfWord is the number of clients for which marks has a word, so that a full map sets about a sixteenth of the bits.
+const clientsOfWord = 4
+
+// repeats reports whether a client was read before.
+func (t *trim) repeats(key []byte) bool {
+	h := maphash.Bytes(t.seed, key) % uint64(64*len(t.marks)) //nolint:mnd // bits of a word
+	word, bit := &t.marks[h/64], uint64(1)<<(h%64)
+	repeated := *word&bit != 0
+	*word |= bit
+	return repeated
 }
 
 // The marks of a map in sixteenths of its limit: half is the mark above which clients are forgotten, until the map has at most rest. full is nearly
