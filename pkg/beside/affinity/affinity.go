@@ -33,7 +33,7 @@ const (
 	atOnce  = 1024
 	share   = 40
 	hurried = 10
-	// A reading ends after far times as many clients as it has read before the first one to forget. From there on, clients cost more than in a new
+	// A reading ends after far times as many clients as it has read before the first one to forget, or as a namespace keeps. From there on, clients cost more than in a new
 	// reading.
 	far = 3
 	// mostForgotten is the number of clients that one batch deletes. The kernel takes about a millisecond for it.
@@ -238,7 +238,7 @@ func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err
 			sleep(ctx, (spent()-start)*time.Duration(parts-1))
 			start = spent()
 		}
-		more = more && ctx.Err() == nil && (!t.known || t.above && listed <= far*first)
+		more = more && ctx.Err() == nil && (!t.known || t.above && listed <= far*max(first, t.most))
 		return more
 	})
 	t.whole = more
