@@ -9,12 +9,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// fewForgotten is the largest number of clients that Forget skips together. A batch that fails takes milliseconds on a busy node.
+// fewForgotten is the largest number of clients that Forget skips together. A batch that fails takes milliseconds on a
+// busy node.
 const fewForgotten = 100
 
-// Forget deletes remembered clients, and returns the number of deleted ones. It skips those that packets or their timeouts have deleted meanwhile: the
-// kernel rejects a batch with a missing element as a whole, so Forget then tries the two halves, down to fewForgotten clients. It deletes nothing while
-// the tables are not known to match the plan.
+// Forget deletes remembered clients, and returns the number of deleted ones. It skips those that packets or their
+// timeouts have deleted meanwhile: the kernel rejects a batch with a missing element as a whole, so Forget then tries
+// the two halves, down to fewForgotten clients. It deletes nothing while the tables are not known to match the plan.
 func (k *Kernel) Forget(clients []nft.Element) (int, error) {
 	if !k.known || len(clients) == 0 {
 		return 0, nil

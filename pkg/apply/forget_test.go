@@ -13,8 +13,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestNewClientsFindPlaces: clients of one namespace fill the map, so that new clients of another namespace are not remembered. After the watcher of
-// remembered clients has looked at the map, they are, and the earlier clients of the other namespace still are.
+// TestNewClientsFindPlaces: clients of one namespace fill the map, so that new clients of another namespace are not
+// remembered. After the watcher of remembered clients has looked at the map, they are, and the earlier clients of the
+// other namespace still are.
 func TestNewClientsFindPlaces(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {

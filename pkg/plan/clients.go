@@ -27,7 +27,8 @@ func (o *owners[K]) note(port K, service types.NamespacedName, present bool) {
 	}
 }
 
-// take calls each for the service ports in changed. The name is the zero name if the service port has no Service any more.
+// take calls each for the service ports in changed. The name is the zero name if the service port has no Service any
+// more.
 func (o *owners[K]) take(each func(K, types.NamespacedName)) {
 	for port := range o.changed {
 		each(port, o.names[port])
@@ -35,8 +36,8 @@ func (o *owners[K]) take(each func(K, types.NamespacedName)) {
 	clear(o.changed)
 }
 
-// TakeSticky calls each for the service ports that began or stopped to remember clients since the last call. The name is that of the Service, or the
-// zero name if the service port stopped.
+// TakeSticky calls each for the service ports that began or stopped to remember clients since the last call. The name
+// is that of the Service, or the zero name if the service port stopped.
 func (p *Planner) TakeSticky(each func(Number, types.NamespacedName)) { p.sticky.take(each) }
 
 // Clients returns the maps of remembered clients, one for each family.

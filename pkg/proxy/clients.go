@@ -11,8 +11,8 @@ import (
 
 // Clients limits the remembered clients of each namespace, beside the loop. Its method does not block.
 type Clients interface {
-	// Owns announces that the clients of a service port belong to the named Service. The zero name means that the service port remembers no clients
-	// any more.
+	// Owns announces that the clients of a service port belong to the named Service. The zero name means that the
+	// service port remembers no clients any more.
 	Owns(plan.Number, types.NamespacedName)
 }
 
@@ -29,7 +29,8 @@ func (s sticky) Synced(sync *Sync) {
 	}
 }
 
-// Forget makes the loop delete remembered clients between two syncs, and returns the number of deleted ones: 0 while another instance serves.
+// Forget makes the loop delete remembered clients between two syncs, and returns the number of deleted ones: 0 while
+// another instance serves.
 func (p *Proxy) Forget(ctx context.Context, clients []nft.Element) (int, error) {
 	type outcome struct {
 		n   int

@@ -1,5 +1,6 @@
-// Package affinity keeps the remembered clients of session affinity fair: if their map is more than half full, no namespace keeps more clients than
-// its part and its share of the map (pkg/room). So clients of all other namespaces find places.
+// Package affinity keeps the remembered clients of session affinity fair: if their map is more than half full, no
+// namespace keeps more clients than its part and its share of the map (pkg/room). So clients of all other namespaces
+// find places.
 //
 // In: the service ports with session affinity; the kernel's maps.
 // Out: clients to forget; for each map, its number of clients, and the namespace whose clients are forgotten.
@@ -21,25 +22,26 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 const (
-	// every is the time between two counts, if the kernel counts the clients (6.16), and after a reading that has found clients to forget. idle is the
-	// time after any other reading.
+	// every is the time between two counts, if the kernel counts the clients (6.16), and after a reading that has found
+	// clients to forget. idle is the time after any other reading.
 	every = 500 * time.Millisecond
 	idle  = 10 * time.Second
-	// A reading of a large map takes seconds. It pauses after each atOnce clients, so that it takes one of share parts of a processor, or one of
-	// hurried parts while the map is more than three quarters full.
+	// A reading of a large map takes seconds. It pauses after each atOnce clients, so that it takes one of share parts
+	// of a processor, or one of hurried parts while the map is more than three quarters full.
 	atOnce  = 1024
 	share   = 40
 	hurried = 10
-	// A reading ends after far times as many clients as it has read before the first one to forget, or as a namespace keeps. From there on, clients cost more than in a new
-	// reading.
+	// A reading ends after far times as many clients as it has read before the first one to forget, or as a namespace
+	// keeps. From there on, clients cost more than in a new reading.
 	far = 3
 	// mostForgotten is the number of clients that one batch deletes. The kernel takes about a millisecond for it.
 	mostForgotten = 2000
-	// A client with a remaining time below soon is not forgotten, because it may expire before the batch. A batch waits at most patience for further
-	// clients.
+	// A client with a remaining time below soon is not forgotten, because it may expire before the batch. A batch waits
+	// at most patience for further clients.
 	soon     = 5 * time.Second
 	patience = time.Second
 )
@@ -70,13 +72,13 @@ type Config struct {
 // State describes a map of remembered clients.
 type State struct {
 	Family inet.Family
-	// Clients is the number of remembered clients at the last count or reading, -1 before the first. Limit is their limit, and Most the part of it that
-	// one namespace keeps if the map is more than half full.
+	// Clients is the number of remembered clients at the last count or reading, -1 before the first. Limit is their
+	// limit, and Most the part of it that one namespace keeps if the map is more than half full.
 	Clients, Limit, Most int
 	// Forgotten is the number of clients that were forgotten since the start.
 	Forgotten uint64
-	// Crowded is true while the map has too many clients. Namespace has the most of them, and Service the most of these. Fair is true if no namespace
-	// has more than Most: then the map is full, and no client is forgotten.
+	// Crowded is true while the map has too many clients. Namespace has the most of them, and Service the most of
+	// these. Fair is true if no namespace has more than Most: then the map is full, and no client is forgotten.
 	Crowded, Fair bool
 	Namespace     string
 	Service       types.NamespacedName
@@ -100,12 +102,14 @@ func New(c Config) *Watcher {
 	for _, m := range c.Maps {
 		set := *m.Set // a copy, because syncs change the planner's sets
 		w.Maps = append(w.Maps, Map{&set, m.Reader})
-		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: int(set.Size), Most: newTrim(int(set.Size), 0).most})
+		limit := int(set.Size)
+		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most()})
 	}
 	return w
 }
 
-// Owns announces that the clients of a service port belong to the named Service, or that it has none any more if the name is the zero name.
+// Owns announces that the clients of a service port belong to the named Service, or that it has none any more if the
+// name is the zero name.
 func (w *Watcher) Owns(port plan.Number, service types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -267,18 +271,20 @@ func (w *Watcher) counted(i, n int) {
 	}
 }
 
-// finished records a reading. It reports the Service with the most clients if the map has too many for the first time since it had few.
+// finished records a reading. It reports the Service with the most clients if the map has too many for the first time
+// since it had few.
 func (w *Watcher) finished(i int, t *trim, forgotten int) {
 	namespace, service := t.largest()
 	w.counted(i, t.total-forgotten)
 	w.mu.Lock()
 	s := &w.states[i]
 	s.Forgotten += uint64(forgotten)
-	fair := forgotten == 0
 	begins := false
-	if namespace != "" && (!fair || reaches(s.Clients, s.Limit, full)) {
+	loses := namespace != "" && t.surplus[namespace] > 0
+	isFull := namespace != "" && t.forgotten == 0 && reaches(s.Clients, s.Limit, full)
+	if loses && forgotten > 0 || isFull {
 		begins = !s.Crowded
-		s.Crowded, s.Fair, s.Namespace, s.Service = true, fair, namespace, service
+		s.Crowded, s.Fair, s.Namespace, s.Service = true, !loses, namespace, service
 	}
 	state := *s
 	w.mu.Unlock()
@@ -288,23 +294,25 @@ func (w *Watcher) finished(i int, t *trim, forgotten int) {
 }
 
 // Fix is the fix for a map with too many clients.
-const Fix = "shorten spec.sessionAffinityConfig.clientIP.timeoutSeconds, or reject unwanted clients before they reach the Service"
+const Fix = "shorten spec.sessionAffinityConfig.clientIP.timeoutSeconds, or reject unwanted clients before they reach " +
+	"the Service"
 
 // problem returns the problem of the Service with the most clients.
 func (s *State) problem() model.Problem {
 	return model.Problem{
-		Kind: "Service", Name: s.Service, Field: "spec.sessionAffinity", Event: "AffinityFull", Action: "Forget", Reason: s.What(), Impact: s.Impact(),
-		Fix: Fix,
+		Kind: "Service", Name: s.Service, Field: "spec.sessionAffinity", Event: "AffinityFull", Action: "Forget",
+		Reason: s.What(), Impact: s.Impact(), Fix: Fix,
 	}
 }
 
 // What states the fact, and Impact its effect, for a map with too many clients.
 func (s *State) What() string {
 	if s.Fair {
-		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s has the most", s.Clients, s.Family, s.Limit, s.Namespace)
+		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s has the most",
+			s.Clients, s.Family, s.Limit, s.Namespace)
 	}
-	return fmt.Sprintf("namespace %s has the most remembered %s clients of session affinity, more than the limit of a namespace, %d, while the node remembers more than half of its limit of %d",
-		s.Namespace, s.Family, s.Most, s.Limit)
+	return fmt.Sprintf("namespace %s has the most remembered %s clients of session affinity, more than the limit of a "+
+		"namespace, %d, while the node remembers more than half of its limit of %d", s.Namespace, s.Family, s.Most, s.Limit)
 }
 
 // Impact returns the effect of the fact.
@@ -312,10 +320,12 @@ func (s *State) Impact() string {
 	if s.Fair {
 		return "new clients of all namespaces may get another endpoint with each connection"
 	}
-	return "clients of this namespace above the limit may get another endpoint with their next connection; clients of other namespaces are remembered"
+	return "clients of this namespace above the limit may get another endpoint with their next connection; " +
+		"clients of other namespaces are remembered"
 }
 
-// spent returns the processor time of this thread. During an attack, the processors are busy: pauses in proportion to elapsed time would be too long.
+// spent returns the processor time of this thread. During an attack, the processors are busy: pauses in proportion to
+// elapsed time would be too long.
 func spent() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // always succeeds on Linux

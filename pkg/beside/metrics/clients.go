@@ -12,8 +12,8 @@ type clients struct {
 	each                     func(func(f inet.Family, number, limit int, forgotten uint64))
 }
 
-// RegisterClients registers the metrics of remembered clients, which each yields: their number (-1 if it is not known yet), their limit, and the
-// number of forgotten clients. It panics if they are registered already.
+// RegisterClients registers the metrics of remembered clients, which each yields: their number (-1 if it is not known
+// yet), their limit, and the number of forgotten clients. It panics if they are registered already.
 func RegisterClients(reg prometheus.Registerer, each func(func(f inet.Family, number, limit int, forgotten uint64))) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{"ip_family"}, nil)
