@@ -114,7 +114,11 @@ func (w *Watcher) Owns(port plan.Number, service types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if service == (types.NamespacedName{}) {
-		delete(w.owners, port)
+		if delete(w.owners, port); len(w.owners) == 0 {
+			for i := range w.states {
+				w.states[i].Clients, w.states[i].Crowded = -1, false
+			}
+		}
 		return
 	}
 	w.owners[port] = service
@@ -149,7 +153,8 @@ func (w *Watcher) follow(ctx context.Context, i int) {
 	for w.awaitOwner(ctx) {
 		pause, err := w.look(ctx, i)
 		if err != nil && !failed && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Cannot limit the remembered clients of session affinity", "ipFamily", w.Maps[i].Set.Family)
+			klog.FromContext(ctx).Error(err, "Cannot limit the remembered clients of session affinity",
+				"ipFamily", w.Maps[i].Set.Family)
 		}
 		if failed = err != nil; failed {
 			pause = idle
@@ -308,11 +313,12 @@ func (s *State) problem() model.Problem {
 // What states the fact, and Impact its effect, for a map with too many clients.
 func (s *State) What() string {
 	if s.Fair {
-		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s has the most",
-			s.Clients, s.Family, s.Limit, s.Namespace)
+		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s has "+
+			"the most", s.Clients, s.Family, s.Limit, s.Namespace)
 	}
 	return fmt.Sprintf("namespace %s has the most remembered %s clients of session affinity, more than the limit of a "+
-		"namespace, %d, while the node remembers more than half of its limit of %d", s.Namespace, s.Family, s.Most, s.Limit)
+		"namespace, %d, while the node remembers more than half of its limit of %d",
+		s.Namespace, s.Family, s.Most, s.Limit)
 }
 
 // Impact returns the effect of the fact.

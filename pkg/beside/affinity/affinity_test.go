@@ -117,7 +117,8 @@ func port(i int) plan.Number {
 
 func newTable(counts bool) *table {
 	s := &table{counts: counts, set: &nft.Set{Name: "affinity", Size: limit}}
-	s.Watcher = New(Config{Maps: []Map{{s.set, s}}, Forget: s.forget, Report: func(p model.Problem) { s.reports = append(s.reports, p) }})
+	report := func(p model.Problem) { s.reports = append(s.reports, p) }
+	s.Watcher = New(Config{Maps: []Map{{s.set, s}}, Forget: s.forget, Report: report})
 	return s
 }
 
@@ -160,7 +161,8 @@ func (s *table) fill(i, n int) {
 	for len(s.clients) < n {
 		s.added++
 		at := s.added
-		key := nft.Value{}.Uint32(0xa0000000 + uint32(i)<<16).Addr(netip.AddrFrom4([4]byte{10, byte(i), byte(at >> 8), byte(at)}))
+		addr := netip.AddrFrom4([4]byte{10, byte(i), byte(at >> 8), byte(at)})
+		key := nft.Value{}.Uint32(0xa0000000 + uint32(i)<<16).Addr(addr)
 		s.clients = append(s.clients, nft.Element{Set: s.set, Key: key})
 	}
 }
@@ -171,7 +173,8 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("counts %v", counts), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newTable(counts)
-				evil, bank := types.NamespacedName{Namespace: "evil", Name: "web"}, types.NamespacedName{Namespace: "bank", Name: "pay"}
+				evil := types.NamespacedName{Namespace: "evil", Name: "web"}
+				bank := types.NamespacedName{Namespace: "bank", Name: "pay"}
 				look := func() State {
 					for range 20 {
 						_, err := s.look(t.Context(), 0)
@@ -199,7 +202,8 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				if len(s.reports) != 1 || s.reports[0].Name != evil || s.reports[0].Event != "AffinityFull" {
 					t.Errorf("reported %+v", s.reports)
 				}
-				if n := len(slices.DeleteFunc(slices.Clone(s.clients), func(e nft.Element) bool { return plan.NumberOfClient(&e) != port(2) })); n != 50 {
+				others := func(e nft.Element) bool { return plan.NumberOfClient(&e) != port(2) }
+				if n := len(slices.DeleteFunc(slices.Clone(s.clients), others)); n != 50 {
 					t.Errorf("%d clients of bank are left, want 50", n)
 				}
 				// The clients of a deleted Service are forgotten, and are no reason for a report.
@@ -224,6 +228,12 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 					t.Errorf("many namespaces: %+v, %d reports", st, len(s.reports))
 				}
 				s.clients = nil
+				for i := range 30 {
+					s.Owns(port(i), types.NamespacedName{})
+				}
+				if st := s.States()[0]; st.Crowded || st.Clients != -1 {
+					t.Errorf("without session affinity: %+v", st)
+				}
 				if st := look(); st.Crowded || st.Clients != 0 {
 					t.Errorf("empty after many namespaces: %+v", st)
 				}
@@ -267,7 +277,8 @@ func kernelTable(b *testing.B, clients int) Map {
 	batch.AddSet(set)
 	const part = 50_000
 	for i := range clients {
-		key := nft.Value{}.Uint32(0xa0000000 + uint32(i%256)<<16).Addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}))
+		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		key := nft.Value{}.Uint32(0xa0000000 + uint32(i%256)<<16).Addr(addr)
 		batch.AddElement(&nft.Element{Set: set, Key: key, Data: nft.Value{}.Uint32(0xa0000001)})
 		if i%part == part-1 {
 			lab.Must(b, conn.Commit(batch))
@@ -294,6 +305,7 @@ func BenchmarkRead(b *testing.B) {
 		}
 	}
 	for i, d := range took {
-		b.ReportMetric(float64(d.Microseconds())/float64(b.N)/float64(most*(i+1)), [...]string{"µs/client", "µs/client-of-twice"}[i])
+		each := float64(d.Microseconds()) / float64(b.N) / float64(most*(i+1))
+		b.ReportMetric(each, [...]string{"µs/client", "µs/client-of-twice"}[i])
 	}
 }
