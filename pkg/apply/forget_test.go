@@ -47,7 +47,7 @@ func TestNewClientsFindPlaces(t *testing.T) {
 				Forget: func(_ context.Context, list []nft.Element) (int, error) { return k.Forget(list) },
 				Report: func(p model.Problem) { report = p; stop() },
 			})
-			p.TakeSticky(watcher.Owns)
+			watcher.Own(p.TakeSticky())
 			watcher.Run(ctx)
 			if report.Name != evil.Name {
 				t.Errorf("reported %+v", report)

@@ -36,9 +36,13 @@ func (o *owners[K]) take(each func(K, types.NamespacedName)) {
 	clear(o.changed)
 }
 
-// TakeSticky calls each for the service ports that began or stopped to remember clients since the last call. The name
-// is that of the Service, or the zero name if the service port stopped.
-func (p *Planner) TakeSticky(each func(Number, types.NamespacedName)) { p.sticky.take(each) }
+// TakeSticky returns the service ports that began or stopped to remember clients since the last call. The name is that of
+// the Service, or the zero name if the service port stopped.
+func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
+	changed := make(map[Number]types.NamespacedName, len(p.sticky.changed))
+	p.sticky.take(func(port Number, service types.NamespacedName) { changed[port] = service })
+	return changed
+}
 
 // Clients returns the maps of remembered clients, one for each family.
 func (p *Planner) Clients() (maps []*nft.Set) {

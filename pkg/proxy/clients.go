@@ -11,9 +11,9 @@ import (
 
 // Clients limits the remembered clients of each namespace, beside the loop. Its method does not block.
 type Clients interface {
-	// Owns announces that the clients of a service port belong to the named Service. The zero name means that the
-	// service port remembers no clients any more.
-	Owns(plan.Number, types.NamespacedName)
+	// Own announces that the clients of service ports belong to the named Services. The zero name means that the service
+	// port remembers no clients any more. The first call has all service ports.
+	Own(map[plan.Number]types.NamespacedName)
 }
 
 // sticky passes the service ports with session affinity to Clients, after each successful sync.
@@ -24,8 +24,11 @@ type sticky struct {
 }
 
 func (s sticky) Synced(sync *Sync) {
-	if sync.Err == nil {
-		s.planner.TakeSticky(s.to.Owns)
+	if sync.Err != nil {
+		return
+	}
+	if changed := s.planner.TakeSticky(); len(changed) > 0 {
+		s.to.Own(changed)
 	}
 }
 

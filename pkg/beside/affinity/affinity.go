@@ -108,23 +108,27 @@ func New(c Config) *Watcher {
 	return w
 }
 
-// Owns announces that the clients of a service port belong to the named Service, or that it has none any more if the
-// name is the zero name.
-func (w *Watcher) Owns(port plan.Number, service types.NamespacedName) {
+// Own announces that the clients of service ports belong to the named Services, or that a service port has none any more
+// if the name is the zero name. The first call must have all service ports: clients without a Service may be forgotten.
+func (w *Watcher) Own(changed map[plan.Number]types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if service == (types.NamespacedName{}) {
-		if delete(w.owners, port); len(w.owners) == 0 {
-			for i := range w.states {
-				w.states[i].Clients, w.states[i].Crowded = -1, false
-			}
+	before := len(w.owners)
+	for port, service := range changed {
+		if service == (types.NamespacedName{}) {
+			delete(w.owners, port)
+		} else {
+			w.owners[port] = service
 		}
-		return
 	}
-	w.owners[port] = service
-	if len(w.owners) == 1 {
+	switch now := len(w.owners); {
+	case before == 0 && now > 0:
 		close(w.changed)
 		w.changed = make(chan struct{})
+	case now == 0:
+		for i := range w.states {
+			w.states[i].Clients, w.states[i].Crowded = -1, false
+		}
 	}
 }
 

@@ -156,6 +156,11 @@ func (s *table) forget(_ context.Context, list []nft.Element) (int, error) {
 	return n, nil
 }
 
+// own announces the Service of one service port.
+func (s *table) own(port plan.Number, service types.NamespacedName) {
+	s.Own(map[plan.Number]types.NamespacedName{port: service})
+}
+
 // fill adds clients of a service port until the map has n clients.
 func (s *table) fill(i, n int) {
 	for len(s.clients) < n {
@@ -182,8 +187,8 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 					}
 					return s.States()[0]
 				}
-				s.Owns(port(1), evil)
-				s.Owns(port(2), bank)
+				s.own(port(1), evil)
+				s.own(port(2), bank)
 				s.fill(2, 50)
 				s.fill(1, limit)
 				s.standsBy = true
@@ -211,7 +216,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				if st := look(); st.Crowded || st.Clients != 0 {
 					t.Errorf("empty: %+v", st)
 				}
-				s.Owns(port(1), types.NamespacedName{})
+				s.own(port(1), types.NamespacedName{})
 				s.fill(2, 10)
 				s.fill(1, limit)
 				if st := look(); st.Crowded || reaches(len(s.clients), limit, half) && counts || len(s.reports) != 1 {
@@ -221,7 +226,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				s.clients = nil
 				look()
 				for i := range 30 {
-					s.Owns(port(i), types.NamespacedName{Namespace: fmt.Sprint("n", i), Name: "web"})
+					s.own(port(i), types.NamespacedName{Namespace: fmt.Sprint("n", i), Name: "web"})
 					s.fill(i, min((i+1)*60, limit))
 				}
 				if st := look(); !st.Crowded || !st.Fair || len(s.clients) != limit || len(s.reports) != 2 {
@@ -229,7 +234,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				}
 				s.clients = nil
 				for i := range 30 {
-					s.Owns(port(i), types.NamespacedName{})
+					s.own(port(i), types.NamespacedName{})
 				}
 				if st := s.States()[0]; st.Crowded || st.Clients != -1 {
 					t.Errorf("without session affinity: %+v", st)
@@ -253,7 +258,7 @@ func TestReadingsNeedAServicePort(t *testing.T) {
 		if s.readings != 0 {
 			t.Error("read without a service port")
 		}
-		s.Owns(port(1), types.NamespacedName{Namespace: "bank", Name: "pay"})
+		s.own(port(1), types.NamespacedName{Namespace: "bank", Name: "pay"})
 		synctest.Wait()
 		if s.readings != 1 {
 			t.Errorf("%d readings, want 1", s.readings)
