@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/demand"
@@ -157,6 +158,7 @@ type daemon struct {
 	users        *nodeport.Watcher
 	loopback     *loopback.Server
 	demand       *demand.Watcher
+	clients      *affinity.Watcher
 	checks       *health.Services
 	// files is the budget of file descriptors that namespaces share.
 	files    *descriptors.Budget
@@ -249,6 +251,9 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if err := d.openDemand(); err != nil {
 		return d, err
 	}
+	if err := d.openClients(); err != nil {
+		return d, err
+	}
 	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
 		logger.Error(err, "Cannot agree with a process that may be another instance of this program; this instance serves")
@@ -281,6 +286,27 @@ func (d *daemon) openDemand() error {
 	d.demand = demand.New(demand.Config{Reader: conn, Sets: d.planner.HeldSets(), Wanted: d.reporter.Wanted, Now: time.Now})
 	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
 		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
+	})
+	return nil
+}
+
+// openClients makes the watcher of remembered clients, and registers its metrics.
+func (d *daemon) openClients() error {
+	c := affinity.Config{
+		Forget: func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) }, Report: d.reporter.Problem,
+	}
+	for _, set := range d.planner.Clients() {
+		conn, err := nft.Open()
+		if err != nil {
+			return fmt.Errorf("open connection for remembered clients: %w", err)
+		}
+		c.Maps = append(c.Maps, affinity.Map{Set: set, Reader: conn})
+	}
+	d.clients = affinity.New(c)
+	metrics.RegisterClients(d.registry, func(f func(of inet.Family, number, limit int, forgotten uint64)) {
+		for _, s := range d.clients.States() {
+			f(s.Family, s.Clients, s.Limit, s.Forgotten)
+		}
 	})
 	return nil
 }
@@ -367,6 +393,7 @@ func (d *daemon) run(ctx context.Context) error {
 		d.loopback.Run(ctx)
 	})
 	background("demand", d.demand.Run)
+	background("affinity", d.clients.Run)
 	if d.File != "" {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
 	}
@@ -417,7 +444,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
 		Flows: d.flows, Terminations: d.terminations, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) },
-		NodePortUsers: d.users, Demand: d.demand, Loopback: d.loopback, Checks: d.checks, Families: d.families,
+		NodePortUsers: d.users, Demand: d.demand, Clients: d.clients, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
 		Model: d.ModelOptions(), Report: d.report, Withdraw: d.reporter.Withdraw, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,
@@ -429,7 +456,7 @@ func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
-		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken,
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Challenges: d.challenges.failed, Appeared: d.appeared, Rejected: d.rejected,
 		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -360,20 +361,45 @@ func parseFound(s *Set, b []byte) (f Found, err error) {
 
 // EachFound calls f for each element of a set.
 func (c *Conn) EachFound(s *Set, f func(*Found)) error {
+	return c.FoundUntil(s, func(found *Found) (more bool) {
+		f(found)
+		return true
+	})
+}
+
+// errEnough ends a reading before its end.
+var errEnough = errors.New("enough")
+
+// FoundUntil calls f for elements of a set until f returns false. The first n elements of a large set take the kernel much less time than all: its work
+// grows with the square of n. The order is that of the hash table, so the first elements are a random sample. f may sleep.
+func (c *Conn) FoundUntil(s *Set, f func(*Found) (more bool)) error {
 	_, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func(object []byte) error {
 		for _, b := range elements(object) {
 			found, err := parseFound(s, b)
 			if err != nil {
 				return err
 			}
-			f(&found)
+			if !f(&found) {
+				return errEnough
+			}
 		}
 		return nil
 	})
-	if err != nil {
+	if err != nil && err != errEnough { //nolint:errorlint // never wrapped
 		return fmt.Errorf("list elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 	}
 	return nil
+}
+
+// Count returns the number of elements of a set, or -1 if the kernel does not report it (before 6.16).
+func (c *Conn) Count(s *Set) (int, error) {
+	request := append(attribute(unix.NFTA_SET_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_NAME, cstring(s.Name))...)
+	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSET, s.Family.Number(), request)
+	if err != nil {
+		return 0, fmt.Errorf("count elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
+	}
+	info, _ := parseSet(m.Object())
+	return info.Count, nil
 }
 
 func getRequest(s *Set, keys []Value) []byte {

@@ -53,25 +53,9 @@ type Holder struct {
 	Number uint32
 }
 
-// holders are the service ports that hold packets.
-type holders struct {
-	names map[Holder]types.NamespacedName
-	// changed are the holders that began or stopped to hold since the last [Planner.TakeHolders].
-	changed map[Holder]struct{}
-}
-
-func newHolders() holders {
-	return holders{names: map[Holder]types.NamespacedName{}, changed: map[Holder]struct{}{}}
-}
-
 // TakeHolders calls each for the service ports that began or stopped to hold packets since the last call. The name is that of the Service, or the
 // zero name if the service port stopped.
-func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
-	for h := range p.holders.changed {
-		each(h, p.holders.names[h])
-	}
-	clear(p.holders.changed)
-}
+func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) { p.holders.take(each) }
 
 // assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
 func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
@@ -111,21 +95,17 @@ func (p *Planner) held(s *model.Service, f inet.Family) bool {
 	})
 }
 
-// noteHolders records that the ports of a Service hold packets, or do not hold them any more.
-func (p *Planner) noteHolders(s *service, hold bool) {
+// noteHolders records that the ports of a Service hold packets or remember clients, or that they do not any more.
+func (p *Planner) noteHolders(s *service, present bool) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
-		if !port.holds {
-			continue
+		if port.holds {
+			p.holders.note(Holder{port.family, port.number}, s.name, present)
 		}
-		h := Holder{port.family, port.number}
-		p.holders.changed[h] = struct{}{}
-		if hold {
-			p.holders.names[h] = s.name
-		} else if p.holders.names[h] == s.name {
-			delete(p.holders.names, h)
+		if port.timeout > 0 {
+			p.sticky.note(Number{port.family, port.number}, s.name, present)
 		}
 	}
 }

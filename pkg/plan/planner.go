@@ -45,7 +45,9 @@ type Planner struct {
 	freed   bool
 	// undecided is true while [Planner.Begin] may still give other Services the room that a Service has, or lacks.
 	undecided bool
-	holders   holders
+	holders   owners[Holder]
+	// sticky are the service ports that remember clients.
+	sticky owners[Number]
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]shared
@@ -122,7 +124,8 @@ func New(o Options) *Planner {
 		changedLosers: map[types.NamespacedName]struct{}{},
 		rooms:         newRooms(o.Room),
 		waiting:       map[types.NamespacedName]struct{}{},
-		holders:       newHolders(),
+		holders:       newOwners[Holder](),
+		sticky:        newOwners[Number](),
 		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},
 		regions:       map[*nft.Set][]shared{},

@@ -100,6 +100,9 @@ func (p *Proxy) connect(earlier []model.Key) {
 	if p.Demand != nil {
 		p.listeners = append(p.listeners, holders{to: p.Demand, planner: p.Planner})
 	}
+	if p.Clients != nil {
+		p.listeners = append(p.listeners, sticky{to: p.Clients, planner: p.Planner})
+	}
 	if p.Loopback != nil {
 		p.listeners = append(p.listeners, onLoopback{to: p.Loopback})
 		p.servers = append(p.servers, p.Loopback)

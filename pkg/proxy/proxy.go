@@ -14,6 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -48,6 +49,8 @@ type Tables interface {
 	Sync(*plan.Planner) (apply.Result, error)
 	// Leased returns the time of the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
 	Leased() time.Time
+	// Forget deletes remembered clients, and returns the number of deleted ones.
+	Forget([]nft.Element) (int, error)
 }
 
 // recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
@@ -90,6 +93,8 @@ type Config struct {
 	NodePortUsers NodePortUsers
 	// Demand, if not nil, follows the demand for Services without endpoints.
 	Demand Demand
+	// Clients, if not nil, limits the remembered clients of each namespace.
+	Clients Clients
 	// Loopback, if not nil, serves node ports on loopback.
 	Loopback Loopback
 	// Checks answers load balancers that query the number of local endpoints.

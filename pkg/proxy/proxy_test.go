@@ -170,6 +170,8 @@ func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 
 func (k *fakeKernel) EachCount(inet.Family, func(*nft.Set, int)) (classChains int) { return 0 }
 
+func (k *fakeKernel) Forget(clients []nft.Element) (int, error) { return len(clients), nil }
+
 func (k *fakeKernel) Known() bool { return k.known }
 
 func (k *fakeKernel) Doubt() {

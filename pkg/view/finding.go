@@ -60,6 +60,7 @@ const (
 	AddressConflict      Reason = "AddressConflict"
 	HealthCheckPortTaken Reason = "HealthCheckPortTaken"
 	LoopbackPortTaken    Reason = "LoopbackPortTaken"
+	AffinityFull         Reason = "AffinityFull"
 	NodeMissing          Reason = "NodeMissing"
 	NodeBeingDeleted     Reason = "NodeBeingDeleted"
 	NodeAddressElsewhere Reason = "NodeAddressElsewhere"

@@ -34,6 +34,7 @@ var pipeline = map[string][]string{
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
 	"pkg/beside/loopback":  {"pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
 	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
+	"pkg/beside/affinity":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room"},
 	"pkg/beside/report":    {"pkg/kubeapi", "pkg/model", "pkg/room"},
 	"pkg/host":             {"pkg/inet"},
 	"pkg/config":           {"pkg/balance", "pkg/inet", "pkg/model"},
@@ -60,11 +61,11 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
-		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/descriptors", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/affinity", "pkg/beside/counters", "pkg/beside/descriptors", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/descriptors", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/beside/affinity", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/descriptors", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
 		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/watch/manifests", "pkg/inspect/zpages",
 	},

@@ -68,6 +68,10 @@ func TestPage(t *testing.T) {
 		return map[inet.Protocol]uint64{inet.UDP: 1}, nil
 	})
 	RegisterDemand(reg, func(f func(namespace, service string, wanted bool)) { f("shop", "web", true) })
+	RegisterClients(reg, func(f func(of inet.Family, number, limit int, forgotten uint64)) {
+		f(inet.IPv4, 7, 1600, 2)
+		f(inet.IPv6, -1, 1600, 0)
+	})
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
 		if *update {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
@@ -70,6 +71,8 @@ type Parts struct {
 	ToEndpoint  func(port model.PortName, to netip.AddrPort) (n uint64, counted bool)
 	// Broken returns the reasons why a Service's health check port is not served, with their remedies in brackets.
 	Broken func(types.NamespacedName) []string
+	// Clients returns the states of the maps of remembered clients.
+	Clients func() []affinity.State
 	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and connections.
 	LoopbackAt    func(model.Key) (netip.AddrPort, error)
 	LoopbackState func() loopback.State

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -45,6 +46,19 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 			Fix:     "to list the ports, reasons and remedies: kube-nftproxy services --wrong",
 			Affects: "only these processes",
 		})
+	}
+	return append(list, c.crowded()...)
+}
+
+// crowded reports maps of remembered clients that have too many.
+func (c *Console) crowded() (list []view.Finding) {
+	for _, s := range c.Clients() {
+		if s.Crowded {
+			list = append(list, view.Finding{
+				Severity: view.Warning, Reason: view.AffinityFull, Object: "Service " + s.Service.String(), What: s.What(), Impact: s.Impact(), Fix: affinity.Fix,
+				Affects: "only clients of this Service",
+			})
+		}
 	}
 	return list
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -26,6 +27,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -93,6 +95,9 @@ func newConsole(t *testing.T, objects string) *Console {
 			return make([]counters.Counts, len(keys)), nil
 		},
 		LoopbackAt: func(model.Key) (netip.AddrPort, error) { return netip.AddrPort{}, nil }, LoopbackState: func() loopback.State { return loopback.State{} },
+		Clients: func() []affinity.State {
+			return []affinity.State{{Limit: 1600, Most: 65, Crowded: true, Namespace: "evil", Service: types.NamespacedName{Namespace: "evil", Name: "web"}}, {Family: inet.IPv6}}
+		},
 	})
 }
 
@@ -206,5 +211,13 @@ func TestPodsAndLabels(t *testing.T) {
 	}
 	if _, err := c.pod(t.Context(), "shop", "cart"); err == nil || !strings.Contains(err.Error(), "pod shop/cart is not an endpoint of a Service") {
 		t.Errorf("the error for an unknown pod: %v", err)
+	}
+}
+
+// TestCrowdedMapsAreFindings: a map of remembered clients with too many is one finding, which names the Service and the limit.
+func TestCrowdedMapsAreFindings(t *testing.T) {
+	list := newConsole(t, consoleObjects).crowded()
+	if len(list) != 1 || list[0].Reason != view.AffinityFull || list[0].Object != "Service evil/web" || !strings.Contains(list[0].What, "the limit of a namespace, 65,") {
+		t.Errorf("%+v", list)
 	}
 }

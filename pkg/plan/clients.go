@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// owners are the Services of some service ports, by a number of the service port.
+type owners[K comparable] struct {
+	names map[K]types.NamespacedName
+	// changed are the service ports that may have got or lost their Service since the last call of take.
+	changed map[K]struct{}
+}
+
+func newOwners[K comparable]() owners[K] {
+	return owners[K]{names: map[K]types.NamespacedName{}, changed: map[K]struct{}{}}
+}
+
+// note records that a service port belongs to a Service, or does not any more.
+func (o *owners[K]) note(port K, service types.NamespacedName, present bool) {
+	o.changed[port] = struct{}{}
+	if present {
+		o.names[port] = service
+	} else if o.names[port] == service {
+		delete(o.names, port)
+	}
+}
+
+// take calls each for the service ports in changed. The name is the zero name if the service port has no Service any
+// more.
+func (o *owners[K]) take(each func(K, types.NamespacedName)) {
+	for port := range o.changed {
+		each(port, o.names[port])
+	}
+	clear(o.changed)
+}
+
+// TakeSticky returns the service ports that began or stopped to remember clients since the last call. The name is that of
+// the Service, or the zero name if the service port stopped.
+func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
+	changed := make(map[Number]types.NamespacedName, len(p.sticky.changed))
+	p.sticky.take(func(port Number, service types.NamespacedName) { changed[port] = service })
+	return changed
+}
+
+// Clients returns the maps of remembered clients, one for each family.
+func (p *Planner) Clients() (maps []*nft.Set) {
+	for _, f := range p.options.Families {
+		maps = append(maps, p.layouts[f].affinity)
+	}
+	return maps
+}
+
+// NumberOfClient returns the service port of a remembered client, an element of one of the maps [Planner.Clients].
+func NumberOfClient(e *nft.Element) Number {
+	return Number{e.Set.Family, e.Key.AsUint32() & affineBits}
+}

@@ -1,0 +1,52 @@
+package proxy
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// Clients limits the remembered clients of each namespace, beside the loop. Its method does not block.
+type Clients interface {
+	// Own announces that the clients of service ports belong to the named Services. The zero name means that the service
+	// port remembers no clients any more. The first call has all service ports.
+	Own(map[plan.Number]types.NamespacedName)
+}
+
+// sticky passes the service ports with session affinity to Clients, after each successful sync.
+type sticky struct {
+	quiet
+	to      Clients
+	planner *plan.Planner
+}
+
+func (s sticky) Synced(sync *Sync) {
+	if sync.Err != nil {
+		return
+	}
+	if changed := s.planner.TakeSticky(); len(changed) > 0 {
+		s.to.Own(changed)
+	}
+}
+
+// Forget makes the loop delete remembered clients between two syncs, and returns the number of deleted ones: 0 while
+// another instance serves.
+func (p *Proxy) Forget(ctx context.Context, clients []nft.Element) (int, error) {
+	type outcome struct {
+		n   int
+		err error
+	}
+	o, err := ask(ctx, p, func() (o outcome) {
+		if p.started && p.maySend() {
+			o.n, o.err = p.Kernel.Forget(clients)
+		}
+		return o
+	})
+	if err == nil {
+		err = o.err
+	}
+	return o.n, err
+}
