@@ -120,10 +120,11 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
-	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. unlimited holds problems that do not count against the
-	// limit of problems: exceeded limits, and invalid sources that close frontends.
-	problems            problems
-	unlimited, ofSlices []Problem
+	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited holds problems that do not count
+	// against the limit of problems: exceeded limits, and invalid sources that close frontends.
+	problems  problems
+	unlimited []Problem
+	ofSlices  [][]Problem
 
 	// fewFronts and fewPorts are scratch memory for one address of each family and for few ports.
 	fewFronts [2][1]Frontend
@@ -681,12 +682,32 @@ func (b *builder) finish() {
 	b.out.LocalReady = b.groups.localReady()
 	b.setListed()
 	list := append(b.problems.all(b.problemOf("spec", "")), b.unlimited...)
-	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
-		sortByObject(b.ofSlices)
-		if n > most {
-			list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-most)))
-		}
-		list = append(list, b.ofSlices[:min(n, most)]...)
+	b.out.Problems = slices.Clip(b.appendOfSlices(list))
+}
+
+// addOfSlice adds the problems of one slice.
+func (b *builder) addOfSlice(list []Problem) {
+	if len(list) > 0 {
+		b.ofSlices = append(b.ofSlices, list)
 	}
-	b.out.Problems = slices.Clip(list)
+}
+
+// appendOfSlices appends the problems of slices, within their limit.
+func (b *builder) appendOfSlices(list []Problem) []Problem {
+	n, left := 0, 10*b.limits.Problems
+	for _, s := range b.ofSlices {
+		n += len(s)
+	}
+	if n > left {
+		list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-left)))
+	}
+	slices.SortStableFunc(b.ofSlices, func(x, y []Problem) int { return CompareNames(x[0].Name, y[0].Name) })
+	for _, s := range b.ofSlices {
+		keep := min(len(s), left)
+		list = append(list, s[:keep]...)
+		if left -= keep; left == 0 {
+			break
+		}
+	}
+	return list
 }

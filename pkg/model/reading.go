@@ -170,7 +170,7 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 		if p != previous.parts[s] {
 			added = append(added, p)
 		}
-		b.ofSlices = append(b.ofSlices, p.problems...)
+		b.addOfSlice(p.problems)
 	}
 	for s, p := range previous.parts {
 		if current.parts[s] != p {
@@ -236,7 +236,10 @@ func (b *builder) part(s Slice, scratch *discoveryv1.EndpointSlice, admit func(t
 	before := b.ofSlices
 	b.ofSlices = nil
 	b.collect(scratch, kept)
-	p.problems, b.ofSlices = slices.Clip(b.ofSlices), before
+	if len(b.ofSlices) > 0 {
+		p.problems = slices.Clip(b.ofSlices[0])
+	}
+	b.ofSlices = before
 	for i := range b.groups.list {
 		if g := &b.groups.list[i]; len(g.found) > 0 {
 			slices.SortFunc(g.found, compareEndpoints)

@@ -326,8 +326,7 @@ func (b *builder) portsOf(s *discoveryv1.EndpointSlice) []discoveryv1.EndpointPo
 func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
 	r := sliceReader{b: b, s: s}
 	r.read(keep)
-	b.ofSlices = append(b.ofSlices, r.problems.all(r.problemOf("ports, endpoints", ""))...)
-	b.ofSlices = append(b.ofSlices, r.unlimited...)
+	b.addOfSlice(append(r.problems.all(r.problemOf("ports, endpoints", "")), r.unlimited...))
 }
 
 // sliceReader reads one slice.
