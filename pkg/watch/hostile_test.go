@@ -305,3 +305,42 @@ func BenchmarkHostileObjects(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRewrittenSlice measures the loop's processor time for a change of one of 40 EndpointSlices of a Service. All of them have 100 endpoints and
+// weights, and an annotation of 250 kB, or the longest list of weights that is read.
+func BenchmarkRewrittenSlice(b *testing.B) {
+	for name, weights := range map[string]string{"invalid weights of 250 kB": strings.Repeat("a,", 125_000), "2,000 invalid weights": strings.Repeat("a,", usual.Items()-1) + "a"} {
+		b.Run(name, func(b *testing.B) {
+			store, service := hostileStore(b, &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}})
+			encoded := func(i, version int) *object {
+				s := bigSlice(1, 0)
+				s.Name, s.Endpoints = fmt.Sprint("slice-", i), manyEndpoints(100)
+				for at := range s.Endpoints {
+					s.Endpoints[at].Addresses[0] = fmt.Sprintf("10.%d.%d.%d", i, version%200, at)
+				}
+				s.Annotations["kube-nftproxy.io/weights"] = weights
+				o, err := store.slices.transform(s)
+				lab.Must(b, err)
+				return o.(*object)
+			}
+			for i := range 40 {
+				store.slices.put(encoded(i, 0))
+			}
+			var scratch model.Scratch
+			var reading *model.Reading
+			var took time.Duration
+			for version := 0; b.Loop(); version++ {
+				b.StopTimer()
+				store.slices.put(encoded(7, version))
+				b.StartTimer()
+				start := lab.ProcessorTime(b)
+				store.ReadService(service, &scratch.Service)
+				_, reading = model.Rebuild(&scratch, reading, store.StoredSlices(service), hostileNode, model.Options{}, time.Time{})
+				if took += lab.ProcessorTime(b) - start; version == 0 {
+					took = 0
+				}
+			}
+			b.ReportMetric(took.Seconds()*1000/float64(max(1, b.N-1)), "cpu-ms")
+		})
+	}
+}
