@@ -120,8 +120,9 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
-	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited holds problems that do not count
-	// against the limit of problems: exceeded limits, and invalid sources that close frontends.
+	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited
+	// holds problems that do not count against the limit of problems: exceeded limits, and invalid sources that close
+	// frontends.
 	problems  problems
 	unlimited []Problem
 	ofSlices  [][]Problem
@@ -293,7 +294,8 @@ func (b *builder) addresses(ports, nodePorts int) {
 // The fields of addresses, and the remedy if they exceed a limit.
 const (
 	fieldsOfAddresses  = "spec.externalIPs, status.loadBalancer.ingress"
-	remedyForAddresses = "load-balancer IPs are kept before external IPs, and the first ones of each list; divide the Service"
+	remedyForAddresses = "load-balancer IPs are kept before external IPs, and the first ones of each list; " +
+		"divide the Service"
 )
 
 // withinLimits drops addresses above the limit of frontends: external IPs first, then load-balancer IPs.
@@ -306,7 +308,8 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	}
 	if most := b.limits.Frontends; keep > 0 && fixed+keep*ports > most {
 		fit := max(0, most-fixed) / ports
-		b.reportExcess(limitFrontends, fieldsOfAddresses, fixed+keep*ports, most, fmt.Sprintf("%d of its addresses are not served", keep-fit), remedyForAddresses)
+		b.reportExcess(limitFrontends, fieldsOfAddresses, fixed+keep*ports, most,
+			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedyForAddresses)
 		balancers = balancers[:min(len(balancers), fit)]
 		external = external[:fit-len(balancers)]
 	}
@@ -354,6 +357,12 @@ func (b *builder) loadBalancerIPs(list []corev1.LoadBalancerIngress, seen map[ne
 	return addrs
 }
 
+// noClusterIP are the reasons why an external IP of a family is not served.
+var noClusterIP = [...]string{
+	inet.IPv4: "the Service has no IPv4 cluster IP",
+	inet.IPv6: "the Service has no IPv6 cluster IP",
+}
+
 func (b *builder) externalIPs(list []string, seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i, s := range list {
 		if strings.TrimSpace(s) == "" {
@@ -361,7 +370,7 @@ func (b *builder) externalIPs(list []string, seen map[netip.Addr]bool) (addrs []
 		}
 		addr, reason := parseVIP(s)
 		if f := inet.FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
-			reason = [...]string{inet.IPv4: "the Service has no IPv4 cluster IP", inet.IPv6: "the Service has no IPv6 cluster IP"}[f]
+			reason = noClusterIP[f]
 		}
 		if reason != "" {
 			b.invalidItem("spec.externalIPs", i, "", s, reason)
@@ -503,7 +512,8 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
-		b.reportExcess(limitPorts, "spec.ports", 0, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
+		b.reportExcess(limitPorts, "spec.ports", 0, most,
+			fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
 	ports = slices.Grow(b.fewPorts[:0], min(n, most))
 	var used usedKeys

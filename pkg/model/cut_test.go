@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestListsAboveTheirLimit: each row has a list of sources at or above a limit. Build parses no list above a limit. It reports the limit in one problem,
-// and admits no source.
+// TestListsAboveTheirLimit: each row has a list of sources at or above a limit. Build parses no list above a limit. It
+// reports the limit in one problem, and admits no source.
 func TestListsAboveTheirLimit(t *testing.T) {
 	const (
 		open   = "C10.0.0.1 E1.1.1.1 L2.2.2.2 N:30080"
@@ -59,8 +59,8 @@ func TestListsAboveTheirLimit(t *testing.T) {
 	lab.Same(t, []string{"IPv4 tcp/80 " + open}, describe(Build(balanced(), nil, here, Options{})), "without lists")
 }
 
-// TestTextsAboveTheirLimit: Build uses none of a list above a limit that is not a list of sources, and only the first items of a list of names. It
-// reports the limit in one problem.
+// TestTextsAboveTheirLimit: Build uses none of a list above a limit that is not a list of sources, and only the first
+// items of a list of names. It reports the limit in one problem.
 func TestTextsAboveTheirLimit(t *testing.T) {
 	weights := strings.Repeat("10.1.0.1=5,", 2_000) + "10.1.0.1=5"
 	hint := func(zone string) discoveryv1.ForZone { return discoveryv1.ForZone{Name: zone} }

@@ -30,10 +30,10 @@ type Limits struct {
 	Slices int
 	// SlicePorts is the number of ports of one EndpointSlice. The first ones of the list are kept.
 	SlicePorts int
-	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families, and the number of endpoints of one
-	// EndpointSlice. Session affinity or a maximum of
-	// connections halves this limit, and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit,
-	// ready endpoints are kept before others, and lower addresses before higher ones.
+	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families,
+	// and the number of endpoints of one EndpointSlice. Session affinity or a maximum of connections halves this limit,
+	// and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit, ready
+	// endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
 	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept before others, and lower
 	// addresses before higher addresses.
@@ -85,8 +85,8 @@ const (
 	limitSlots         Limit = "slots"
 )
 
-// exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy. The number is 0 if it is not known, because
-// pkg/watch cuts the list.
+// exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy. The number is 0 if
+// it is not known, because pkg/watch cuts the list.
 func (l Limit) exceeded(have, most int, out, remedy string) string {
 	if have == 0 {
 		return fmt.Sprintf("more than the limit of %d %s: %s; %s", most, l, out, remedy)

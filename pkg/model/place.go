@@ -8,8 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/printable"
 )
 
-// Place is the place of an endpoint by its EndpointSlice. A field is empty if the slice does not have it, or if the source does not store it. The texts
-// are printable: the API server does not validate zones, and metrics show them.
+// Place is the place of an endpoint by its EndpointSlice. A field is empty if the slice does not have it, or if the
+// source does not store it. The texts are printable: the API server does not validate zones, and metrics show them.
 type Place struct {
 	Zone, Node string
 }

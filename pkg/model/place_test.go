@@ -9,7 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// The API server does not validate zones. A zone in a metric has no characters that a terminal would execute or reorder, and 63 bytes at most.
+// The API server does not validate zones. A zone in a metric has no characters that a terminal would execute or
+// reorder, and 63 bytes at most.
 func TestPlacesArePrintable(t *testing.T) {
 	s := slice("s", discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, Zone: new("\x1b[31m\u202ezone" + string(make([]byte, 100))), NodeName: new("node\a")})
 	at := Places([]*discoveryv1.EndpointSlice{s})[netip.MustParseAddr("10.1.0.1")]

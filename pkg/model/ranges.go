@@ -56,7 +56,8 @@ func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 	return out
 }
 
-// freeBits returns the number of bits after the longest prefix that begins at an address and does not contain an address after last.
+// freeBits returns the number of bits after the longest prefix that begins at an address and does not contain an
+// address after last.
 func freeBits(first, last netip.Addr) int {
 	const word = 64
 	high, low := words(first)

@@ -194,7 +194,8 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 	return current
 }
 
-// cut applies the limits to the slices in the order of their names. If a slice gets more endpoints or fewer, but not none, cut reads the slice again.
+// cut applies the limits to the slices in the order of their names. If a slice gets more endpoints or fewer, but not
+// none, cut reads the slice again.
 func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
@@ -316,8 +317,8 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 	return append(removed, before...), append(added, after...)
 }
 
-// change removes and adds endpoints. It returns false if several endpoints have or had the same address and port. The merged list has only one
-// endpoint for each address and port, so change cannot restore a hidden one.
+// change removes and adds endpoints. It returns false if several endpoints have or had the same address and port. The
+// merged list has only one endpoint for each address and port, so change cannot restore a hidden one.
 func (m *merged) change(removed, added []endpoint) bool {
 	if m.twice {
 		return false

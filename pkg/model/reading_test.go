@@ -163,7 +163,8 @@ func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 	}
 }
 
-// If the Service exceeds the limit of pairs, a change reads the changed slice, and other slices only if they get more endpoints, or some of them.
+// If the Service exceeds the limit of pairs, a change reads the changed slice, and other slices only if they get more
+// endpoints, or some of them.
 func TestSlicesAboveTheLimitAreNotReadAgain(t *testing.T) {
 	var stored []Slice
 	for i := range 20 {

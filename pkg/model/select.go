@@ -260,8 +260,8 @@ type sliceBudget struct {
 	slices, pairs int
 }
 
-// admit counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is left out, because none of its
-// endpoints is within the limits.
+// admit counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is
+// left out, because none of its endpoints is within the limits.
 func (c *sliceBudget) admit(targets, endpoints int) (n int, ok bool) {
 	c.slices++
 	if c.slices > c.limits.Slices {
@@ -283,7 +283,8 @@ func (c *sliceBudget) report(b *builder) {
 			"use larger EndpointSlices")
 	}
 	if c.pairs > c.limits.Pairs {
-		b.reportExcess(limitPairs, "EndpointSlices", 0, c.limits.Pairs, "only EndpointSlices that are first by name are used", "divide the Service")
+		b.reportExcess(limitPairs, "EndpointSlices", 0, c.limits.Pairs,
+			"only EndpointSlices that are first by name are used", "divide the Service")
 	}
 }
 
@@ -414,7 +415,8 @@ func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
 		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
 	}
 	if overHints > 0 {
-		r.reportExcess(limitHints, "endpoints", 0, MostHints, fmt.Sprintf("the hints of %d endpoints are used only in part", overHints), "use fewer hints")
+		r.reportExcess(limitHints, "endpoints", 0, MostHints,
+			fmt.Sprintf("the hints of %d endpoints are used only in part", overHints), "use fewer hints")
 	}
 }
 
@@ -440,12 +442,14 @@ func (r *sliceReader) problemOf(field, reason string) Problem {
 	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
 }
 
-// targets appends a target for each usable port of the slice that matches a port of the Service. It appends one target for all
-// other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
+// targets appends a target for each usable port of the slice that matches a port of the Service. It appends one target
+// for all other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no
+// pod has the named target port.
 func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 	others, othersToo := len(r.b.groups.list)-1, false
 	if n, most := len(r.s.Ports), r.b.limits.SlicePorts; n > most {
-		r.reportExcess(limitSlicePorts, "ports", 0, most, fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
+		r.reportExcess(limitSlicePorts, "ports", 0, most,
+			fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
 	}
 	for i, p := range r.b.portsOf(r.s) {
 		field, reason := checkPort(&p)
@@ -497,8 +501,8 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none, see [ofAddress]. As in kube-proxy, it uses the first address, and
-// loopback addresses are valid. The API lets a consumer use any of the addresses.
+// addressOf returns the address of an endpoint, or the reason why it has none, see [ofAddress]. As in kube-proxy, it
+// uses the first address, and loopback addresses are valid. The API lets a consumer use any of the addresses.
 func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
@@ -509,9 +513,15 @@ func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason
 	}
 	addr = addr.Unmap()
 	if inet.FamilyOf(addr) != f {
-		return addr, [...]string{inet.IPv4: "not an IPv4 address, as addressType says", inet.IPv6: "not an IPv6 address, as addressType says"}[f]
+		return addr, ofOtherFamily[f]
 	}
 	return addr, unusable(addr)
+}
+
+// ofOtherFamily are the reasons why an address in a slice of a family is not used.
+var ofOtherFamily = [...]string{
+	inet.IPv4: "not an IPv4 address, as addressType says",
+	inet.IPv6: "not an IPv6 address, as addressType says",
 }
 
 // ofAddress adds the address of an endpoint to the reason why the endpoint has none.

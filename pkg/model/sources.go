@@ -113,7 +113,8 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 			b.cannotDeny(&denied, BalancerSourcesField, reason)
 		} else {
 			allowed.closed = true
-			b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField, reason+": the load-balancer IPs are closed to all sources; use fewer, larger ranges"))
+			b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
+				reason+": the load-balancer IPs are closed to all sources; use fewer, larger ranges"))
 		}
 		given = nil
 	}
@@ -151,7 +152,8 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 	items, err := b.limits.itemsOf(text)
 	if err != nil {
 		list.closed = true
-		b.unlimited = append(b.unlimited, b.problemOf(list.field, fmt.Sprintf("%v: each %s is closed to all sources; use fewer, larger ranges", err, kind)))
+		b.unlimited = append(b.unlimited, b.problemOf(list.field,
+			fmt.Sprintf("%v: each %s is closed to all sources; use fewer, larger ranges", err, kind)))
 		return list
 	}
 	for item := range items {

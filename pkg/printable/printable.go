@@ -1,5 +1,5 @@
-// Package printable shows texts of tenants, such as the zone of an endpoint, to people. A terminal executes control characters, and formatting
-// characters can change the order of the characters of a line.
+// Package printable shows texts of tenants, such as the zone of an endpoint, to people. A terminal executes control
+// characters, and formatting characters can change the order of the characters of a line.
 //
 // In: any text.
 // Out: the same text with escape sequences for these characters.
@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns a text in which each character that is not graphic is an escape sequence of Go, such as \x1b or \u202e. The space is the only white
-// space that stays.
+// Text returns a text in which each character that is not graphic is an escape sequence of Go, such as \x1b or \u202e.
+// The space is the only white space that stays.
 func Text(s string) string { return except(s, func(rune) bool { return false }) }
 
 // Lines returns the same as Text, but keeps the ends of lines.

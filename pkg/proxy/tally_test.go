@@ -9,7 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// The author of an EndpointSlice writes the time of its change. A time in the future is not measured: the difference may exceed a Duration.
+// The author of an EndpointSlice writes the time of its change. A time in the future is not measured: the difference
+// may exceed a Duration.
 func TestChangesInTheFutureAreNotMeasured(t *testing.T) {
 	var measured []time.Duration
 	c := newChangeTimes(func(_ inet.Family, d time.Duration) { measured = append(measured, d) })

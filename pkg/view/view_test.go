@@ -51,7 +51,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// No character of a tenant's text reaches the terminal unless it is printable, also if the caller does not escape the text.
+// No character of a tenant's text reaches the terminal unless it is printable, also if the caller does not escape the
+// text.
 func TestOnlyPrintableTextIsWritten(t *testing.T) {
 	const evil = "a\x1b[2J\a\u202eb\u2066"
 	text := func(p *Printer) {

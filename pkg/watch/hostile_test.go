@@ -56,8 +56,8 @@ func hostileObjects() (list []hostileObject) {
 	}()
 	for _, a := range model.Annotations {
 		for kind, text := range map[string]string{
-			"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"), "zeros": repeated("0"), "prefixes": nested,
-			"weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
+			"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"),
+			"zeros": repeated("0"), "prefixes": nested, "weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
 		} {
 			if a.Slice {
 				ofSlice(a.Name+", "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
@@ -69,8 +69,11 @@ func hostileObjects() (list []hostileObject) {
 	// At the limit, the loop parses the whole list.
 	items := usual.Items()
 	atLimit := map[string]string{
-		"invalid items": strings.Repeat("a,", items-1) + "a", "prefixes": strings.Join(strings.Split(nested, ",")[:items], ","),
-		"weights": strings.Repeat("10.1.0.1=3,", items-1), "ranges": strings.Repeat("tcp/1,", items-1) + "tcp/1", "empty items": strings.Repeat(",", items-1),
+		"invalid items": strings.Repeat("a,", items-1) + "a",
+		"prefixes":      strings.Join(strings.Split(nested, ",")[:items], ","),
+		"weights":       strings.Repeat("10.1.0.1=3,", items-1),
+		"ranges":        strings.Repeat("tcp/1,", items-1) + "tcp/1",
+		"empty items":   strings.Repeat(",", items-1),
 	}
 	for _, a := range model.Annotations {
 		for kind, text := range atLimit {
@@ -90,11 +93,7 @@ func hostileObjects() (list []hostileObject) {
 		}
 	})
 	ofService("frontends at the limit", func(s *corev1.Service) {
-		s.Spec.Ports, s.Spec.ExternalIPs = nil, nil
-		for i := range 1000 {
-			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolUDP, Port: int32(i + 1)})
-			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, netip.AddrFrom4([4]byte{198, 0, byte(i >> 8), byte(i)}).String())
-		}
+		s.Spec.Ports, s.Spec.ExternalIPs = manyPorts(1000), manyAddresses(198, 1000)
 	})
 	ofService("many unknown annotations", func(s *corev1.Service) {
 		for i := range 60_000 {
@@ -102,29 +101,28 @@ func hostileObjects() (list []hostileObject) {
 		}
 	})
 	ofService("a long unknown annotation", func(s *corev1.Service) { s.Annotations["kube-nftproxy.io/x"] = repeated("x") })
-	ofService("an unknown annotation with a long name", func(s *corev1.Service) { s.Annotations["kube-nftproxy.io/"+repeated("x")] = "" })
-	ofService("ports", func(s *corev1.Service) {
-		s.Spec.Ports = nil
-		for i := range 65_000 {
-			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolUDP, Port: int32(i + 1)})
-		}
+	ofService("an unknown annotation with a long name", func(s *corev1.Service) {
+		s.Annotations["kube-nftproxy.io/"+repeated("x")] = ""
 	})
-	ofService("invalid ports", func(s *corev1.Service) { s.Spec.Ports = manyOf(corev1.ServicePort{Port: 70_000, Protocol: "x"}, 8) })
+	ofService("ports", func(s *corev1.Service) {
+		s.Spec.Ports = manyPorts(65_000)
+	})
+	ofService("invalid ports", func(s *corev1.Service) {
+		s.Spec.Ports = manyOf(corev1.ServicePort{Port: 70_000, Protocol: "x"}, 8)
+	})
 	ofService("the name of a port", func(s *corev1.Service) { s.Spec.Ports[0].Name = repeated("x") })
-	ofService("the protocol of a port", func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.Protocol(repeated("x")) })
+	ofService("the protocol of a port", func(s *corev1.Service) {
+		s.Spec.Ports[0].Protocol = corev1.Protocol(repeated("x"))
+	})
 	ofService("external IPs", func(s *corev1.Service) {
-		s.Spec.ExternalIPs = nil
-		for i := range 100_000 {
-			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, netip.AddrFrom4([4]byte{198, byte(i >> 16), byte(i >> 8), byte(i)}).String())
-		}
+		s.Spec.ExternalIPs = manyAddresses(198, 100_000)
 	})
 	ofService("invalid external IPs", func(s *corev1.Service) { s.Spec.ExternalIPs = manyOf("x", 3) })
 	ofService("blank external IPs", func(s *corev1.Service) { s.Spec.ExternalIPs = manyOf("", 2) })
 	ofService("a long external IP", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{repeated("0")} })
 	ofService("load-balancer IPs", func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress = nil
-		for i := range 80_000 {
-			ip := netip.AddrFrom4([4]byte{198, byte(i >> 16), byte(i >> 8), byte(i)}).String()
+		for _, ip := range manyAddresses(198, 80_000) {
 			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
 		}
 	})
@@ -138,8 +136,10 @@ func hostileObjects() (list []hostileObject) {
 	ofService("a long ipMode", func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress[0].IPMode = new(corev1.LoadBalancerIPMode(repeated("x")))
 	})
-	for kind, ranges := range map[string][]string{"source ranges": strings.Split(nested, ","), "invalid source ranges": manyOf("x", 3), "blank source ranges": manyOf("", 2),
-		"a long source range": {repeated("0")}} {
+	for kind, ranges := range map[string][]string{
+		"source ranges": strings.Split(nested, ","), "invalid source ranges": manyOf("x", 3),
+		"blank source ranges": manyOf("", 2), "a long source range": {repeated("0")},
+	} {
 		ofService(kind, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges })
 		ofService("denied "+kind, func(s *corev1.Service) {
 			s.Spec.LoadBalancerSourceRanges = ranges
@@ -155,14 +155,18 @@ func hostileObjects() (list []hostileObject) {
 	ofService("a long traffic policy", func(s *corev1.Service) {
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicy(repeated("x"))
 	})
-	ofService("a long affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinity(repeated("x")) })
+	ofService("a long affinity", func(s *corev1.Service) {
+		s.Spec.SessionAffinity = corev1.ServiceAffinity(repeated("x"))
+	})
 
 	ofSlice("ports of a slice", func(s *discoveryv1.EndpointSlice) {
 		for i := range 65_000 {
 			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprint("p", i)), Port: new(int32(i + 1))})
 		}
 	})
-	ofSlice("invalid ports of a slice", func(s *discoveryv1.EndpointSlice) { s.Ports = manyOf(discoveryv1.EndpointPort{}, 2) })
+	ofSlice("invalid ports of a slice", func(s *discoveryv1.EndpointSlice) {
+		s.Ports = manyOf(discoveryv1.EndpointPort{}, 2)
+	})
 	ofSlice("the name of a port of a slice", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new(repeated("x")) })
 	ofSlice("the protocol of a port of a slice", func(s *discoveryv1.EndpointSlice) {
 		s.Ports[0].Protocol = new(corev1.Protocol(repeated("x")))
@@ -180,9 +184,12 @@ func hostileObjects() (list []hostileObject) {
 	ofSlice("a zone of a hint", func(s *discoveryv1.EndpointSlice) {
 		s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: repeated("x")}}}
 	})
-	ofSlice("an address type", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressType(repeated("x")) })
+	ofSlice("an address type", func(s *discoveryv1.EndpointSlice) {
+		s.AddressType = discoveryv1.AddressType(repeated("x"))
+	})
 	ofSlice("1,000 endpoints, 1,000 ports", func(s *discoveryv1.EndpointSlice) {
-		s.Ports, s.Endpoints = manyOf(discoveryv1.EndpointPort{Name: new("http"), Port: new(int32(80))}, 1500), manyEndpoints(1000)
+		s.Ports = manyOf(discoveryv1.EndpointPort{Name: new("http"), Port: new(int32(80))}, 1500)
+		s.Endpoints = manyEndpoints(1000)
 	})
 	ofSlice("endpoints", func(s *discoveryv1.EndpointSlice) { s.Endpoints = manyEndpoints(120_000) })
 	ofSlice("invalid endpoints", func(s *discoveryv1.EndpointSlice) {
@@ -193,8 +200,22 @@ func hostileObjects() (list []hostileObject) {
 }
 
 func manyEndpoints(n int) (list []discoveryv1.Endpoint) {
+	for _, address := range manyAddresses(10, n) {
+		list = append(list, discoveryv1.Endpoint{Addresses: []string{address}})
+	}
+	return list
+}
+
+func manyAddresses(net byte, n int) (list []string) {
 	for i := range n {
-		list = append(list, discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{10, 1 + byte(i>>16), byte(i >> 8), byte(i)}).String()}})
+		list = append(list, netip.AddrFrom4([4]byte{net, 1 + byte(i>>16), byte(i >> 8), byte(i)}).String())
+	}
+	return list
+}
+
+func manyPorts(n int) (list []corev1.ServicePort) {
+	for i := range n {
+		list = append(list, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolUDP, Port: int32(i + 1)})
 	}
 	return list
 }
@@ -203,7 +224,8 @@ func manyEndpoints(n int) (list []discoveryv1.Endpoint) {
 func (o *hostileObject) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	svc, slice := bigService(1), bigSlice(1, 1)
 	svc.Annotations, slice.Annotations = map[string]string{}, map[string]string{}
-	svc.Spec.Type, svc.Spec.ExternalIPs, svc.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.1"}, 30080
+	svc.Spec.Type, svc.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.1"}
+	svc.Spec.Ports[0].NodePort = 30080
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.2"}}
 	o.service(svc)
 	o.slice(slice)
@@ -229,7 +251,9 @@ func hostileStore(t testing.TB, o *hostileObject) (*Store, types.NamespacedName)
 	return store, types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
 }
 
-var hostileNode = model.Node{Name: "node-1", IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+var hostileNode = model.Node{
+	Name: "node-1", IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+}
 
 // readInLoop does what the loop does to read a Service after a change.
 func readInLoop(store *Store, name types.NamespacedName, scratch *model.Scratch) *model.Service {
@@ -240,13 +264,14 @@ func readInLoop(store *Store, name types.NamespacedName, scratch *model.Scratch)
 	return s
 }
 
-// TestHostileObjects: for each text and list of an object, 1.5 MB of it cost the loop little processor time, memory and lines of the log. The loop
-// reads only the part below the limit of the text or list, so the costs are those of a usual large object, within a factor.
+// TestHostileObjects: for each text and list of an object, 1.5 MB of it cost the loop little processor time, memory and
+// lines of the log. The loop reads only the part below the limit of the text or list, so the costs are those of a usual
+// large object, within a factor.
 func TestHostileObjects(t *testing.T) {
 	const (
 		mb = 1 << 20
-		// stored is the largest stored size of an object: 20,000 endpoints. lines is 20 problems of the Service and of the slice each, with a last
-		// one for the rest, and one for each limit.
+		// stored is the largest stored size of an object: 20,000 endpoints. lines is 20 problems of the Service and of
+		// the slice each, with a last one for the rest, and one for each limit.
 		stored, allocated, lines = mb / 2, 12 * mb, 44
 		// factor times the cost of 1,000 endpoints: 20,000 endpoints are permitted, and a margin for a busy machine.
 		factor = 20 * 4
@@ -266,7 +291,9 @@ func TestHostileObjects(t *testing.T) {
 		}
 		return least, bytes, s, store, name
 	}
-	usual, _, _, _, _ := cost(&hostileObject{"", func(*corev1.Service) {}, func(s *discoveryv1.EndpointSlice) { s.Endpoints = manyEndpoints(1000) }})
+	usual, _, _, _, _ := cost(&hostileObject{"", func(*corev1.Service) {}, func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints = manyEndpoints(1000)
+	}})
 	most := factor * max(usual, 100*time.Microsecond)
 	for _, o := range hostileObjects() {
 		took, bytes, s, store, name := cost(&o)
@@ -290,8 +317,8 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
-// TestCutObjectsHaveTheSameResult: a part that the store cuts is above a limit of pkg/model. So a Service has the same frontends, endpoints and
-// problems with and without the store, and no limit is exceeded in secret.
+// TestCutObjectsHaveTheSameResult: a part that the store cuts is above a limit of pkg/model. So a Service has the same
+// frontends, endpoints and problems with and without the store, and no limit is exceeded in secret.
 func TestCutObjectsHaveTheSameResult(t *testing.T) {
 	type result struct {
 		Frontends [][]model.Frontend
@@ -311,20 +338,26 @@ func TestCutObjectsHaveTheSameResult(t *testing.T) {
 		return r
 	}
 	for _, o := range hostileObjects() {
-		if strings.Contains(o.name, "unknown annotation") || strings.HasSuffix(o.name, "endpoints") || strings.HasSuffix(o.name, "zeros") {
-			continue // the API does not define an order of annotations; the first endpoints of a slice are stored; very long numbers are cut
+		// The API does not define an order of annotations. The first endpoints of a slice are stored. Very long numbers
+		// are cut.
+		if strings.Contains(o.name, "unknown annotation") || strings.HasSuffix(o.name, "endpoints") ||
+			strings.HasSuffix(o.name, "zeros") {
+			continue
 		}
 		svc, slice := o.objects()
 		want := model.Build(svc, []*discoveryv1.EndpointSlice{slice}, hostileNode, model.Options{})
 		store, name := hostileStore(t, &o)
 		got := readInLoop(store, name, &model.Scratch{})
-		if diff := cmp.Diff(resultOf(want), resultOf(got), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		sameAddr := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+		sameAddrPort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+		if diff := cmp.Diff(resultOf(want), resultOf(got), sameAddr, sameAddrPort); diff != "" {
 			t.Errorf("%s (-object +stored object): %.1500s", o.name, diff)
 		}
 	}
 }
 
-// BenchmarkHostileObjects measures the processor time of the loop, the allocated memory and the problems for each object, and the stored size.
+// BenchmarkHostileObjects measures the processor time of the loop, the allocated memory and the problems for each
+// object, and the stored size.
 func BenchmarkHostileObjects(b *testing.B) {
 	for _, o := range hostileObjects() {
 		b.Run(strings.ReplaceAll(o.name, "/", "."), func(b *testing.B) {
@@ -347,12 +380,16 @@ func BenchmarkHostileObjects(b *testing.B) {
 	}
 }
 
-// BenchmarkRewrittenSlice measures the loop's processor time for a change of one of 40 EndpointSlices of a Service. All of them have 100 endpoints and
-// weights, and an annotation of 250 kB, or the longest list of weights that is read.
+// BenchmarkRewrittenSlice measures the loop's processor time for a change of one of 40 EndpointSlices of a Service. All
+// of them have 100 endpoints and weights, and an annotation of 250 kB, or the longest list of weights that is read.
 func BenchmarkRewrittenSlice(b *testing.B) {
-	for name, weights := range map[string]string{"invalid weights of 250 kB": strings.Repeat("a,", 125_000), "2,000 invalid weights": strings.Repeat("a,", usual.Items()-1) + "a"} {
+	for name, weights := range map[string]string{
+		"invalid weights of 250 kB": strings.Repeat("a,", 125_000),
+		"2,000 invalid weights":     strings.Repeat("a,", usual.Items()-1) + "a",
+	} {
 		b.Run(name, func(b *testing.B) {
-			store, service := hostileStore(b, &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}})
+			harmless := &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}}
+			store, service := hostileStore(b, harmless)
 			encoded := func(i, version int) *object {
 				s := bigSlice(1, 0)
 				s.Name, s.Endpoints = fmt.Sprint("slice-", i), manyEndpoints(100)
@@ -376,7 +413,8 @@ func BenchmarkRewrittenSlice(b *testing.B) {
 				b.StartTimer()
 				start := lab.ProcessorTime(b)
 				store.ReadService(service, &scratch.Service)
-				_, reading = model.Rebuild(&scratch, reading, store.StoredSlices(service), hostileNode, model.Options{}, time.Time{})
+				stored := store.StoredSlices(service)
+				_, reading = model.Rebuild(&scratch, reading, stored, hostileNode, model.Options{}, time.Time{})
 				if took += lab.ProcessorTime(b) - start; version == 0 {
 					took = 0
 				}

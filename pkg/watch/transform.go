@@ -109,10 +109,11 @@ func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
 	at, err := time.Parse(time.RFC3339Nano, value)
 	if err != nil {
 		t.report(model.Problem{
-			Kind:   "EndpointSlice",
-			Name:   o.NamespacedName,
-			Field:  "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
-			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured", model.Cut(value, 100)),
+			Kind:  "EndpointSlice",
+			Name:  o.NamespacedName,
+			Field: "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
+			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured",
+				model.Cut(value, 100)),
 		})
 		return 0
 	}

@@ -6,18 +6,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of a repeated field, some fields
-// of a message by their numbers, or some entries of a map. The zero value stores nothing. A stored text is cut at [model.LongestText].
+// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of
+// a repeated field, some fields of a message by their numbers, or some entries of a map. The zero value stores nothing.
+// A stored text is cut at [model.LongestText].
 type kept struct {
 	how
 	fields []kept
-	// most is the number of stored elements of a repeated field. It is one above the limit of the list, so that pkg/model detects a longer list. 0 stands
-	// for no limit.
+	// most is the number of stored elements of a repeated field. It is one above the limit of the list, so that
+	// pkg/model detects a longer list. 0 stands for no limit.
 	most int
 	// keys are the keys of stored entries, each with the limit in bytes of its value.
 	keys map[string]int
-	// unknown also stores up to mostUnknown entries with other keys, if these have the prefix of the program's annotations. They become problems. The
-	// values of these entries are not stored.
+	// unknown also stores up to mostUnknown entries with other keys, if these have the prefix of the program's
+	// annotations. They become problems. The values of these entries are not stored.
 	unknown bool
 }
 
@@ -43,8 +44,8 @@ func annotations(slice bool) map[string]int {
 	return keys
 }
 
-// keptOfService returns the stored fields of a Service, by the field numbers in generated.proto of the API group. All other fields are empty for the
-// program. The name and the namespace are fields of [object].
+// keptOfService returns the stored fields of a Service, by the field numbers in generated.proto of the API group. All
+// other fields are empty for the program. The name and the namespace are fields of [object].
 func keptOfService(l model.Limits) kept {
 	return kept{fields: []kept{
 		1: {fields: []kept{ // metadata
@@ -73,8 +74,8 @@ func keptOfService(l model.Limits) kept {
 	}}
 }
 
-// keptOfSlice returns the stored fields of an EndpointSlice. It has the zones of endpoints only on request, because only counters of endpoints need
-// them.
+// keptOfSlice returns the stored fields of an EndpointSlice. It has the zones of endpoints only on request, because
+// only counters of endpoints need them.
 func keptOfSlice(l model.Limits, zones bool) kept {
 	zone := kept{}
 	if zones {
@@ -144,8 +145,8 @@ func (f *fieldReader[T]) appendText(into []byte, longest int) []byte {
 	return protowire.AppendString(into, model.Cut(string(f.content[:longest+1]), longest))
 }
 
-// appendEntry appends the current field, an entry of a map, to a buffer. It cuts the key and the value. If the limit of the value is 0, it appends the
-// key only.
+// appendEntry appends the current field, an entry of a map, to a buffer. It cuts the key and the value. If the limit of
+// the value is 0, it appends the key only.
 func (f *fieldReader[T]) appendEntry(into []byte, longest int) []byte {
 	into = append(into, f.encoded[:f.tagLen]...)
 	start := len(into)
