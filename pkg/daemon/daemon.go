@@ -313,7 +313,8 @@ func (d *daemon) openClients() error {
 
 // openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
-	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName, Tracker: d.tracker, Zones: d.CountEndpoints}
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName,
+		Tracker: d.tracker, Zones: d.CountEndpoints, Limits: d.ModelOptions().Limits}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report

@@ -19,6 +19,8 @@ type Annotation struct {
 	Name string
 	// Slice is set for annotations of EndpointSlices. All other annotations are annotations of Services.
 	Slice bool
+	// List is set if the value is a list with commas.
+	List bool
 	// Alias, if not empty, is the annotation of the program for the same purpose. It takes precedence.
 	Alias string
 	// Values are the valid values, and Meaning is their effect, in Markdown. Page is the page in docs with the details.
@@ -64,18 +66,18 @@ var Annotations = []Annotation{
 	{Name: annotationSlowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
 	{Name: annotationMaximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
 	{Name: annotationAtMaximum, Values: "`refuse`, `queue`", Meaning: "the treatment of a new connection while all endpoints are full", Page: "algorithms.md"},
-	{Name: annotationWeights, Slice: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
+	{Name: annotationWeights, Slice: true, List: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
 	{Name: annotationCiliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
 	{Name: annotationScaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
 	{Name: annotationCiliumScaleToZero, Alias: annotationScaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
 	{Name: annotationTerminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
 	{Name: annotationRefuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
 	{Name: annotationAnswerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
-	{Name: annotationPortRanges, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
+	{Name: annotationPortRanges, List: true, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
 	{Name: annotationWholeIP, Alias: annotationPortRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
-	{Name: annotationNodePortSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
-	{Name: annotationExternalIPSources, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
-	{Name: annotationDeniedSources, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
+	{Name: annotationNodePortSources, List: true, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
+	{Name: annotationExternalIPSources, List: true, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
+	{Name: annotationDeniedSources, List: true, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
 	{Name: annotationCiliumSourcePolicy, Values: "`allow`, `deny`", Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources", Page: "source-ranges.md"},
 }
 
@@ -243,29 +245,34 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 }
 
 // readWeights returns the weights of a slice. It calls invalid for each invalid weight, and ignores the weight.
-func readWeights(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
+func (l *Limits) readWeights(s *discoveryv1.EndpointSlice, invalid func(field, value, reason string)) sliceWeights {
 	w := sliceWeights{others: 1}
 	if text, given := s.Annotations[annotationCiliumWeight]; given {
 		if n, ok := weightOf(text); ok {
 			w.others = n
 		} else {
-			invalid(annotationField(annotationCiliumWeight), quoted(text, notWeight))
+			invalid(annotationField(annotationCiliumWeight), text, notWeight)
 		}
 	}
 	list, given := s.Annotations[annotationWeights]
 	if !given {
 		return w
 	}
+	items, err := l.itemsOf(list)
+	if err != nil {
+		invalid(annotationField(annotationWeights), list, err.Error()+"; its weights are ignored")
+		return w
+	}
 	w.own = map[netip.Addr]uint16{}
-	for item := range strings.SplitSeq(list, ",") {
+	for item := range items {
 		left, right, _ := strings.Cut(strings.TrimSpace(item), "=")
 		addr, err := parseRaw(left)
 		n, ok := weightOf(right)
 		switch {
 		case err != nil:
-			invalid(annotationField(annotationWeights), quoted(item, err.Error()))
+			invalid(annotationField(annotationWeights), item, err.Error())
 		case !ok:
-			invalid(annotationField(annotationWeights), quoted(item, notWeight))
+			invalid(annotationField(annotationWeights), item, notWeight)
 		default:
 			w.own[addr.Unmap()] = n
 		}

@@ -50,7 +50,7 @@ type Objects interface {
 //
 // Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster IP has no
 // ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind, they are in the order of the
-// object or, above a limit, in the order of the addresses.
+// object.
 //
 // No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
 // source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.
@@ -71,7 +71,7 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 }
 
 func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
-	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault(), starts: opts.Starts}
+	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), starts: opts.Starts}
 	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
 	// on this node are in two lists.
 	if _, limited := svc.Annotations[annotationMaximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -120,10 +120,12 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
-	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. unlimited holds problems that do not count against the
-	// limit of problems: exceeded limits, and invalid sources that close frontends.
-	problems            problems
-	unlimited, ofSlices []Problem
+	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited
+	// holds problems that do not count against the limit of problems: exceeded limits, and invalid sources that close
+	// frontends.
+	problems  problems
+	unlimited []Problem
+	ofSlices  [][]Problem
 
 	// fewFronts and fewPorts are scratch memory for one address of each family and for few ports.
 	fewFronts [2][1]Frontend
@@ -163,6 +165,20 @@ func (b *builder) problem(field, reason string) {
 	b.problems.add(b.limits.Problems, b.problemOf(field, reason))
 }
 
+// invalid adds a problem about an invalid value.
+func (b *builder) invalid(field, value, reason string) {
+	if !b.problems.full(b.limits.Problems) {
+		b.problem(field, quoted(value, reason))
+	}
+}
+
+// invalidItem adds a problem about an invalid value of an item of a list.
+func (b *builder) invalidItem(list string, i int, field, value, reason string) {
+	if !b.problems.full(b.limits.Problems) {
+		b.problem(index(list, i)+field, quoted(value, reason))
+	}
+}
+
 func (b *builder) problemOf(field, reason string) Problem {
 	return Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason}
 }
@@ -183,13 +199,16 @@ func (b *builder) clusterIPs() {
 	spec := &b.svc.Spec
 	if len(spec.IPFamilies) == 0 {
 		if addr, reason := parseVIP(spec.ClusterIP); reason != "" {
-			b.problem("spec.clusterIP", reason)
+			b.invalid("spec.clusterIP", spec.ClusterIP, reason)
 		} else {
 			b.cluster[inet.FamilyOf(addr)] = addr
 		}
 		return
 	}
-	for i, name := range spec.IPFamilies {
+	if len(spec.IPFamilies) > MostFamilies {
+		b.problem("spec.ipFamilies", fmt.Sprintf("has more than %d families; only the first ones are used", MostFamilies))
+	}
+	for i, name := range spec.IPFamilies[:min(len(spec.IPFamilies), MostFamilies)] {
 		f, ok := familyNamed(name)
 		switch {
 		case !ok:
@@ -206,10 +225,10 @@ func (b *builder) clusterIP(f inet.Family, i int) {
 	s := b.svc.Spec.ClusterIPs[i]
 	addr, reason := parseVIP(s)
 	if reason == "" && inet.FamilyOf(addr) != f {
-		reason = quoted(s, "is not an "+f.String()+" address, as "+index("spec.ipFamilies", i)+" says")
+		reason = "is not an " + f.String() + " address, as " + index("spec.ipFamilies", i) + " says"
 	}
 	if reason != "" {
-		b.problem(index("spec.clusterIPs", i), reason)
+		b.invalidItem("spec.clusterIPs", i, "", s, reason)
 		return
 	}
 	b.cluster[f] = addr
@@ -226,11 +245,11 @@ func familyNamed[Name ~string](name Name) (inet.Family, bool) {
 	return 0, false
 }
 
-// parseVIP returns the address of a frontend, or the reason why the string cannot be one.
+// parseVIP returns the address of a frontend, or the reason why the string cannot be one, without the string.
 func parseVIP(s string) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(s)
 	if err != nil {
-		return addr, quoted(s, err.Error())
+		return addr, err.Error()
 	}
 	addr = addr.Unmap()
 	reason = unusable(addr)
@@ -238,7 +257,7 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 		reason = "is a loopback address"
 	}
 	if reason != "" {
-		return netip.Addr{}, quoted(s, reason)
+		return netip.Addr{}, reason
 	}
 	return addr, ""
 }
@@ -251,28 +270,37 @@ func (b *builder) addresses(ports, nodePorts int) {
 			b.fronts[f] = append(b.fewFronts[f][:0], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
 		}
 	}
-	var balancers, external []netip.Addr
+	var balancers, externals []netip.Addr
 	if len(b.svc.Spec.ExternalIPs) > 0 || len(b.svc.Status.LoadBalancer.Ingress) > 0 {
-		seen := map[netip.Addr]bool{}
-		balancers = b.loadBalancerIPs(seen)
-		external = b.externalIPs(seen)
-		balancers, external = b.withinLimits(balancers, external, ports, nodePorts)
+		most := b.limits.Addresses
+		ingress, external := b.svc.Status.LoadBalancer.Ingress, b.svc.Spec.ExternalIPs
+		if b.opts.IgnoreExternalIPs {
+			external = nil
+		}
+		if len(ingress)+len(external) > most {
+			b.reportExcess(limitAddresses, fieldsOfAddresses, 0, most, "the other addresses are not served", remedyForAddresses)
+			ingress = ingress[:min(len(ingress), most)]
+			external = external[:most-len(ingress)]
+		}
+		seen := make(map[netip.Addr]bool, len(ingress)+len(external))
+		balancers, externals = b.loadBalancerIPs(ingress, seen), b.externalIPs(external, seen)
+		balancers, externals = b.withinLimits(balancers, externals, ports, nodePorts)
 	}
-	b.sources = b.readSources(balancers, external)
-	b.addFronts(ExternalIP, external)
+	b.sources = b.readSources(balancers, externals)
+	b.addFronts(ExternalIP, externals)
 	b.addFronts(LoadBalancer, balancers)
 }
 
-// withinLimits drops addresses above the limits of addresses and frontends: external IPs first, then load-balancer IPs.
+// The fields of addresses, and the remedy if they exceed a limit.
+const (
+	fieldsOfAddresses  = "spec.externalIPs, status.loadBalancer.ingress"
+	remedyForAddresses = "load-balancer IPs are kept before external IPs, and the first ones of each list; " +
+		"divide the Service"
+)
+
+// withinLimits drops addresses above the limit of frontends: external IPs first, then load-balancer IPs.
 func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePorts int) (_, _ []netip.Addr) {
-	const remedy = "load-balancer IPs are kept before external IPs, and lower addresses before higher ones; divide the Service"
-	n := len(balancers) + len(external)
-	keep := n
-	if keep > b.limits.Addresses {
-		keep = b.limits.Addresses
-		b.reportExcess(limitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
-	}
-	fixed := 0
+	keep, fixed := len(balancers)+len(external), 0
 	for _, f := range inet.Families {
 		if b.cluster[f].IsValid() {
 			fixed += ports + nodePorts
@@ -280,22 +308,22 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	}
 	if most := b.limits.Frontends; keep > 0 && fixed+keep*ports > most {
 		fit := max(0, most-fixed) / ports
-		b.reportExcess(limitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
-			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedy)
-		keep = fit
+		b.reportExcess(limitFrontends, fieldsOfAddresses, fixed+keep*ports, most,
+			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedyForAddresses)
+		balancers = balancers[:min(len(balancers), fit)]
+		external = external[:fit-len(balancers)]
 	}
-	if keep == n {
-		return balancers, external
-	}
-	slices.SortFunc(balancers, netip.Addr.Compare)
-	slices.SortFunc(external, netip.Addr.Compare)
-	balancers = balancers[:min(len(balancers), keep)]
-	return balancers, external[:keep-len(balancers)]
+	return balancers, external
 }
 
 // addFronts adds a frontend for each address. A frontend at the cluster IP replaces the frontend of kind ClusterIP.
 func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	local := externalLocal(b.svc)
+	for f := range b.fronts {
+		if len(addrs) > 1 && b.cluster[f].IsValid() {
+			b.fronts[f] = slices.Grow(b.fronts[f], len(addrs))
+		}
+	}
 	for _, addr := range addrs {
 		f := inet.FamilyOf(addr)
 		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, Sources: b.sources[kind][f]}
@@ -310,15 +338,15 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 
 // loadBalancerIPs returns the ingress IPs that are the destination of packets when these reach the node (ipMode VIP, KEP-1860). It ignores an IP of a
 // family that is not served, without a problem: the load balancer may translate between families.
-func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
-	for i := range b.svc.Status.LoadBalancer.Ingress {
-		ing := &b.svc.Status.LoadBalancer.Ingress[i]
+func (b *builder) loadBalancerIPs(list []corev1.LoadBalancerIngress, seen map[netip.Addr]bool) (addrs []netip.Addr) {
+	for i := range list {
+		ing := &list[i]
 		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP {
 			continue
 		}
 		addr, reason := parseVIP(ing.IP)
 		if reason != "" {
-			b.problem(index("status.loadBalancer.ingress", i)+".ip", reason)
+			b.invalidItem("status.loadBalancer.ingress", i, ".ip", ing.IP, reason)
 			continue
 		}
 		if f := inet.FamilyOf(addr); b.cluster[f].IsValid() && !seen[addr] {
@@ -329,20 +357,23 @@ func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr)
 	return addrs
 }
 
-func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
-	if b.opts.IgnoreExternalIPs {
-		return nil
-	}
-	for i, s := range b.svc.Spec.ExternalIPs {
+// noClusterIP are the reasons why an external IP of a family is not served.
+var noClusterIP = [...]string{
+	inet.IPv4: "the Service has no IPv4 cluster IP",
+	inet.IPv6: "the Service has no IPv6 cluster IP",
+}
+
+func (b *builder) externalIPs(list []string, seen map[netip.Addr]bool) (addrs []netip.Addr) {
+	for i, s := range list {
 		if strings.TrimSpace(s) == "" {
 			continue
 		}
 		addr, reason := parseVIP(s)
 		if f := inet.FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
-			reason = quoted(s, "the Service has no "+f.String()+" cluster IP")
+			reason = noClusterIP[f]
 		}
 		if reason != "" {
-			b.problem(index("spec.externalIPs", i), reason)
+			b.invalidItem("spec.externalIPs", i, "", s, reason)
 			continue
 		}
 		if !seen[addr] {
@@ -481,16 +512,20 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
-		b.reportExcess(limitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
+		b.reportExcess(limitPorts, "spec.ports", 0, most,
+			fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
 	ports = slices.Grow(b.fewPorts[:0], min(n, most))
 	var used usedKeys
+	if n > 1 {
+		used = make(usedKeys, 2*min(n, most)) // a name and a number for each
+	}
 	for i := range min(n, most) {
 		in := &b.svc.Spec.Ports[i]
 		p := port{name: in.Name}
 		var ok bool
 		if p.protocol, ok = protocolOf(in.Protocol); !ok {
-			b.problem(index("spec.ports", i)+".protocol", quoted(string(in.Protocol), "not TCP, UDP or SCTP"))
+			b.invalidItem("spec.ports", i, ".protocol", string(in.Protocol), "not TCP, UDP or SCTP")
 			continue
 		}
 		if p.number, ok = portNumber(in.Port); !ok {
@@ -657,12 +692,32 @@ func (b *builder) finish() {
 	b.out.LocalReady = b.groups.localReady()
 	b.setListed()
 	list := append(b.problems.all(b.problemOf("spec", "")), b.unlimited...)
-	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
-		sortByObject(b.ofSlices)
-		if n > most {
-			list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-most)))
-		}
-		list = append(list, b.ofSlices[:min(n, most)]...)
+	b.out.Problems = slices.Clip(b.appendOfSlices(list))
+}
+
+// addOfSlice adds the problems of one slice.
+func (b *builder) addOfSlice(list []Problem) {
+	if len(list) > 0 {
+		b.ofSlices = append(b.ofSlices, list)
 	}
-	b.out.Problems = slices.Clip(list)
+}
+
+// appendOfSlices appends the problems of slices, within their limit.
+func (b *builder) appendOfSlices(list []Problem) []Problem {
+	n, left := 0, 10*b.limits.Problems
+	for _, s := range b.ofSlices {
+		n += len(s)
+	}
+	if n > left {
+		list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-left)))
+	}
+	slices.SortStableFunc(b.ofSlices, func(x, y []Problem) int { return CompareNames(x[0].Name, y[0].Name) })
+	for _, s := range b.ofSlices {
+		keep := min(len(s), left)
+		list = append(list, s[:keep]...)
+		if left -= keep; left == 0 {
+			break
+		}
+	}
+	return list
 }

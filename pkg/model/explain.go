@@ -103,9 +103,9 @@ func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 		return
 	}
 	usable := false
-	for i := range s.Ports {
-		if field, reason := checkPort(&s.Ports[i]); reason == "" {
-			x.ofPort(s, f, &s.Ports[i], !usable)
+	for i, p := range x.portsOf(s) {
+		if field, reason := checkPort(&p); reason == "" {
+			x.ofPort(s, f, &p, !usable)
 			usable = true
 		} else if len(s.Ports) == 1 {
 			x.unusable(s, index("its slice's ports", i)+field+" "+reason)
@@ -137,7 +137,7 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 	if x.found == nil {
 		x.found = map[groupKey][]candidate{}
 	}
-	weights := readWeights(s, func(string, string) {})
+	weights := x.limits.readWeights(s, func(_, _, _ string) {})
 	for i := range s.Endpoints {
 		if !first && (!ofService || x.room == 0) {
 			return
@@ -145,7 +145,8 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 		c := x.candidate(s, &s.Endpoints[i])
 		addr, reason := addressOf(&s.Endpoints[i], f)
 		if reason != "" {
-			if c.NotCluster, c.NotLocal = reason, reason; first {
+			if reason = ofAddress(&s.Endpoints[i], reason); first {
+				c.NotCluster, c.NotLocal = reason, reason
 				x.out.Others = append(x.out.Others, c.Candidate)
 			}
 			continue

@@ -15,7 +15,7 @@ type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
 	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs are kept before external
-	// IPs, and lower addresses before higher ones.
+	// IPs, and the first ones of each list.
 	Addresses int
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
 	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.
@@ -28,12 +28,12 @@ type Limits struct {
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int
-	// SlicePorts is the number of ports of one EndpointSlice that match a port of the Service. The first ones of the list are
-	// kept.
+	// SlicePorts is the number of ports of one EndpointSlice. The first ones of the list are kept.
 	SlicePorts int
-	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session affinity or a maximum of
-	// connections halves this limit, and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit,
-	// ready endpoints are kept before others, and lower addresses before higher ones.
+	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families,
+	// and the number of endpoints of one EndpointSlice. Session affinity or a maximum of connections halves this limit,
+	// and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit, ready
+	// endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
 	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept before others, and lower
 	// addresses before higher addresses.
@@ -56,8 +56,8 @@ func DefaultLimits() Limits {
 	}
 }
 
-// orDefault returns the limits with defaults for zero fields.
-func (l Limits) orDefault() Limits {
+// OrDefault returns the limits with defaults for zero fields.
+func (l Limits) OrDefault() Limits {
 	d := DefaultLimits()
 	return Limits{
 		Ports: cmp.Or(l.Ports, d.Ports), Addresses: cmp.Or(l.Addresses, d.Addresses), Frontends: cmp.Or(l.Frontends, d.Frontends),
@@ -79,13 +79,18 @@ const (
 	limitSourceRanges  Limit = "source ranges of one family, after merging"
 	limitSlices        Limit = "EndpointSlices"
 	limitSlicePorts    Limit = "ports of one EndpointSlice"
+	limitHints         Limit = "zones or nodes in the hints of an endpoint"
 	limitPairs         Limit = "endpoints times ports"
 	limitPortEndpoints Limit = "endpoints of one port"
 	limitSlots         Limit = "slots"
 )
 
-// exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy.
+// exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy. The number is 0 if
+// it is not known, because pkg/watch cuts the list.
 func (l Limit) exceeded(have, most int, out, remedy string) string {
+	if have == 0 {
+		return fmt.Sprintf("more than the limit of %d %s: %s; %s", most, l, out, remedy)
+	}
 	return fmt.Sprintf("%d are above the limit of %d %s: %s; %s", have, most, l, out, remedy)
 }
 
@@ -94,6 +99,15 @@ type problems struct {
 	list []Problem
 	// more counts the problems above the limit.
 	more int
+}
+
+// full reports whether the limit is reached. It then counts one more problem, which need not be formatted.
+func (p *problems) full(limit int) bool {
+	if len(p.list) < limit {
+		return false
+	}
+	p.more++
+	return true
 }
 
 // add adds a problem. Above the limit, it only counts the problem.

@@ -68,7 +68,9 @@ func parsePrefix(s string) (netip.Prefix, error) {
 func parseRaw(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
-		addr, err = netip.ParseAddr(withoutLeadingZeros(s))
+		if trimmed := withoutLeadingZeros(s); len(trimmed) < len(s) {
+			addr, err = netip.ParseAddr(trimmed)
+		}
 	}
 	switch {
 	case err != nil:

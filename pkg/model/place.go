@@ -4,9 +4,12 @@ import (
 	"net/netip"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/printable"
 )
 
-// Place is the place of an endpoint by its EndpointSlice. A field is empty if the slice does not have it, or if the source does not store it.
+// Place is the place of an endpoint by its EndpointSlice. A field is empty if the slice does not have it, or if the
+// source does not store it. The texts are printable: the API server does not validate zones, and metrics show them.
 type Place struct {
 	Zone, Node string
 }
@@ -25,10 +28,10 @@ func Places(slices []*discoveryv1.EndpointSlice) map[netip.Addr]Place {
 				continue
 			}
 			if ep.Zone != nil {
-				p.Zone = (*ep.Zone)[:min(len(*ep.Zone), longestZone)]
+				p.Zone = printable.Text((*ep.Zone)[:min(len(*ep.Zone), longestZone)])
 			}
 			if ep.NodeName != nil {
-				p.Node = *ep.NodeName
+				p.Node = printable.Text(*ep.NodeName)
 			}
 			places[addr] = p
 		}

@@ -56,7 +56,7 @@ func (b *builder) portRanges(limited bool) []portRange {
 	if !given {
 		return nil
 	}
-	list, err := parsePortRanges(text)
+	list, err := b.limits.parsePortRanges(text)
 	if err == nil && limited {
 		err = fmt.Errorf("a maximum of connections cannot count connections to port ranges")
 	}
@@ -82,7 +82,7 @@ func (b *builder) portRanges(limited bool) []portRange {
 }
 
 // parsePortRanges parses the value of the annotation, and merges the ranges.
-func parsePortRanges(text string) ([]portRange, error) {
+func (l *Limits) parsePortRanges(text string) ([]portRange, error) {
 	const mostPort = 1<<16 - 1
 	var list []portRange
 	if strings.TrimSpace(text) == allPorts {
@@ -91,7 +91,11 @@ func parsePortRanges(text string) ([]portRange, error) {
 		}
 		return list, nil
 	}
-	for item := range strings.SplitSeq(text, ",") {
+	items, err := l.itemsOf(text)
+	if err != nil {
+		return nil, err
+	}
+	for item := range items {
 		item = strings.TrimSpace(item)
 		name, ports, _ := strings.Cut(item, "/")
 		from, to, isRange := strings.Cut(ports, "-")

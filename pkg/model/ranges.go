@@ -1,6 +1,8 @@
 package model
 
 import (
+	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"slices"
 )
@@ -43,15 +45,7 @@ func (r AddrRange) String() string {
 func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 	for _, r := range ranges {
 		for first := r.First; ; {
-			bits := first.BitLen()
-			for bits > 0 {
-				larger := netip.PrefixFrom(first, bits-1)
-				if larger.Masked().Addr() != first || RangeOf(larger).Last.Compare(r.Last) > 0 {
-					break
-				}
-				bits--
-			}
-			p := RangeOf(netip.PrefixFrom(first, bits))
+			p := RangeOf(netip.PrefixFrom(first, first.BitLen()-freeBits(first, r.Last)))
 			out = append(out, p)
 			if p.Last == r.Last {
 				break
@@ -60,6 +54,41 @@ func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 		}
 	}
 	return out
+}
+
+// freeBits returns the number of bits after the longest prefix that begins at an address and does not contain an
+// address after last.
+func freeBits(first, last netip.Addr) int {
+	const word = 64
+	high, low := words(first)
+	zeros := word + bits.TrailingZeros64(high)
+	if low != 0 {
+		zeros = bits.TrailingZeros64(low)
+	}
+	lastHigh, lastLow := words(last)
+	low, borrow := bits.Sub64(lastLow, low, 0)
+	high, _ = bits.Sub64(lastHigh, high, borrow)
+	low, carry := bits.Add64(low, 1, 0) // the number of addresses
+	high, carry = bits.Add64(high, 0, carry)
+	fit := 2 * word
+	switch {
+	case carry > 0:
+	case high > 0:
+		fit = word + bits.Len64(high) - 1
+	default:
+		fit = bits.Len64(low) - 1
+	}
+	return min(zeros, fit, first.BitLen())
+}
+
+// words returns an address as a number of 128 bits.
+func words(a netip.Addr) (high, low uint64) {
+	if a.Is4() {
+		b := a.As4()
+		return 0, uint64(binary.BigEndian.Uint32(b[:]))
+	}
+	b := a.As16()
+	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 }
 
 // mergeRanges sorts ranges of one family in place, and merges overlapping and adjacent ones.

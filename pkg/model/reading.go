@@ -170,7 +170,7 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 		if p != previous.parts[s] {
 			added = append(added, p)
 		}
-		b.ofSlices = append(b.ofSlices, p.problems...)
+		b.addOfSlice(p.problems)
 	}
 	for s, p := range previous.parts {
 		if current.parts[s] != p {
@@ -194,8 +194,8 @@ func (b *builder) read(previous *Reading, stored []Slice, scratch *discoveryv1.E
 	return current
 }
 
-// cut applies the limits to the slices in the order of their names. If the limits change the number of endpoints of a slice, cut reads the slice
-// again.
+// cut applies the limits to the slices in the order of their names. If a slice gets more endpoints or fewer, but not
+// none, cut reads the slice again.
 func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
@@ -209,7 +209,11 @@ func (b *builder) cut(current *Reading, stored []Slice, scratch *discoveryv1.End
 		if !ok {
 			keep = -1
 		}
-		if keep != p.kept {
+		switch {
+		case keep == p.kept:
+		case !ok:
+			p = &part{name: p.name, targets: p.targets, endpoints: p.endpoints, kept: -1}
+		default:
 			p = b.part(s, scratch, func(int, int) (int, bool) { return keep, ok })
 		}
 		current.parts[s] = p
@@ -233,7 +237,10 @@ func (b *builder) part(s Slice, scratch *discoveryv1.EndpointSlice, admit func(t
 	before := b.ofSlices
 	b.ofSlices = nil
 	b.collect(scratch, kept)
-	p.problems, b.ofSlices = slices.Clip(b.ofSlices), before
+	if len(b.ofSlices) > 0 {
+		p.problems = slices.Clip(b.ofSlices[0])
+	}
+	b.ofSlices = before
 	for i := range b.groups.list {
 		if g := &b.groups.list[i]; len(g.found) > 0 {
 			slices.SortFunc(g.found, compareEndpoints)
@@ -310,10 +317,10 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 	return append(removed, before...), append(added, after...)
 }
 
-// change removes and adds endpoints. It returns false if there are weights, or if several endpoints have or had the same address and port. The merged
-// list has only one endpoint for each address and port, so change cannot restore a hidden one.
+// change removes and adds endpoints. It returns false if several endpoints have or had the same address and port. The
+// merged list has only one endpoint for each address and port, so change cannot restore a hidden one.
 func (m *merged) change(removed, added []endpoint) bool {
-	if m.twice || m.weights != nil || slices.ContainsFunc(added, func(e endpoint) bool { return e.more > 0 }) {
+	if m.twice {
 		return false
 	}
 	if len(removed)+len(added) == 0 {
@@ -322,11 +329,21 @@ func (m *merged) change(removed, added []endpoint) bool {
 	old := *m
 	n := len(old.addrs) - len(removed) + len(added)
 	*m = merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n)}
+	weighted := old.weights != nil || slices.ContainsFunc(added, func(e endpoint) bool { return e.more > 0 })
+	if weighted && old.weights == nil {
+		old.weights = slices.Repeat([]uint16{1}, len(old.addrs))
+	}
 	next := 0 // index of the first old endpoint that is not copied yet
+	copyNext := func(n int) {
+		m.addrs, m.traits = append(m.addrs, old.addrs[next:next+n]...), append(m.traits, old.traits[next:next+n]...)
+		if weighted {
+			m.weights = append(m.weights, old.weights[next:next+n]...)
+		}
+		next += n
+	}
 	copyUntil := func(e netip.AddrPort) (there bool) {
 		i, there := slices.BinarySearchFunc(old.addrs[next:], e, netip.AddrPort.Compare)
-		m.addrs, m.traits = append(m.addrs, old.addrs[next:next+i]...), append(m.traits, old.traits[next:next+i]...)
-		next += i
+		copyNext(i)
 		return there
 	}
 	for len(removed)+len(added) > 0 {
@@ -340,8 +357,14 @@ func (m *merged) change(removed, added []endpoint) bool {
 			return false
 		}
 		m.addrs, m.traits, added = append(m.addrs, e.AddrPort), append(m.traits, e.traits), added[1:]
+		if weighted {
+			m.weights = append(m.weights, 1+e.more)
+		}
 	}
-	m.addrs, m.traits = append(m.addrs, old.addrs[next:]...), append(m.traits, old.traits[next:]...)
+	copyNext(len(old.addrs) - next)
+	if !slices.ContainsFunc(m.weights, func(w uint16) bool { return w > 1 }) {
+		m.weights = nil
+	}
 	m.present = presentIn(m.traits)
 	return true
 }

@@ -139,11 +139,13 @@ func TestRebuildIsBuild(t *testing.T) {
 	}
 }
 
-// Rebuild reads only changed slices.
+// Rebuild reads only changed slices, also if they have weights.
 func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 	var stored []Slice
 	for i := range 10 {
-		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})
+		s := slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)
+		s.Annotations = map[string]string{annotationWeights: fmt.Sprintf("10.1.0.%d=%d", i, i%3)}
+		stored = append(stored, &storedSlice{slice: s})
 	}
 	scratch := Scratch{Service: *service()}
 	_, before := Rebuild(&scratch, nil, stored, here, Options{}, time.Time{})
@@ -151,12 +153,40 @@ func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 	kept := stored[3].(*storedSlice)
 	stored[3] = changed
 	got, _ := Rebuild(&scratch, before, stored, here, Options{}, time.Time{})
-	if diff := cmp.Diff(list("0 1 2 4 5 6 7 8 9 99"), got.Ports[0].Cluster, exact); diff != "" {
+	if diff := cmp.Diff(list("1 2 4 5 7 8 99"), got.Ports[0].Cluster, exact); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}
 	for i, s := range append(stored, kept) {
 		if n := s.(*storedSlice).reads; n != 1 {
 			t.Errorf("slice %d has been read %d times", i, n)
 		}
+	}
+}
+
+// If the Service exceeds the limit of pairs, a change reads the changed slice, and other slices only if they get more
+// endpoints, or some of them.
+func TestSlicesAboveTheLimitAreNotReadAgain(t *testing.T) {
+	var stored []Slice
+	for i := range 20 {
+		stored = append(stored, &storedSlice{slice: slice(fmt.Sprintf("slice-%02d", i), eps(fmt.Sprintf("%dr %dr", 2*i, 2*i+1))...)})
+	}
+	scratch := Scratch{Service: *service()}
+	opts := Options{Limits: Limits{Pairs: 8}}
+	_, before := Rebuild(&scratch, nil, stored, here, opts, time.Time{})
+	for _, s := range stored {
+		s.(*storedSlice).reads = 0
+	}
+	stored[0] = &storedSlice{slice: slice("slice-00", eps("100r 101r 102r 103r 104r")...)}
+	scratch.Service = *service()
+	got, _ := Rebuild(&scratch, before, stored, here, opts, time.Time{})
+	if diff := cmp.Diff(list("2 3 4 100 101 102 103 104"), got.Ports[0].Cluster, exact); diff != "" {
+		t.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+	var reads []int
+	for _, s := range stored[:6] {
+		reads = append(reads, s.(*storedSlice).reads)
+	}
+	if diff := cmp.Diff([]int{1, 0, 1, 0, 0, 0}, reads); diff != "" {
+		t.Errorf("reads of slices (-want +got):\n%s", diff)
 	}
 }

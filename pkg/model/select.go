@@ -260,7 +260,8 @@ type sliceBudget struct {
 	slices, pairs int
 }
 
-// admit counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is left out.
+// admit counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is
+// left out, because none of its endpoints is within the limits.
 func (c *sliceBudget) admit(targets, endpoints int) (n int, ok bool) {
 	c.slices++
 	if c.slices > c.limits.Slices {
@@ -268,10 +269,11 @@ func (c *sliceBudget) admit(targets, endpoints int) (n int, ok bool) {
 	}
 	left := max(0, c.limits.Pairs-c.pairs)
 	c.pairs += targets * endpoints
-	if targets > 0 {
-		endpoints = min(endpoints, left/targets)
+	if targets == 0 || endpoints == 0 {
+		return endpoints, true
 	}
-	return endpoints, true
+	n = min(endpoints, left/targets)
+	return n, n > 0
 }
 
 // report reports the limits that the slices exceed.
@@ -281,8 +283,8 @@ func (c *sliceBudget) report(b *builder) {
 			"use larger EndpointSlices")
 	}
 	if c.pairs > c.limits.Pairs {
-		b.reportExcess(limitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
-			"EndpointSlices that are first by name are kept; divide the Service")
+		b.reportExcess(limitPairs, "EndpointSlices", 0, c.limits.Pairs,
+			"only EndpointSlices that are first by name are used", "divide the Service")
 	}
 }
 
@@ -300,11 +302,11 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 		return 0
 	}
 	others, other := len(b.groups.list)-1, 0
-	for i := range s.Ports {
-		if _, reason := checkPort(&s.Ports[i]); reason != "" {
+	for _, p := range b.portsOf(s) {
+		if _, reason := checkPort(&p); reason != "" {
 			continue
 		}
-		if b.groups.find(keyOf(&s.Ports[i], f)) == others {
+		if b.groups.find(keyOf(&p, f)) == others {
 			other = 1
 		} else {
 			n++
@@ -313,15 +315,19 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 	if n == 0 && b.out.TerminateGone {
 		other = 1
 	}
-	return min(n, b.limits.SlicePorts) + other
+	return n + other
+}
+
+// portsOf returns the ports of a slice, within the limit.
+func (b *builder) portsOf(s *discoveryv1.EndpointSlice) []discoveryv1.EndpointPort {
+	return s.Ports[:min(len(s.Ports), b.limits.SlicePorts)]
 }
 
 // collect adds at most keep endpoints of one slice to the groups.
 func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
 	r := sliceReader{b: b, s: s}
 	r.read(keep)
-	b.ofSlices = append(b.ofSlices, r.problems.all(r.problemOf("ports, endpoints", ""))...)
-	b.ofSlices = append(b.ofSlices, r.unlimited...)
+	b.addOfSlice(append(r.problems.all(r.problemOf("ports, endpoints", "")), r.unlimited...))
 }
 
 // sliceReader reads one slice.
@@ -390,20 +396,27 @@ func (r *sliceReader) add(targets []target, e endpoint) {
 
 // eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others. The port of these endpoints is not set yet.
 func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
-	bad, weights := 0, readWeights(r.s, r.problem)
+	bad, overHints, weights := 0, 0, r.b.limits.readWeights(r.s, r.invalid)
 	for i := range r.s.Endpoints {
 		ep := &r.s.Endpoints[i]
 		addr, reason := addressOf(ep, f)
 		if reason != "" {
 			if bad++; bad <= maxEndpointProblems {
-				r.problem(index("endpoints", i)+".addresses", reason)
+				r.problem(index("endpoints", i)+".addresses", ofAddress(ep, reason))
 			}
 			continue
+		}
+		if h := ep.Hints; h != nil && max(len(h.ForZones), len(h.ForNodes)) > MostHints {
+			overHints++
 		}
 		each(r.b.endpoint(ep, addr, &weights))
 	}
 	if more := bad - maxEndpointProblems; more > 0 {
 		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
+	}
+	if overHints > 0 {
+		r.reportExcess(limitHints, "endpoints", 0, MostHints,
+			fmt.Sprintf("the hints of %d endpoints are used only in part", overHints), "use fewer hints")
 	}
 }
 
@@ -411,34 +424,46 @@ func (r *sliceReader) problem(field, reason string) {
 	r.problems.add(r.b.limits.Problems, r.problemOf(field, reason))
 }
 
+// invalid adds a problem about an invalid value.
+func (r *sliceReader) invalid(field, value, reason string) {
+	if !r.problems.full(r.b.limits.Problems) {
+		r.problem(field, quoted(value, reason))
+	}
+}
+
+// reportExcess adds a problem about an exceeded limit of the slice.
+func (r *sliceReader) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
+	p := r.problemOf(field, limit.exceeded(have, most, out, remedy))
+	p.Limit = limit
+	r.unlimited = append(r.unlimited, p)
+}
+
 func (r *sliceReader) problemOf(field, reason string) Problem {
 	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
 }
 
-// targets appends a target for each usable port of the slice that matches a port of the Service, within the limit. It appends one target for all
-// other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
+// targets appends a target for each usable port of the slice that matches a port of the Service. It appends one target
+// for all other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no
+// pod has the named target port.
 func (r *sliceReader) targets(targets []target, f inet.Family) []target {
-	others, othersToo, n := len(r.b.groups.list)-1, false, 0
-	for i := range r.s.Ports {
-		p := &r.s.Ports[i]
-		field, reason := checkPort(p)
+	others, othersToo := len(r.b.groups.list)-1, false
+	if n, most := len(r.s.Ports), r.b.limits.SlicePorts; n > most {
+		r.reportExcess(limitSlicePorts, "ports", 0, most,
+			fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
+	}
+	for i, p := range r.b.portsOf(r.s) {
+		field, reason := checkPort(&p)
 		if reason != "" {
-			r.problem(index("ports", i)+field, reason)
+			if !r.problems.full(r.b.limits.Problems) {
+				r.problem(index("ports", i)+field, reason)
+			}
 			continue
 		}
-		at := r.b.groups.find(keyOf(p, f))
-		if at == others {
+		if at := r.b.groups.find(keyOf(&p, f)); at == others {
 			othersToo = true
-			continue
-		}
-		if n++; n <= r.b.limits.SlicePorts {
+		} else {
 			targets = append(targets, target{group: at, port: uint16(*p.Port)})
 		}
-	}
-	if most := r.b.limits.SlicePorts; n > most {
-		p := r.problemOf("ports", limitSlicePorts.exceeded(n, most, fmt.Sprintf("the last %d are not used", n-most), "divide the Service"))
-		p.Limit = limitSlicePorts
-		r.unlimited = append(r.unlimited, p)
 	}
 	if othersToo {
 		targets = append(targets, target{group: others})
@@ -476,31 +501,42 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first
-// address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the API server
-// rejects, would lead to this node and its neighbours.
+// addressOf returns the address of an endpoint, or the reason why it has none, see [ofAddress]. As in kube-proxy, it
+// uses the first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the
+// API server rejects, would lead to this node and its neighbours.
 func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
 	}
 	addr, err := parseRaw(ep.Addresses[0])
 	if err != nil {
-		return addr, quoted(ep.Addresses[0], err.Error())
+		return addr, err.Error()
 	}
 	addr = addr.Unmap()
 	if inet.FamilyOf(addr) != f {
-		return addr, quoted(ep.Addresses[0], "not an "+f.String()+" address, as addressType says")
+		return addr, ofOtherFamily[f]
 	}
-	switch reason = unusable(addr); {
+	switch {
 	case addr.IsLoopback():
-		reason = "is a loopback address"
+		return addr, "is a loopback address"
 	case addr.IsLinkLocalUnicast():
-		reason = "is a link-local address"
+		return addr, "is a link-local address"
 	}
-	if reason != "" {
-		return addr, quoted(ep.Addresses[0], reason)
+	return addr, unusable(addr)
+}
+
+// ofOtherFamily are the reasons why an address in a slice of a family is not used.
+var ofOtherFamily = [...]string{
+	inet.IPv4: "not an IPv4 address, as addressType says",
+	inet.IPv6: "not an IPv6 address, as addressType says",
+}
+
+// ofAddress adds the address of an endpoint to the reason why the endpoint has none.
+func ofAddress(ep *discoveryv1.Endpoint, reason string) string {
+	if len(ep.Addresses) == 0 {
+		return reason
 	}
-	return addr, ""
+	return quoted(ep.Addresses[0], reason)
 }
 
 // endpoint returns an endpoint of a slice with the given weights. Its port is not set yet.
@@ -535,13 +571,13 @@ func (b *builder) traitsOf(ep *discoveryv1.Endpoint) (t traits) {
 }
 
 func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
-	for i := range h.ForNodes {
+	for i := range min(len(h.ForNodes), MostHints) {
 		t |= anyNodeHint
 		if n.Name != "" && h.ForNodes[i].Name == n.Name {
 			t |= thisNodeHint
 		}
 	}
-	for i := range h.ForZones {
+	for i := range min(len(h.ForZones), MostHints) {
 		t |= anyZoneHint
 		if n.Zone != "" && h.ForZones[i].Name == n.Zone {
 			t |= thisZoneHint

@@ -102,21 +102,33 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 func (b *builder) balancerSources() (allowed, denied sourceList) {
 	allowed, denied = sourceList{field: BalancerSourcesField}, sourceList{field: DeniedSourcesField}
 	list, invalid := &allowed, 0
-	policy, given := b.svc.Annotations[annotationCiliumSourcePolicy]
+	policy, hasPolicy := b.svc.Annotations[annotationCiliumSourcePolicy]
 	if policy == ciliumDeny {
 		list = &denied
 	}
-	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
+	given := b.svc.Spec.LoadBalancerSourceRanges
+	if most := b.limits.Items(); len(given) > most {
+		reason := fmt.Sprintf("the list has more than %d items", most)
+		if policy == ciliumDeny {
+			b.cannotDeny(&denied, BalancerSourcesField, reason)
+		} else {
+			allowed.closed = true
+			b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
+				reason+": the load-balancer IPs are closed to all sources; use fewer, larger ranges"))
+		}
+		given = nil
+	}
+	for i, s := range given {
 		if s = strings.TrimSpace(s); s == "" {
 			continue
 		}
 		if err := list.add(s); err != nil {
-			b.problem(index(BalancerSourcesField, i), quoted(s, err.Error()))
+			b.invalidItem(BalancerSourcesField, i, "", s, err.Error())
 			invalid++
 		}
 	}
 	switch {
-	case given && policy != ciliumAllow && policy != ciliumDeny:
+	case hasPolicy && policy != ciliumAllow && policy != ciliumDeny:
 		allowed.closed = true
 		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationCiliumSourcePolicy),
 			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
@@ -137,7 +149,14 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 		list.closed = true
 		return list
 	}
-	for item := range strings.SplitSeq(text, ",") {
+	items, err := b.limits.itemsOf(text)
+	if err != nil {
+		list.closed = true
+		b.unlimited = append(b.unlimited, b.problemOf(list.field,
+			fmt.Sprintf("%v: each %s is closed to all sources; use fewer, larger ranges", err, kind)))
+		return list
+	}
+	for item := range items {
 		b.addItem(&list, item)
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
@@ -149,7 +168,12 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 
 // addDenied adds the ranges of the annotation with denied sources to a list.
 func (b *builder) addDenied(list *sourceList) {
-	for item := range strings.SplitSeq(b.svc.Annotations[annotationDeniedSources], ",") {
+	items, err := b.limits.itemsOf(b.svc.Annotations[annotationDeniedSources])
+	if err != nil {
+		b.cannotDeny(list, list.field, err.Error())
+		return
+	}
+	for item := range items {
 		if !b.addItem(list, item) {
 			b.cannotDeny(list, list.field, "a range is invalid")
 		}
@@ -172,7 +196,7 @@ func (b *builder) addItem(list *sourceList, text string) bool {
 	}
 	err := list.add(text)
 	if err != nil {
-		b.problem(list.field, quoted(text, err.Error()))
+		b.invalid(list.field, text, err.Error())
 	}
 	return err == nil
 }

@@ -148,7 +148,10 @@ func (c *changeTimes) Synced(s *Sync) {
 		if t.IPv6 {
 			family = inet.IPv6
 		}
-		c.programmed(family, s.End.Sub(t.At))
+		// A time in the future is wrong. Its author may write any time, and the difference may exceed a Duration.
+		if !t.At.After(s.End) {
+			c.programmed(family, s.End.Sub(t.At))
+		}
 	}
 	c.unprogrammed = nil
 }

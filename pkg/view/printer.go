@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/printable"
 )
 
 // Style is a style of text for terminals with colours.
@@ -62,10 +64,28 @@ func (p *Printer) Paint(s Style, text string) string {
 	return string(s) + text + endOfStyle
 }
 
-// Printf writes formatted text.
+// Printf writes formatted text. It escapes all characters that are not printable, except the ends of lines and styles.
 func (p *Printer) Printf(format string, args ...any) {
 	if p.err == nil {
-		_, p.err = fmt.Fprintf(p.to, format, args...)
+		_, p.err = io.WriteString(p.to, p.escaped(fmt.Sprintf(format, args...)))
+	}
+}
+
+// styles matches the sequences that Paint writes.
+var styles = regexp.MustCompile(`\x1b\[\d*m`)
+
+func (p *Printer) escaped(text string) string {
+	if !p.Color {
+		return printable.Lines(text)
+	}
+	var out strings.Builder
+	for {
+		at := styles.FindStringIndex(text)
+		if at == nil {
+			return out.String() + printable.Lines(text)
+		}
+		out.WriteString(printable.Lines(text[:at[0]]) + text[at[0]:at[1]])
+		text = text[at[1]:]
 	}
 }
 
@@ -73,7 +93,7 @@ func (p *Printer) Printf(format string, args ...any) {
 const gap = 2
 
 // Table writes a header, unless it is nil, and rows in columns. A row may have fewer cells than there are columns. A row with a single cell does
-// not widen the first column. Table replaces control characters.
+// not widen the first column. Table escapes characters as [Printable] does.
 func (p *Printer) Table(header []string, rows [][]Cell) {
 	if len(rows) == 0 {
 		return
@@ -188,12 +208,5 @@ func splitPort(at string) (addr, port string) {
 	return addr, port
 }
 
-// Printable replaces each control character with a question mark, because a terminal would execute it.
-func Printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
-}
+// Printable returns a text without characters that a terminal would execute or reorder, see [printable.Text].
+func Printable(s string) string { return printable.Text(s) }

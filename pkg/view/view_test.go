@@ -37,7 +37,7 @@ func TestTable(t *testing.T) {
 	table := func(p *Printer) {
 		p.Table([]string{"NAME", "N"}, [][]Cell{{{Text: "größe"}, {Text: "1", Style: Bad}}, {{Text: "b\x1b[2J"}, {}}, cells("only")})
 	}
-	lab.Same(t, "NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table), "")
+	lab.Same(t, "NAME      N\ngröße     1\nb\\x1b[2J\nonly\n", printed(t, table), "")
 	// Colours only add escape sequences.
 	with := printed(t, table, colored)
 	if !strings.Contains(with, "\x1b[31m1\x1b[0m") {
@@ -49,6 +49,19 @@ func TestTable(t *testing.T) {
 	if with != printed(t, table) {
 		t.Errorf("without the escape sequences: %q", with)
 	}
+}
+
+// No character of a tenant's text reaches the terminal unless it is printable, also if the caller does not escape the
+// text.
+func TestOnlyPrintableTextIsWritten(t *testing.T) {
+	const evil = "a\x1b[2J\a\u202eb\u2066"
+	text := func(p *Printer) {
+		p.Printf("%s: %s\n", p.Paint(Bad, "zone"), evil)
+		p.Table(nil, [][]Cell{{{Text: evil, Style: Good}, {Text: "x\ny"}}})
+	}
+	const shown = `a\x1b[2J\a\u202eb\u2066`
+	lab.Same(t, "zone: "+shown+"\n"+shown+"  x\\ny\n", printed(t, text), "without colours")
+	lab.Same(t, string(Bad)+"zone"+endOfStyle+": "+shown+"\n"+string(Good)+shown+endOfStyle+"  x\\ny\n", printed(t, text, colored), "with colours")
 }
 
 type full struct{}

@@ -24,6 +24,8 @@ type Config struct {
 	ServiceProxyName string
 	// Zones stores the zones of endpoints, too.
 	Zones bool
+	// Limits are the limits of one Service. The source does not store lists and texts above them.
+	Limits model.Limits
 	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
 	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
@@ -41,9 +43,6 @@ func (c *Config) report() func(model.Problem) {
 }
 
 func (c *Config) transformer() transformer {
-	t := transformer{report: c.report(), serviceProxyName: c.ServiceProxyName}
-	if c.Zones {
-		t.keptOfSlice = withZones().fields
-	}
-	return t
+	limits := c.Limits.OrDefault()
+	return transformer{c.report(), c.ServiceProxyName, keptOfService(limits).fields, keptOfSlice(limits, c.Zones).fields}
 }

@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -36,7 +35,7 @@ func sent(t testing.TB, item runtime.Object, version schema.GroupVersion) []byte
 }
 
 func sliceDecoder() decoder {
-	t := transformer{report: func(model.Problem) {}}
+	t := (&Config{}).transformer()
 	return decoder{protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), t.slice}
 }
 
@@ -211,7 +210,7 @@ func BenchmarkDecode(b *testing.B) {
 			for b.Loop() {
 				item, _, err := way.Decode(data, nil, nil)
 				if err == nil {
-					_, err = transformer{}.transform(item)
+					_, err = (&Config{}).transformer().transform(item)
 				}
 				lab.Must(b, err)
 			}

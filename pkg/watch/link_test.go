@@ -103,7 +103,7 @@ func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 			cfg := Config{Tracker: newTracker(), Report: func(p model.Problem) { problems = append(problems, p) }}
 			store := NewStore(cfg)
 			d := sliceDecoder()
-			d.convert = transformer{report: cfg.report()}.slice
+			d.convert = cfg.transformer().slice
 			for _, broken := range []bool{true, false} {
 				s := slice("shop", map[bool]string{true: "web-1", false: "web-2"}[broken], "web")
 				data := sent(t, s, discoveryv1.SchemeGroupVersion)

@@ -84,7 +84,8 @@ func encodeForTest(t testing.TB, item any) *object {
 
 func encodeFor(t testing.TB, serviceProxyName string, item any) *object {
 	t.Helper()
-	encoded, err := transformer{report: func(p model.Problem) { t.Errorf("problem: %+v", p) }, serviceProxyName: serviceProxyName}.transform(item)
+	cfg := Config{Report: func(p model.Problem) { t.Errorf("problem: %+v", p) }, ServiceProxyName: serviceProxyName}
+	encoded, err := cfg.transformer().transform(item)
 	lab.Must(t, err)
 	return encoded.(*object)
 }

@@ -28,8 +28,8 @@ type transformer struct {
 	report func(model.Problem)
 	// serviceProxyName is the service-proxy name of the Services to keep; empty to keep Services without this label.
 	serviceProxyName string
-	// keptOfSlice, if not nil, replaces the stored fields of an EndpointSlice.
-	keptOfSlice []kept
+	// ofService and ofSlice are the stored fields.
+	ofService, ofSlice []kept
 }
 
 // transform is a cache.TransformFunc. It returns objects in stored form unchanged.
@@ -67,7 +67,7 @@ func (t transformer) service(data []byte) (*object, error) {
 	if !ofThisProxy || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
 		return exclude(metadata), nil
 	}
-	return t.stored("Service", metadata, keptOfService.fields, data), nil
+	return t.stored("Service", metadata, t.ofService, data), nil
 }
 
 // stored returns the stored form of an encoded object. It reports an unreadable object and returns it as excluded, because an error
@@ -91,15 +91,11 @@ func (t transformer) slice(data []byte) (*object, error) {
 	if headless || imported && !owned {
 		return exclude(metadata), nil
 	}
-	keep := t.keptOfSlice
-	if keep == nil {
-		keep = keptOfSlice.fields
-	}
-	o := t.stored("EndpointSlice", metadata, keep, data)
+	o := t.stored("EndpointSlice", metadata, t.ofSlice, data)
 	if o.excluded {
 		return o, nil
 	}
-	o.service = owner
+	o.service = model.Cut(owner, model.LongestText)
 	o.ipv6 = string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)
 	o.triggerMicros = t.triggerMicros(o, metadata)
 	return o, nil
@@ -113,10 +109,11 @@ func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
 	at, err := time.Parse(time.RFC3339Nano, value)
 	if err != nil {
 		t.report(model.Problem{
-			Kind:   "EndpointSlice",
-			Name:   o.NamespacedName,
-			Field:  "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
-			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured", value),
+			Kind:  "EndpointSlice",
+			Name:  o.NamespacedName,
+			Field: "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
+			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured",
+				model.Cut(value, 100)),
 		})
 		return 0
 	}

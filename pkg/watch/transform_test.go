@@ -67,6 +67,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	sent.Status.LoadBalancer.Ingress[0].Hostname = "lb.example.com"
 	sent.Status.LoadBalancer.Ingress[1].Ports = []corev1.PortStatus{{Port: 80}}
 
+	kept.Annotations["kube-nftproxy.io/unknown"] = "" // only its name is reported
 	store := newTestStore()
 	put(t, store, sent)
 	lab.Same(t, kept, store.Service(types.NamespacedName{Namespace: "shop", Name: "web"}), "Service")
@@ -204,7 +205,8 @@ func TestStoreOfAServiceProxyName(t *testing.T) {
 
 func TestTransform(t *testing.T) {
 	var problems []model.Problem
-	transform := transformer{report: func(p model.Problem) { problems = append(problems, p) }}.transform
+	cfg := Config{Report: func(p model.Problem) { problems = append(problems, p) }}
+	transform := cfg.transformer().transform
 
 	once, err := transform(with(slice("shop", "web-1", "web"), func(s *discoveryv1.EndpointSlice) {
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "yesterday"}

@@ -1,20 +1,24 @@
 package watch
 
 import (
-	"slices"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of a repeated field, some fields
-// of a message by their numbers, or some entries of a map. The zero value stores nothing.
+// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of
+// a repeated field, some fields of a message by their numbers, or some entries of a map. The zero value stores nothing.
+// A stored text is cut at [model.LongestText].
 type kept struct {
 	how
 	fields []kept
-	keys   []string
-	// unknown also stores up to mostUnknown entries with other keys, if these have the prefix of the program's annotations. They become problems.
+	// most is the number of stored elements of a repeated field. It is one above the limit of the list, so that
+	// pkg/model detects a longer list. 0 stands for no limit.
+	most int
+	// keys are the keys of stored entries, each with the limit in bytes of its value.
+	keys map[string]int
+	// unknown also stores up to mostUnknown entries with other keys, if these have the prefix of the program's
+	// annotations. They become problems. The values of these entries are not stored.
 	unknown bool
 }
 
@@ -29,78 +33,95 @@ const (
 	first
 )
 
-// The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. All other
-// fields are empty for the program. The name and the namespace are fields of [object].
-var (
-	keptOfService = kept{fields: []kept{
+// annotations are the stored annotations of EndpointSlices, or of Services.
+func annotations(slice bool) map[string]int {
+	keys := map[string]int{}
+	for _, a := range model.Annotations {
+		if a.Slice == slice {
+			keys[a.Name] = a.Longest()
+		}
+	}
+	return keys
+}
+
+// keptOfService returns the stored fields of a Service, by the field numbers in generated.proto of the API group. All
+// other fields are empty for the program. The name and the namespace are fields of [object].
+func keptOfService(l model.Limits) kept {
+	return kept{fields: []kept{
 		1: {fields: []kept{ // metadata
-			5:  {how: all},                                        // uid
-			8:  {how: all},                                        // creationTimestamp
-			12: {keys: model.AnnotationsOf(false), unknown: true}, // annotations
+			5:  {how: all},                                // uid
+			8:  {how: all},                                // creationTimestamp
+			12: {keys: annotations(false), unknown: true}, // annotations
 		}},
 		2: {fields: []kept{ // spec
-			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}}, // ports: name, protocol, port, nodePort
-			3:  {how: all},                                                                   // clusterIP
-			4:  {how: all},                                                                   // type
-			5:  {how: all},                                                                   // externalIPs
-			7:  {how: all},                                                                   // sessionAffinity
-			9:  {how: all},                                                                   // loadBalancerSourceRanges
-			11: {how: all},                                                                   // externalTrafficPolicy
-			12: {how: all},                                                                   // healthCheckNodePort
-			14: {how: all},                                                                   // sessionAffinityConfig
-			18: {how: all},                                                                   // clusterIPs
-			19: {how: all},                                                                   // ipFamilies
-			21: {how: all},                                                                   // loadBalancerClass
-			22: {how: all},                                                                   // internalTrafficPolicy
+			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}, most: l.Ports + 1}, // ports: name, protocol, port, nodePort
+			3:  {how: all},                                                                                      // clusterIP
+			4:  {how: all},                                                                                      // type
+			5:  {how: all, most: l.Addresses + 1},                                                               // externalIPs
+			7:  {how: all},                                                                                      // sessionAffinity
+			9:  {how: all, most: l.Items() + 1},                                                                 // loadBalancerSourceRanges
+			11: {how: all},                                                                                      // externalTrafficPolicy
+			12: {how: all},                                                                                      // healthCheckNodePort
+			14: {how: all},                                                                                      // sessionAffinityConfig
+			18: {how: all, most: model.MostFamilies + 1},                                                        // clusterIPs
+			19: {how: all, most: model.MostFamilies + 1},                                                        // ipFamilies
+			21: {how: all},                                                                                      // loadBalancerClass
+			22: {how: all},                                                                                      // internalTrafficPolicy
 		}},
 		3: {fields: []kept{1: {fields: []kept{ // status.loadBalancer
 			// ingress: ip, ipMode. Entries without an address are stored, too, because problems contain the index of an entry.
-			1: {fields: []kept{1: {how: all}, 3: {how: all}}},
+			1: {fields: []kept{1: {how: all}, 3: {how: all}}, most: l.Addresses + 1},
 		}}}},
 	}}
-	keptOfSlice = kept{fields: []kept{
-		1: {fields: []kept{12: {keys: model.AnnotationsOf(true)}}}, // metadata: annotations
-		2: {fields: []kept{ // endpoints
-			1: {how: first}, // addresses: the API does not define a meaning of further addresses
-			2: {how: all},   // conditions
-			6: {how: all},   // nodeName
-			7: {},           // zone: see withZones
-			8: {how: all},   // hints
-		}},
-		3: {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}}}, // ports: name, protocol, port
-		4: {how: all},                                                    // addressType
-	}}
-)
-
-// withZones returns keptOfSlice and the zones of endpoints. These take memory that only counters of endpoints need.
-func withZones() kept {
-	const endpoints, zone = 2, 7
-	k := kept{fields: slices.Clone(keptOfSlice.fields)}
-	k.fields[endpoints].fields = slices.Clone(k.fields[endpoints].fields)
-	k.fields[endpoints].fields[zone].how = all
-	return k
 }
+
+// keptOfSlice returns the stored fields of an EndpointSlice. It has the zones of endpoints only on request, because
+// only counters of endpoints need them.
+func keptOfSlice(l model.Limits, zones bool) kept {
+	zone := kept{}
+	if zones {
+		zone.how = all
+	}
+	name := kept{fields: []kept{1: {how: all}}, most: model.MostHints + 1}
+	return kept{fields: []kept{
+		1: {fields: []kept{12: {keys: annotations(true)}}}, // metadata: annotations
+		2: {fields: []kept{ // endpoints
+			1: {how: first},                       // addresses: the API does not define a meaning of further addresses
+			2: {how: all},                         // conditions
+			6: {how: all},                         // nodeName
+			7: zone,                               // zone
+			8: {fields: []kept{1: name, 2: name}}, // hints: forZones, forNodes
+		}, most: l.Pairs + 1},
+		3: {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}}, most: l.SlicePorts + 1}, // ports: name, protocol, port
+		4: {how: all},                                                                            // addressType
+	}}
+}
+
+// mostFields is above the number of each stored field.
+const mostFields = 24
 
 // strip appends the stored fields of an encoded message to a buffer.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
-	var seen uint64
+	var seen [mostFields]int
 	unknown := 0
 	f := fieldReader[[]byte]{rest: data}
 	for f.next() {
 		if f.number >= len(keep) {
 			continue
 		}
-		stored, bit := keep[f.number], uint64(1)<<f.number
+		stored, n := &keep[f.number], &seen[f.number]
+		if *n++; stored.most > 0 && *n > stored.most {
+			continue
+		}
 		switch {
-		case stored.how == all, stored.how == first && seen&bit == 0:
-			into = append(into, f.encoded...)
+		case stored.how == all, stored.how == first && *n == 1:
+			into = f.appendText(into, model.LongestText)
 		case stored.keys != nil:
 			key := find(f.content, keyField)
-			switch {
-			case slices.Contains(stored.keys, string(key)):
-				into = append(into, f.encoded...)
-			case stored.unknown && unknown < mostUnknown && model.IsOwnAnnotation(key):
-				into = append(into, f.encoded...)
+			if longest, known := stored.keys[string(key)]; known {
+				into = f.appendEntry(into, longest)
+			} else if stored.unknown && unknown < mostUnknown && model.IsOwnAnnotation(key) {
+				into = f.appendEntry(into, 0)
 				unknown++
 			}
 		case stored.fields != nil && protowire.Type(f.encoded[0]&7) != protowire.BytesType:
@@ -114,9 +135,33 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 			}
 			into = insertLength(into, start)
 		}
-		seen |= bit
 	}
 	return into, f.err
+}
+
+// appendText appends the current field to a buffer. It cuts a text.
+func (f *fieldReader[T]) appendText(into []byte, longest int) []byte {
+	if len(f.content) <= longest {
+		return append(into, f.encoded...)
+	}
+	into = append(into, f.encoded[:f.tagLen]...)
+	return protowire.AppendString(into, model.Cut(string(f.content[:longest+1]), longest))
+}
+
+// appendEntry appends the current field, an entry of a map, to a buffer. It cuts the key and the value. If the limit of
+// the value is 0, it appends the key only.
+func (f *fieldReader[T]) appendEntry(into []byte, longest int) []byte {
+	into = append(into, f.encoded[:f.tagLen]...)
+	start := len(into)
+	for entry := (fieldReader[T]{rest: f.content}); entry.next(); {
+		switch {
+		case entry.number == keyField:
+			into = entry.appendText(into, model.LongestText)
+		case entry.number == valueField && longest > 0:
+			into = entry.appendText(into, longest)
+		}
+	}
+	return insertLength(into, start)
 }
 
 // insertLength inserts the length of b[start:] at start.

@@ -16,7 +16,8 @@ import (
 var pipeline = map[string][]string{
 	"pkg/inet":             {},
 	"pkg/balance":          {},
-	"pkg/model":            {"pkg/balance", "pkg/inet"},
+	"pkg/printable":        {},
+	"pkg/model":            {"pkg/balance", "pkg/inet", "pkg/printable"},
 	"pkg/netlink":          {},
 	"pkg/nft":              {"pkg/inet", "pkg/netlink"},
 	"pkg/track":            {},
@@ -47,7 +48,7 @@ var pipeline = map[string][]string{
 	"pkg/inspect/statuspage": {"pkg/view"},
 	"pkg/inspect/compare":    {"pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/inspect/zpages":     {},
-	"pkg/view":               {},
+	"pkg/view":               {"pkg/printable"},
 	"pkg/inspect/usage":      {},
 	"pkg/inspect/plugin":     {"pkg/inspect/usage", "pkg/view"},
 	"pkg/inspect/control":    {"pkg/beside/health"},

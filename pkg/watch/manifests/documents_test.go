@@ -67,6 +67,7 @@ func TestUnreadableDocumentsAreLeftOut(t *testing.T) {
 		{"an item of a ServiceList", between(`{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "x", "namespace": "shop"}}, {"spec": {"ports": 7}}, {}, null]}`), 2,
 			[]types.NamespacedName{other}},
 		{"Lists in Lists", between(strings.Repeat(`{"apiVersion": "v1", "kind": "List", "items": [`, 9) + strings.Repeat("]}", 9)), 1, nil},
+		{"a name that is too long", between(serviceYAML(strings.Repeat("x", longestName+1), "172.30.0.3")), 1, nil},
 		{"an object that is too large", between(strings.Replace(x, "metadata: {", "metadata: {labels: {a: "+strings.Repeat("x", usualBudget.object)+"}, ", 1)), 1, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

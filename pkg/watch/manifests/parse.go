@@ -33,6 +33,9 @@ type fileBudget struct {
 // largestFile is the largest size of a file, in bytes: enough for 200,000 Services with ten endpoints each.
 const largestFile = 256 << 20
 
+// longestName is the limit in bytes of the name and of the namespace of an object. The API server has the same limit.
+const longestName = 253
+
 var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
 
 // parser reads manifests. The decoder is strict: it reports a misspelt field, like kubectl.
@@ -186,8 +189,12 @@ func (r *reading) object(value json.RawMessage) {
 		return
 	}
 	setDefaults(item)
-	if item.(metav1.Object).GetName() == "" {
+	switch o := item.(metav1.Object); {
+	case o.GetName() == "":
 		r.complain("metadata.name", "is missing in an object of kind "+kind.String())
+		return
+	case len(o.GetName()) > longestName || len(o.GetNamespace()) > longestName:
+		r.complain("metadata.name", fmt.Sprintf("has more than %d bytes in an object of kind %s", longestName, kind))
 		return
 	}
 	r.objects = append(r.objects, item)

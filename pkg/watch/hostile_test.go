@@ -1,0 +1,425 @@
+package watch
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// largest is the size in bytes of the largest object that etcd stores.
+const largest = 1_500_000
+
+// hostileObject is a Service with one EndpointSlice. Its author fills one text or list with 1.5 MB.
+type hostileObject struct {
+	name    string
+	service func(*corev1.Service)
+	slice   func(*discoveryv1.EndpointSlice)
+}
+
+// repeated returns a text of 1.5 MB.
+func repeated(text string) string { return strings.Repeat(text, largest/len(text)) }
+
+// manyOf returns a list of 1.5 MB with equal items.
+func manyOf[T any](item T, size int) []T {
+	list := make([]T, largest/size)
+	for i := range list {
+		list[i] = item
+	}
+	return list
+}
+
+// hostileObjects has a row for each text and each list of a Service and of an EndpointSlice.
+func hostileObjects() (list []hostileObject) {
+	ofService := func(name string, edit func(*corev1.Service)) {
+		list = append(list, hostileObject{name, edit, func(*discoveryv1.EndpointSlice) {}})
+	}
+	ofSlice := func(name string, edit func(*discoveryv1.EndpointSlice)) {
+		list = append(list, hostileObject{name, func(*corev1.Service) {}, edit})
+	}
+	nested := func() string { // prefixes that overlap, each with 128 candidates for a larger prefix
+		var b strings.Builder
+		for i := 0; b.Len() < largest; i++ {
+			fmt.Fprintf(&b, "fd00:%x:%x:1::1/128,", i>>16, i&0xffff)
+		}
+		return b.String()
+	}()
+	for _, a := range model.Annotations {
+		for kind, text := range map[string]string{
+			"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"),
+			"zeros": repeated("0"), "prefixes": nested, "weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
+		} {
+			if a.Slice {
+				ofSlice(a.Name+", "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
+			} else {
+				ofService(a.Name+", "+kind, func(s *corev1.Service) { s.Annotations[a.Name] = text })
+			}
+		}
+	}
+	// At the limit, the loop parses the whole list.
+	items := usual.Items()
+	atLimit := map[string]string{
+		"invalid items": strings.Repeat("a,", items-1) + "a",
+		"prefixes":      strings.Join(strings.Split(nested, ",")[:items], ","),
+		"weights":       strings.Repeat("10.1.0.1=3,", items-1),
+		"ranges":        strings.Repeat("tcp/1,", items-1) + "tcp/1",
+		"empty items":   strings.Repeat(",", items-1),
+	}
+	for _, a := range model.Annotations {
+		for kind, text := range atLimit {
+			if a.List && a.Slice {
+				ofSlice(a.Name+" at the limit, "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
+			} else if a.List {
+				ofService(a.Name+" at the limit, "+kind, func(s *corev1.Service) { s.Annotations[a.Name] = text })
+			}
+		}
+	}
+	ofService("all lists of sources at the limit", func(s *corev1.Service) {
+		s.Spec.LoadBalancerSourceRanges = strings.Split(atLimit["prefixes"], ",")
+		for _, a := range model.Annotations {
+			if a.List && !a.Slice {
+				s.Annotations[a.Name] = atLimit["prefixes"]
+			}
+		}
+	})
+	ofService("frontends at the limit", func(s *corev1.Service) {
+		s.Spec.Ports, s.Spec.ExternalIPs = manyPorts(1000), manyAddresses(198, 1000)
+	})
+	ofService("many unknown annotations", func(s *corev1.Service) {
+		for i := range 60_000 {
+			s.Annotations[fmt.Sprintf("kube-nftproxy.io/%05d", i)] = ""
+		}
+	})
+	ofService("a long unknown annotation", func(s *corev1.Service) { s.Annotations["kube-nftproxy.io/x"] = repeated("x") })
+	ofService("an unknown annotation with a long name", func(s *corev1.Service) {
+		s.Annotations["kube-nftproxy.io/"+repeated("x")] = ""
+	})
+	ofService("ports", func(s *corev1.Service) {
+		s.Spec.Ports = manyPorts(65_000)
+	})
+	ofService("invalid ports", func(s *corev1.Service) {
+		s.Spec.Ports = manyOf(corev1.ServicePort{Port: 70_000, Protocol: "x"}, 8)
+	})
+	ofService("the name of a port", func(s *corev1.Service) { s.Spec.Ports[0].Name = repeated("x") })
+	ofService("the protocol of a port", func(s *corev1.Service) {
+		s.Spec.Ports[0].Protocol = corev1.Protocol(repeated("x"))
+	})
+	ofService("external IPs", func(s *corev1.Service) {
+		s.Spec.ExternalIPs = manyAddresses(198, 100_000)
+	})
+	ofService("invalid external IPs", func(s *corev1.Service) { s.Spec.ExternalIPs = manyOf("x", 3) })
+	ofService("blank external IPs", func(s *corev1.Service) { s.Spec.ExternalIPs = manyOf("", 2) })
+	ofService("a long external IP", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{repeated("0")} })
+	ofService("load-balancer IPs", func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress = nil
+		for _, ip := range manyAddresses(198, 80_000) {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+		}
+	})
+	ofService("invalid load-balancer IPs", func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress = manyOf(corev1.LoadBalancerIngress{IP: "x"}, 7)
+	})
+	ofService("load balancers with names", func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress = manyOf(corev1.LoadBalancerIngress{Hostname: "x"}, 9)
+	})
+	ofService("a long load-balancer IP", func(s *corev1.Service) { s.Status.LoadBalancer.Ingress[0].IP = repeated("0") })
+	ofService("a long ipMode", func(s *corev1.Service) {
+		s.Status.LoadBalancer.Ingress[0].IPMode = new(corev1.LoadBalancerIPMode(repeated("x")))
+	})
+	for kind, ranges := range map[string][]string{
+		"source ranges": strings.Split(nested, ","), "invalid source ranges": manyOf("x", 3),
+		"blank source ranges": manyOf("", 2), "a long source range": {repeated("0")},
+	} {
+		ofService(kind, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges })
+		ofService("denied "+kind, func(s *corev1.Service) {
+			s.Spec.LoadBalancerSourceRanges = ranges
+			s.Annotations["service.cilium.io/src-ranges-policy"] = "deny"
+		})
+	}
+	ofService("families", func(s *corev1.Service) { s.Spec.IPFamilies = manyOf(corev1.IPFamily("IPv4"), 6) })
+	ofService("invalid families", func(s *corev1.Service) { s.Spec.IPFamilies = manyOf(corev1.IPFamily("x"), 3) })
+	ofService("cluster IPs", func(s *corev1.Service) { s.Spec.ClusterIPs = manyOf("x", 3) })
+	ofService("a long cluster IP", func(s *corev1.Service) { s.Spec.ClusterIPs = []string{repeated("0")} })
+	ofService("a long load-balancer class", func(s *corev1.Service) { s.Spec.LoadBalancerClass = new(repeated("x")) })
+	ofService("a long type", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceType(repeated("x")) })
+	ofService("a long traffic policy", func(s *corev1.Service) {
+		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicy(repeated("x"))
+	})
+	ofService("a long affinity", func(s *corev1.Service) {
+		s.Spec.SessionAffinity = corev1.ServiceAffinity(repeated("x"))
+	})
+
+	ofSlice("ports of a slice", func(s *discoveryv1.EndpointSlice) {
+		for i := range 65_000 {
+			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new(fmt.Sprint("p", i)), Port: new(int32(i + 1))})
+		}
+	})
+	ofSlice("invalid ports of a slice", func(s *discoveryv1.EndpointSlice) {
+		s.Ports = manyOf(discoveryv1.EndpointPort{}, 2)
+	})
+	ofSlice("the name of a port of a slice", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new(repeated("x")) })
+	ofSlice("the protocol of a port of a slice", func(s *discoveryv1.EndpointSlice) {
+		s.Ports[0].Protocol = new(corev1.Protocol(repeated("x")))
+	})
+	ofSlice("an address", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{repeated("0")} })
+	ofSlice("addresses of an endpoint", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = manyOf("x", 3) })
+	ofSlice("a node name", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = new(repeated("x")) })
+	ofSlice("a zone", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = new(repeated("x")) })
+	ofSlice("zones of hints", func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: manyOf(discoveryv1.ForZone{}, 4)}
+	})
+	ofSlice("nodes of hints", func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForNodes: manyOf(discoveryv1.ForNode{}, 4)}
+	})
+	ofSlice("a zone of a hint", func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: repeated("x")}}}
+	})
+	ofSlice("an address type", func(s *discoveryv1.EndpointSlice) {
+		s.AddressType = discoveryv1.AddressType(repeated("x"))
+	})
+	ofSlice("1,000 endpoints, 1,000 ports", func(s *discoveryv1.EndpointSlice) {
+		s.Ports = manyOf(discoveryv1.EndpointPort{Name: new("http"), Port: new(int32(80))}, 1500)
+		s.Endpoints = manyEndpoints(1000)
+	})
+	ofSlice("endpoints", func(s *discoveryv1.EndpointSlice) { s.Endpoints = manyEndpoints(120_000) })
+	ofSlice("invalid endpoints", func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints = manyOf(discoveryv1.Endpoint{Addresses: []string{"x"}}, 5)
+	})
+	ofSlice("empty endpoints", func(s *discoveryv1.EndpointSlice) { s.Endpoints = manyOf(discoveryv1.Endpoint{}, 2) })
+	return list
+}
+
+func manyEndpoints(n int) (list []discoveryv1.Endpoint) {
+	for _, address := range manyAddresses(10, n) {
+		list = append(list, discoveryv1.Endpoint{Addresses: []string{address}})
+	}
+	return list
+}
+
+func manyAddresses(net byte, n int) (list []string) {
+	for i := range n {
+		list = append(list, netip.AddrFrom4([4]byte{net, 1 + byte(i>>16), byte(i >> 8), byte(i)}).String())
+	}
+	return list
+}
+
+func manyPorts(n int) (list []corev1.ServicePort) {
+	for i := range n {
+		list = append(list, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolUDP, Port: int32(i + 1)})
+	}
+	return list
+}
+
+// objects returns a Service and an EndpointSlice that are valid apart from the hostile text or list.
+func (o *hostileObject) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
+	svc, slice := bigService(1), bigSlice(1, 1)
+	svc.Annotations, slice.Annotations = map[string]string{}, map[string]string{}
+	svc.Spec.Type, svc.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.1"}
+	svc.Spec.Ports[0].NodePort = 30080
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.2"}}
+	o.service(svc)
+	o.slice(slice)
+	return svc, slice
+}
+
+// hostileStore returns a store with the objects, and the name of the Service.
+func hostileStore(t testing.TB, o *hostileObject) (*Store, types.NamespacedName) {
+	t.Helper()
+	svc, slice := o.objects()
+	store := NewStore(Config{NodeName: "node-1", Tracker: newTracker(), Zones: true})
+	for _, item := range []any{svc, slice} {
+		encoded, err := store.services.transform(item)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := encoded.(*object); o.service != "" {
+			store.slices.put(o)
+		} else {
+			store.services.put(o)
+		}
+	}
+	return store, types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+}
+
+var hostileNode = model.Node{
+	Name: "node-1", IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+}
+
+// readInLoop does what the loop does to read a Service after a change.
+func readInLoop(store *Store, name types.NamespacedName, scratch *model.Scratch) *model.Service {
+	if !store.ReadService(name, &scratch.Service) {
+		return nil
+	}
+	s, _ := model.Rebuild(scratch, nil, store.StoredSlices(name), hostileNode, model.Options{}, time.Time{})
+	return s
+}
+
+// TestHostileObjects: for each text and list of an object, 1.5 MB of it cost the loop little processor time, memory and
+// lines of the log. The loop reads only the part below the limit of the text or list, so the costs are those of a usual
+// large object, within a factor.
+func TestHostileObjects(t *testing.T) {
+	const (
+		mb = 1 << 20
+		// stored is the largest stored size of an object: 20,000 endpoints. lines is 20 problems of the Service and of
+		// the slice each, with a last one for the rest, and one for each limit.
+		stored, allocated, lines = mb / 2, 12 * mb, 44
+		// factor times the cost of 1,000 endpoints: 20,000 endpoints are permitted, and a margin for a busy machine.
+		factor = 20 * 4
+	)
+	cost := func(o *hostileObject) (time.Duration, uint64, *model.Service, *Store, types.NamespacedName) {
+		store, name := hostileStore(t, o)
+		var scratch model.Scratch
+		least, bytes, s := time.Hour, uint64(0), readInLoop(store, name, &scratch)
+		for range 3 {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := lab.ProcessorTime(t)
+			s = readInLoop(store, name, &scratch)
+			least = min(least, lab.ProcessorTime(t)-start)
+			runtime.ReadMemStats(&after)
+			bytes = after.TotalAlloc - before.TotalAlloc
+		}
+		return least, bytes, s, store, name
+	}
+	usual, _, _, _, _ := cost(&hostileObject{"", func(*corev1.Service) {}, func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints = manyEndpoints(1000)
+	}})
+	most := factor * max(usual, 100*time.Microsecond)
+	for _, o := range hostileObjects() {
+		took, bytes, s, store, name := cost(&o)
+		size := len(store.services.get(name).data)
+		for _, of := range store.slices.of(name) {
+			size += len(of.data)
+		}
+		if size > stored || bytes > allocated || took > most {
+			t.Errorf("%s: %d kB stored, %d kB allocated, %v, want at most %v", o.name, size/1000, bytes/1000, took, most)
+		}
+		if s == nil {
+			continue
+		}
+		text := 0
+		for _, p := range s.Problems {
+			text = max(text, len(p.Text()))
+		}
+		if len(s.Problems) > lines || text > 500 {
+			t.Errorf("%s: %d problems of up to %d bytes", o.name, len(s.Problems), text)
+		}
+	}
+}
+
+// TestCutObjectsHaveTheSameResult: a part that the store cuts is above a limit of pkg/model. So a Service has the same
+// frontends, endpoints and problems with and without the store, and no limit is exceeded in secret.
+func TestCutObjectsHaveTheSameResult(t *testing.T) {
+	type result struct {
+		Frontends [][]model.Frontend
+		Endpoints [][]netip.AddrPort
+		Problems  []string
+	}
+	resultOf := func(s *model.Service) (r result) {
+		if s == nil {
+			return r
+		}
+		for _, p := range s.Ports {
+			r.Frontends, r.Endpoints = append(r.Frontends, p.Frontends), append(r.Endpoints, p.Cluster)
+		}
+		for _, p := range s.Problems {
+			r.Problems = append(r.Problems, p.Field+" "+string(p.Limit))
+		}
+		return r
+	}
+	for _, o := range hostileObjects() {
+		// The API does not define an order of annotations. The first endpoints of a slice are stored. Very long numbers
+		// are cut.
+		if strings.Contains(o.name, "unknown annotation") || strings.HasSuffix(o.name, "endpoints") ||
+			strings.HasSuffix(o.name, "zeros") {
+			continue
+		}
+		svc, slice := o.objects()
+		want := model.Build(svc, []*discoveryv1.EndpointSlice{slice}, hostileNode, model.Options{})
+		store, name := hostileStore(t, &o)
+		got := readInLoop(store, name, &model.Scratch{})
+		sameAddr := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+		sameAddrPort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+		if diff := cmp.Diff(resultOf(want), resultOf(got), sameAddr, sameAddrPort); diff != "" {
+			t.Errorf("%s (-object +stored object): %.1500s", o.name, diff)
+		}
+	}
+}
+
+// BenchmarkHostileObjects measures the processor time of the loop, the allocated memory and the problems for each
+// object, and the stored size.
+func BenchmarkHostileObjects(b *testing.B) {
+	for _, o := range hostileObjects() {
+		b.Run(strings.ReplaceAll(o.name, "/", "."), func(b *testing.B) {
+			store, name := hostileStore(b, &o)
+			stored := len(store.services.get(name).data)
+			for _, s := range store.slices.of(name) {
+				stored += len(s.data)
+			}
+			var scratch model.Scratch
+			var s *model.Service
+			b.ReportAllocs()
+			start := lab.ProcessorTime(b)
+			for b.Loop() {
+				s = readInLoop(store, name, &scratch)
+			}
+			b.ReportMetric((lab.ProcessorTime(b)-start).Seconds()/float64(b.N)*1000, "cpu-ms")
+			b.ReportMetric(float64(stored)/1000, "kB-stored")
+			b.ReportMetric(float64(len(s.Problems)), "problems")
+		})
+	}
+}
+
+// BenchmarkRewrittenSlice measures the loop's processor time for a change of one of 40 EndpointSlices of a Service. All
+// of them have 100 endpoints and weights, and an annotation of 250 kB, or the longest list of weights that is read.
+func BenchmarkRewrittenSlice(b *testing.B) {
+	for name, weights := range map[string]string{
+		"invalid weights of 250 kB": strings.Repeat("a,", 125_000),
+		"2,000 invalid weights":     strings.Repeat("a,", usual.Items()-1) + "a",
+	} {
+		b.Run(name, func(b *testing.B) {
+			harmless := &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}}
+			store, service := hostileStore(b, harmless)
+			encoded := func(i, version int) *object {
+				s := bigSlice(1, 0)
+				s.Name, s.Endpoints = fmt.Sprint("slice-", i), manyEndpoints(100)
+				for at := range s.Endpoints {
+					s.Endpoints[at].Addresses[0] = fmt.Sprintf("10.%d.%d.%d", i, version%200, at)
+				}
+				s.Annotations["kube-nftproxy.io/weights"] = weights
+				o, err := store.slices.transform(s)
+				lab.Must(b, err)
+				return o.(*object)
+			}
+			for i := range 40 {
+				store.slices.put(encoded(i, 0))
+			}
+			var scratch model.Scratch
+			var reading *model.Reading
+			var took time.Duration
+			for version := 0; b.Loop(); version++ {
+				b.StopTimer()
+				store.slices.put(encoded(7, version))
+				b.StartTimer()
+				start := lab.ProcessorTime(b)
+				store.ReadService(service, &scratch.Service)
+				stored := store.StoredSlices(service)
+				_, reading = model.Rebuild(&scratch, reading, stored, hostileNode, model.Options{}, time.Time{})
+				if took += lab.ProcessorTime(b) - start; version == 0 {
+					took = 0
+				}
+			}
+			b.ReportMetric(took.Seconds()*1000/float64(max(1, b.N-1)), "cpu-ms")
+		})
+	}
+}
