@@ -92,7 +92,7 @@ func TestOverlappingRanges(t *testing.T) {
 			t.Fatalf("round %d: the plan has %v, want %v", round, got, want)
 		}
 		for name := range services {
-			p.FrontendsOf(name, inet.UDP, func(k model.Key) {
+			p.AllocatedFrontends(name, inet.UDP, func(k model.Key) {
 				if k.Last != 0 && want[k] != name {
 					t.Fatalf("round %d: %v counts as a frontend of %s, and %s has it", round, k, name, want[k])
 				}

@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"math"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -64,6 +66,8 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 		if service != nil {
 			problems = append(problems, service.Problems...)
 		}
+	}
+	for p.Settle(math.MaxInt) {
 	}
 	p.EndRecall()
 	return problems, nil

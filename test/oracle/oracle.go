@@ -164,7 +164,9 @@ func New(o Objects, m Machine) *Oracle {
 			r.readService(s)
 		}
 	}
+	r.settleClusterIPs()
 	r.settleRanges()
+	r.settleSinglePorts()
 	return r
 }
 

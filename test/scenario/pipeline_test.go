@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"maps"
+	"math"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -316,6 +317,8 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 		if service != nil {
 			f.services = append(f.services, service)
 		}
+	}
+	for f.planner.Settle(math.MaxInt) {
 	}
 	f.planner.EndRecall()
 	return f, nil
