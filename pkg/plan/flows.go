@@ -29,6 +29,7 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
 	p.addHeirs(taken)
+	p.addRangesBefore(taken)
 	p.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
 	return taken
 }
@@ -72,13 +73,15 @@ type FlowPolicy struct {
 	Endpoints []netip.AddrPort
 	// Sources restricts the clients that may open flows; nil admits all.
 	Sources *model.Sources
+	// BeforeNodePorts is true for a range of ports that takes precedence over node ports.
+	BeforeNodePorts bool
 }
 
 func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return FlowPolicy{c.port.serving, c.frontend.Sources}, true
+	return FlowPolicy{c.port.serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
 
 // FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
@@ -122,8 +125,7 @@ func (p *Planner) AllocatedFrontends(name types.NamespacedName, protocol inet.Pr
 		}
 		for i := range port.frontends {
 			front := &port.frontends[i]
-			allocated := front.Kind != model.ExternalIP || front.ReplacesClusterIP
-			if allocated && p.winner(front.Key).service == s {
+			if isAllocated(front) && p.winner(front.Key).service == s {
 				f(front.Key)
 			}
 		}

@@ -30,12 +30,12 @@ type layout struct {
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
 	held, holding *nft.Set
 	// ranges and restrictedRanges are services and restricted for ranges of ports. rangeBackends has the address of each endpoint id for ranges.
-	// rangeAddresses has the addresses of ranges.
-	ranges, restrictedRanges, rangeAddresses *nft.Set
-	rangeBackends                            [lists]*nft.Set
-	sources                                  [sourceLists]*nft.Set
-	hairpin                                  *nft.Set
-	clusterIPs                               *nft.Set
+	// rangeAddresses has the addresses of ranges. allocatedRanges has those whose ranges take precedence over node ports.
+	ranges, restrictedRanges, rangeAddresses, allocatedRanges *nft.Set
+	rangeBackends                                             [lists]*nft.Set
+	sources                                                   [sourceLists]*nft.Set
+	hairpin                                                   *nft.Set
+	clusterIPs                                                *nft.Set
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
@@ -122,6 +122,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.restrictedRanges = &nft.Set{Name: "ranges-restricted", Key: l.vip(), Data: word, Interval: true,
 		Comment: "address, ports -> class, service port, for allowed sources"}
 	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
+	l.allocatedRanges = l.hash("allocated-ranges", "with port ranges that take precedence over node ports", []nft.Field{daddr}, nil)
 	for list := range sourceLists {
 		l.sources[list] = &nft.Set{Name: sourceTexts[list].set, Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + sourceTexts[list].field}
 	}
@@ -169,5 +170,5 @@ func (l *layout) sets() []*nft.Set {
 	}
 	list = append(list, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
 	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
-	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses, l.regions)
+	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.allocatedRanges, l.nodeAddresses, l.regions)
 }

@@ -106,11 +106,15 @@ func (c *claim) rank() int {
 	switch {
 	case c.frontend.AtClusterIP():
 		return 0
-	case c.frontend.Kind == model.LoadBalancer:
+	case isAllocated(c.frontend):
 		return 1
 	}
 	return 2
 }
+
+// isAllocated reports whether the API server or a load balancer has allocated the address or node port of a frontend to its Service. The author of a
+// Service can write any address into its external IPs.
+func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || f.ReplacesClusterIP }
 
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {

@@ -5,12 +5,16 @@ import (
 
 	"github.com/google/nftables/expr"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed packets, after they have found
-// no port, node port or rule of another program. So exact ports take precedence. The hash set range-addresses has the addresses of ranges. Packets to
+// no port, node port or rule of another program. So the rules find single ports first, but the plan has a single port in a range of another Service
+// only if its claim is better, see places.go. A node port is no claim to an address: its number is allocated for all addresses that serve node ports. So
+// the rules look for ranges of addresses that are allocated to a Service before they look for node ports, and for ranges of external IPs after them. The
+// hash set allocated-ranges has the first kind of addresses. The hash set range-addresses has all addresses of ranges. Packets to
 // other addresses need no lookup in the ranges, whose cost grows with their number.
 //
 // The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
@@ -129,7 +133,7 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 			continue
 		}
 		places[placeOf(k)] = true
-		if p.servesNodePorts(k) {
+		if c := p.winner(k); p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
 			places[place{protocol: k.Protocol}] = true
 		}
 	}
@@ -137,6 +141,29 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 		for k := range p.singlesAt[at] {
 			if !p.isBeaten(k) {
 				f(k)
+			}
+		}
+	}
+}
+
+// precedesNodePorts reports whether a claim is to a range that takes precedence over node ports.
+func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllocated(c.frontend) }
+
+// addRangesBefore adds to keys the ranges that take precedence over the node ports in keys.
+func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
+	nodePorts := map[inet.Protocol]bool{}
+	for k := range keys {
+		if !k.Addr.IsValid() {
+			nodePorts[k.Protocol] = true
+		}
+	}
+	if len(nodePorts) == 0 {
+		return
+	}
+	for at, ranges := range p.places.won {
+		for _, c := range ranges {
+			if k := c.frontend.Key; nodePorts[at.protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
+				keys[k] = struct{}{}
 			}
 		}
 	}
