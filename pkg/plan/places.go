@@ -15,6 +15,9 @@ import (
 //     single port of another Service in the range of a better claim. If the claim to the single port is better, the rules find the port first, and the
 //     rest of the range stays.
 //
+// If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed, and single ports take precedence over
+// ranges.
+//
 // A change of one Service can so decide about thousands of frontends of other Services. [Planner.Set] decides about the frontends of its Service and
 // about overlapping ranges, whose number is limited. [Planner.Settle] decides about the rest in parts.
 
