@@ -210,6 +210,45 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 	}
 }
 
+// TestRestartAdoptsUnusedRangeElements: the endpoints of a port range left and came back a moment before a process exits. It retains the element for
+// packets without an endpoint, which leads to a chain that every table has. The next process adopts the tables.
+func TestRestartAdoptsUnusedRangeElements(t *testing.T) {
+	k, p := synced(t)
+	s := everything(300, 2, 0, false)
+	ranged := *s.Ports[0]
+	ranged.Name.Port, ranged.Cluster, ranged.Local, ranged.Hairpin = model.RangesPort, nil, nil, nil
+	for _, e := range s.Ports[0].Cluster {
+		ranged.Cluster = append(ranged.Cluster, netip.AddrPortFrom(e.Addr(), 0))
+	}
+	ranged.Frontends = []model.Frontend{{Key: model.Key{Addr: vip(inet.IPv4, 300), Port: 5000, Last: 6000, Protocol: inet.TCP}}}
+	without := ranged
+	without.HasEndpoints, without.Cluster = false, nil
+	s.Ports = append(s.Ports, &ranged)
+	asleep := *s
+	asleep.Ports = append(slices.Clone(s.Ports[:2]), &without)
+	for _, s := range []*model.Service{s, &asleep, s} {
+		p.Set(s.Name, s)
+		mustSync(t, k, p, Partial)
+	}
+	if !retains(k) {
+		t.Error("nothing is retained")
+	}
+	other := open(t)
+	list := append(services(), s)
+	again := resume(t, other, options(), list)
+	cluster(again)
+	again.Set(s.Name, s)
+	mustSync(t, other, again, Adopted)
+	if !retains(other) {
+		t.Error("nothing is retained after a restart")
+	}
+	for retains(other) {
+		retireNow(other)
+		mustSync(t, other, again, Partial)
+	}
+	checkKernel(t, other, again)
+}
+
 // TestRestartAdoptsInAnyOrderOfServices: an older Service wins the address of a younger one. The plan is the same if a start plans the younger one first.
 func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 	lab.EnterNamespace(t)

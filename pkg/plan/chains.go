@@ -43,13 +43,19 @@ func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	return p.layouts[f].classChain(&p.options, c)
 }
 
-// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has its key. Chains that every plan
+// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has its key. Elements that every plan
 // has do not count.
 func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
+	if !e.Set.Verdict {
+		return false, false
+	}
 	l := p.layouts[e.Set.Family]
-	c, ok := classOf(l.family, e.Chain)
 	st := step(slices.Index(l.dispatch[:], e.Set))
-	if !ok || !e.Set.Verdict {
+	c, ok := classOf(l.family, e.Chain)
+	if !ok {
+		c, ok = classOfConstant(e.Chain)
+	}
+	if !ok || (use{step: st, class: c}).constant() {
 		return false, false
 	}
 	if c.kind >= kindAffinity && c.kind < kindPick {

@@ -72,11 +72,20 @@ func (l *losingClaims) next() claim {
 	}
 }
 
-// Conflict is a frontend that more than one Service claims.
+// Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the frontend is the cluster IP of
+// another Service, which does not claim the port.
 type Conflict struct {
 	Key           model.Key
 	Kind          model.Kind
 	Winner, Loser model.PortName
+}
+
+// WinnerText returns the name of the winner, or the words for a Service that has the address as its cluster IP.
+func (c *Conflict) WinnerText() string {
+	if c.Winner == (model.PortName{}) {
+		return "the Service with this cluster IP"
+	}
+	return c.Winner.String()
 }
 
 // contest is a key with its winner before a change; the zero claim if there was none.
@@ -86,14 +95,13 @@ type contest struct {
 }
 
 // noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner. Call it before the claims of
-// the earlier form are withdrawn. It also records the UDP frontends whose flows may be stale.
+// the earlier form are withdrawn.
 func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {
-		p.touchFlows(k)
 		winner := c.winner
-		if k.Last != 0 {
-			winner = p.winner(k)
+		if p.isBeaten(k) {
+			winner = claim{}
 		}
 		p.contests = append(p.contests, contest{k, winner})
 	}
@@ -108,6 +116,28 @@ func (p *Planner) noteWinners(old, now *service) {
 		}
 	})
 	p.noteOverlaps()
+}
+
+// decide finds the winners of the contests after now has replaced the Service old, and replaces the elements of each key with another winner. It also
+// records the UDP frontends whose flows may be stale. contested is true if there were conflicts before.
+func (p *Planner) decide(old, now *service, contested bool) {
+	p.settleRanges(now)
+	p.settlePorts()
+	p.touchSources(p.contests)
+	contested = contested || p.Conflicts() > 0
+	for i := range p.contests {
+		c := &p.contests[i]
+		list, is := p.claims[c.key], p.winner(c.key)
+		if c.winner.service != nil || is.service != nil {
+			p.touchFlows(c.key)
+		}
+		p.change(c.winner, is)
+		p.noteParties(c.winner.service, is.service, old, now, contested)
+		if c.winner.service != is.service {
+			p.noteLosers(list.losers)
+		}
+	}
+	clear(p.contests)
 }
 
 // has reports whether a Service is among the contenders.
@@ -173,9 +203,9 @@ func (p *Planner) claim(s *service) {
 }
 
 // noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner of a key has changed from
-// was to is.
-func (p *Planner) noteParties(was, is, old, now *service) {
-	if p.lostClaims == 0 && (was == nil || was == old) && (is == nil || is == now) {
+// was to is. contested is false if there are no conflicts, and were none before.
+func (p *Planner) noteParties(was, is, old, now *service, contested bool) {
+	if !contested && (was == nil || was == old) && (is == nil || is == now) {
 		return
 	}
 	for _, s := range []*service{was, is, old, now} {
@@ -219,21 +249,48 @@ func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
 const mostConflicts = 20
 
-// ConflictsOf returns the first mostConflicts keys that the named Service claims and another Service has, and the number of all. Call it when
-// no Service waits to be planned: while an address moves between Services, both claim it.
+// ConflictsOf returns the first mostConflicts frontends that the named Service claims and another Service has, and the number of all. For a range
+// of ports, these are also the single ports in it that another Service has. Call it when no Service waits to be planned: while an address moves between
+// Services, both claim it.
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
+	add := func(k model.Key, of claim, winner claim) {
+		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.name}
+		if winner.service != nil {
+			c.Winner = winner.port.name
+		}
+		list = append(list, c)
+	}
 	s.eachFrontend(func(c claim) {
-		winner := p.owner(c.frontend.Key)
-		if winner.service == s {
+		k := c.frontend.Key
+		if winner := p.owner(k); winner.service != s {
+			if all++; all <= mostConflicts {
+				add(k, c, winner)
+			}
 			return
 		}
-		if all++; all <= mostConflicts {
-			list = append(list, Conflict{Key: c.frontend.Key, Kind: c.frontend.Kind, Winner: winner.port.name, Loser: c.port.name})
+		ports := p.places.inFrontOf[k]
+		all += len(ports)
+		if room := mostConflicts - len(list); room > 0 {
+			for _, port := range firstKeys(ports, room) {
+				add(port, c, p.winner(port))
+			}
 		}
 	})
 	return list, all
 }
 
-// Conflicts returns the number of claims that lost to another Service.
-func (p *Planner) Conflicts() int { return p.lostClaims + len(p.beaten) }
+// firstKeys returns the n smallest keys of a set, sorted.
+func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
+	for k := range set {
+		i, _ := slices.BinarySearchFunc(first, k, compareKeys)
+		if i < n {
+			first = slices.Insert(first, i, k)
+			first = first[:min(n, len(first))]
+		}
+	}
+	return first
+}
+
+// Conflicts returns the number of conflicts of all Services.
+func (p *Planner) Conflicts() int { return p.lostClaims + len(p.places.beaten) + len(p.places.fronts) }

@@ -329,6 +329,16 @@ func classOf(f inet.Family, name string) (class, bool) {
 	return class{}, false
 }
 
+// classOfConstant returns the class of a chain that every plan has, by its name. It reports false for all other chains.
+func classOfConstant(name string) (class, bool) {
+	for k := kindReject; k < kindSources; k++ {
+		if name == k.name(selector{}) {
+			return class{kind: k}, true
+		}
+	}
+	return class{}, false
+}
+
 // timeouts are the timeouts of remembered clients, in seconds. Each timeout in use needs a chain, so all other timeouts are rounded up to one of
 // these. 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect that clients are forgotten within 130 s.
 var timeouts = [...]uint32{

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -43,6 +44,27 @@ func TestSelectorsHaveAllLengths(t *testing.T) {
 	for i, n := range balance.Lengths {
 		if len(selectors) != len(balance.Lengths)+1 || selectors[i+1] != (selector{balance.Source, n}) {
 			t.Errorf("%v is not the selector of the prefix length %d", selectors[i+1], n)
+		}
+	}
+}
+
+// TestRetainedElementsAreKnown: each element that Services need only for a while leads to a class that [Planner.LeadsToClass] knows, also if every plan
+// has its chain. All other elements of the dispatch maps are in every plan.
+func TestRetainedElementsAreKnown(t *testing.T) {
+	p := New(testOptions())
+	l := p.layouts[inet.IPv4]
+	for k := kindReject; k < kindRange+kind(routes); k++ {
+		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
+			u := use{inet.IPv4, st, class{kind: k}}
+			e := l.dispatchElement(st, u.class)
+			if known, wanted := p.LeadsToClass(&e); known == u.constant() || wanted {
+				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
+			}
+			p.use(u)
+			if _, wanted := p.LeadsToClass(&e); wanted == u.constant() {
+				t.Errorf("%s is used, wanted %v", &e, wanted)
+			}
+			p.drop(u)
 		}
 	}
 }

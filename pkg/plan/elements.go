@@ -59,7 +59,13 @@ func (p *Planner) countSharedElement(s shared, n int32) {
 	} else {
 		p.shared[s] = after
 	}
-	if p.sink == nil || before > 0 && after > 0 {
+	if before > 0 && after > 0 {
+		return
+	}
+	if s.set == p.layouts[s.set.Family].clusterIPs {
+		p.unsettle(s.addr, nil)
+	}
+	if p.sink == nil {
 		return
 	}
 	e := s.element()

@@ -29,6 +29,7 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
 	p.addHeirs(taken)
+	p.addRangesBefore(taken)
 	p.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
 	return taken
 }
@@ -72,13 +73,15 @@ type FlowPolicy struct {
 	Endpoints []netip.AddrPort
 	// Sources restricts the clients that may open flows; nil admits all.
 	Sources *model.Sources
+	// BeforeNodePorts is true for a range of ports that takes precedence over node ports.
+	BeforeNodePorts bool
 }
 
 func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return FlowPolicy{c.port.serving, c.frontend.Sources}, true
+	return FlowPolicy{c.port.serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
 
 // FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
@@ -93,11 +96,10 @@ func (p *Planner) Frontends() int { return len(p.claims) }
 // EachFlowPolicy calls f for every planned frontend of all protocols, with the result of [Planner.FlowPolicy].
 func (p *Planner) EachFlowPolicy(f func(k model.Key, flows FlowPolicy, exists bool)) {
 	for k, c := range p.claims {
-		if k.Last != 0 {
-			c.winner = p.winner(k) // another range may beat it
+		if !p.isBeaten(k) {
+			flows, exists := c.winner.flowPolicy()
+			f(k, flows, exists)
 		}
-		flows, exists := c.winner.flowPolicy()
-		f(k, flows, exists)
 	}
 }
 
@@ -110,8 +112,9 @@ func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
 	return c.port.name, true
 }
 
-// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another Service has.
-func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(model.Key)) {
+// AllocatedFrontends calls f for each frontend of a protocol that a Service has at an address or node port that the API server or a load balancer has
+// allocated to it. It skips external IPs: the author of a Service can write any address there, also one at which another program has connections.
+func (p *Planner) AllocatedFrontends(name types.NamespacedName, protocol inet.Protocol, f func(model.Key)) {
 	s := p.services[name]
 	if s == nil {
 		return
@@ -121,8 +124,9 @@ func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol,
 			continue
 		}
 		for i := range port.frontends {
-			if k := port.frontends[i].Key; p.winner(k).service == s {
-				f(k)
+			front := &port.frontends[i]
+			if isAllocated(front) && p.winner(front.Key).service == s {
+				f(front.Key)
 			}
 		}
 	}

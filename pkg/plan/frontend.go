@@ -462,6 +462,9 @@ func (l *layout) sharedElements(p *port, each func(shared)) {
 		}
 		if f.Last != 0 {
 			each(shared{l.rangeAddresses, f.Addr})
+			if isAllocated(f) {
+				each(shared{l.allocatedRanges, f.Addr})
+			}
 		}
 	}
 	for _, e := range p.hairpin {

@@ -30,14 +30,14 @@ type layout struct {
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
 	held, holding *nft.Set
 	// ranges and restrictedRanges are services and restricted for ranges of ports. rangeBackends has the address of each endpoint id for ranges.
-	// rangeAddresses has the addresses of ranges.
-	ranges, restrictedRanges, rangeAddresses *nft.Set
-	rangeBackends                            [lists]*nft.Set
+	// rangeAddresses has the addresses of ranges. allocatedRanges has those whose ranges take precedence over node ports.
+	ranges, restrictedRanges, rangeAddresses, allocatedRanges *nft.Set
+	rangeBackends                                             [lists]*nft.Set
+	sources                                                   [sourceLists]*nft.Set
+	hairpin                                                   *nft.Set
+	clusterIPs                                                *nft.Set
 	// singles has the endpoint of each frontend with a single endpoint.
-	singles    *nft.Set
-	sources    [sourceLists]*nft.Set
-	hairpin    *nft.Set
-	clusterIPs *nft.Set
+	singles *nft.Set
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
@@ -125,6 +125,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 		Comment: "address, ports -> class, service port, for allowed sources"}
 	l.singles = l.hash("singles", "address -> its only endpoint", l.vip(), endpoint)
 	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
+	l.allocatedRanges = l.hash("allocated-ranges", "with port ranges that take precedence over node ports", []nft.Field{daddr}, nil)
 	for list := range sourceLists {
 		l.sources[list] = &nft.Set{Name: sourceTexts[list].set, Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + sourceTexts[list].field}
 	}
@@ -172,5 +173,5 @@ func (l *layout) sets() []*nft.Set {
 	}
 	list = append(list, l.singles, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
 	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
-	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses, l.regions)
+	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.allocatedRanges, l.nodeAddresses, l.regions)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -26,10 +27,9 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. beaten maps a range to the overlapping
-	// range of a better claim.
+	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. The rest is in places.go.
 	rangesAt, singlesAt keysByPlace
-	beaten              map[model.Key]model.Key
+	places              places
 	// lostClaims counts the claims that lost to another Service.
 	lostClaims int
 	// shared counts, for each shared element, the service ports that need it.
@@ -85,6 +85,8 @@ type service struct {
 	holders    [2]int
 	// lacks are the parts without room, nil if there are none.
 	lacks *lacking
+	// elsewhere are the addresses of the Service apart from its cluster IPs and node ports, each once.
+	elsewhere []netip.Addr
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
@@ -104,11 +106,15 @@ func (c *claim) rank() int {
 	switch {
 	case c.frontend.AtClusterIP():
 		return 0
-	case c.frontend.Kind == model.LoadBalancer:
+	case isAllocated(c.frontend):
 		return 1
 	}
 	return 2
 }
+
+// isAllocated reports whether the API server or a load balancer has allocated the address or node port of a frontend to its Service. The author of a
+// Service can write any address into its external IPs.
+func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || f.ReplacesClusterIP }
 
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {
@@ -120,7 +126,7 @@ func New(o Options) *Planner {
 		shared:        map[shared]int32{},
 		stances:       map[nft.ID]stances{},
 		rangesAt:      keysByPlace{},
-		beaten:        map[model.Key]model.Key{},
+		places:        newPlaces(),
 		changedLosers: map[types.NamespacedName]struct{}{},
 		rooms:         newRooms(o.Room),
 		waiting:       map[types.NamespacedName]struct{}{},
@@ -206,7 +212,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 // notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the elements of each key with another winner. All
 // other elements belong to the Service alone, or are counted. It counts the new form first: an element that both forms need then stays.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
-	old := p.services[name]
+	old, contested := p.services[name], p.Conflicts() > 0
 	var now *service
 	if s != nil {
 		now = p.newService(s, old)
@@ -215,26 +221,14 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 		delete(p.services, name)
 	}
 	p.enlist(old, now)
+	p.replaceElsewhere(old, now)
+	p.countShared(now, 1)
+	p.countShared(old, -1)
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
-	p.settleRanges()
-	p.touchSources(p.contests)
-	for i := range p.contests {
-		c := &p.contests[i]
-		list, is := p.claims[c.key], p.winner(c.key)
-		p.change(c.winner, is)
-		p.noteParties(c.winner.service, is.service, old, now)
-		if c.winner.service != is.service {
-			p.noteLosers(list.losers)
-		}
-	}
-	clear(p.contests)
+	p.decide(old, now, contested)
 	p.changePorts(old, now)
-	p.countShared(now, 1)
-	p.countShared(old, -1)
-	p.countStances(now, 1)
-	p.countStances(old, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
@@ -386,8 +380,8 @@ func (p *Planner) change(was, is claim) {
 		l := p.layouts[is.port.family]
 		l.frontendElements(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	}
-	p.countServing(is, 1)
-	p.countServing(was, -1)
+	p.countStances(is, 1)
+	p.countStances(was, -1)
 	p.dropTakenOut()
 }
 

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"net/netip"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -12,7 +11,10 @@ import (
 )
 
 // A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed packets, after they have found
-// no port, node port or rule of another program. So exact ports take precedence. The hash set range-addresses has the addresses of ranges. Packets to
+// no port, node port or rule of another program. So the rules find single ports first, but the plan has a single port in a range of another Service
+// only if its claim is better, see places.go. A node port is no claim to an address: its number is allocated for all addresses that serve node ports. So
+// the rules look for ranges of addresses that are allocated to a Service before they look for node ports, and for ranges of external IPs after them. The
+// hash set allocated-ranges has the first kind of addresses. The hash set range-addresses has all addresses of ranges. Packets to
 // other addresses need no lookup in the ranges, whose cost grows with their number.
 //
 // The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
@@ -65,23 +67,6 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 // ranged reports whether the frontends of a service port are ranges.
 func (p *port) ranged() bool { return p.name.Port == model.RangesPort }
 
-// place is an address and a protocol. The ranges of a place that are in the plan do not overlap.
-type place struct {
-	addr     netip.Addr
-	protocol inet.Protocol
-}
-
-func placeOf(k model.Key) place { return place{k.Addr, k.Protocol} }
-
-// winner returns the claim that has a key; the zero claim if no Service has it. It is the best claim to the key and, if the key is a range, to all
-// ranges that overlap it.
-func (p *Planner) winner(k model.Key) claim {
-	if _, beaten := p.beaten[k]; beaten {
-		return claim{}
-	}
-	return p.claims[k].winner
-}
-
 // noteOverlaps adds the other ranges at the places of the contests to the contests.
 func (p *Planner) noteOverlaps() {
 	var known map[model.Key]bool
@@ -99,68 +84,10 @@ func (p *Planner) noteOverlaps() {
 		for other := range p.rangesAt[placeOf(k)] {
 			if !known[other] {
 				known[other] = true
-				p.touchFlows(other)
 				p.contests = append(p.contests, contest{other, p.winner(other)})
 			}
 		}
 	}
-}
-
-// settleRanges decides which ranges of the contests win: at each place, a range wins if it overlaps no range of a better claim.
-func (p *Planner) settleRanges() {
-	var settled map[place]bool
-	for i := range p.contests {
-		at := placeOf(p.contests[i].key)
-		if p.contests[i].key.Last == 0 || settled[at] {
-			continue
-		}
-		if settled == nil {
-			settled = map[place]bool{}
-		}
-		settled[at] = true
-		p.settlePlace(at)
-	}
-	for i := range p.contests { // no Service claims the range any more
-		if k := p.contests[i].key; k.Last != 0 && p.claims[k].winner.service == nil {
-			delete(p.beaten, k)
-		}
-	}
-}
-
-func (p *Planner) settlePlace(at place) {
-	keys := make([]model.Key, 0, len(p.rangesAt[at]))
-	for k := range p.rangesAt[at] {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b model.Key) int {
-		x, y := p.claims[a].winner, p.claims[b].winner
-		if c := x.compare(&y); c != 0 {
-			return c
-		}
-		return compareKeys(a, b)
-	})
-	won := make([]model.Key, 0, len(keys)) // by port
-	for _, k := range keys {
-		i, _ := slices.BinarySearchFunc(won, k.Port, func(w model.Key, port uint16) int { return int(w.Last) - int(port) })
-		by, was := p.beaten[k]
-		if i < len(won) && won[i].Port <= k.Last {
-			p.beaten[k] = won[i]
-		} else {
-			delete(p.beaten, k)
-			won = slices.Insert(won, i, k)
-		}
-		if now, is := p.beaten[k]; is != was || now != by {
-			p.changedLosers[p.claims[k].winner.service.name] = struct{}{}
-		}
-	}
-}
-
-// owner returns the claim that has a key, or has a range that overlaps the key.
-func (p *Planner) owner(k model.Key) claim {
-	if by, beaten := p.beaten[k]; beaten {
-		return p.claims[by].winner
-	}
-	return p.claims[k].winner
 }
 
 // claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first range begins the index of single
@@ -206,13 +133,38 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 			continue
 		}
 		places[placeOf(k)] = true
-		if p.servesNodePorts(k) {
+		if c := p.winner(k); p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
 			places[place{protocol: k.Protocol}] = true
 		}
 	}
 	for at := range places {
 		for k := range p.singlesAt[at] {
-			f(k)
+			if !p.isBeaten(k) {
+				f(k)
+			}
+		}
+	}
+}
+
+// precedesNodePorts reports whether a claim is to a range that takes precedence over node ports.
+func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllocated(c.frontend) }
+
+// addRangesBefore adds to keys the ranges that take precedence over the node ports in keys.
+func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
+	nodePorts := map[inet.Protocol]bool{}
+	for k := range keys {
+		if !k.Addr.IsValid() {
+			nodePorts[k.Protocol] = true
+		}
+	}
+	if len(nodePorts) == 0 {
+		return
+	}
+	for at, ranges := range p.places.won {
+		for _, c := range ranges {
+			if k := c.frontend.Key; nodePorts[at.protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
+				keys[k] = struct{}{}
+			}
 		}
 	}
 }

@@ -32,59 +32,119 @@ func rangedService(i int, at []byte, ranges ...[2]uint16) *model.Service {
 	return s
 }
 
-// TestOverlappingRanges changes Services with overlapping ranges at shared addresses at random. After each change, the plan has the ranges that a
-// search through all Services in their order of precedence accepts, and the elements of the plan are the sum of the differences.
-func TestOverlappingRanges(t *testing.T) {
+// sharingService returns a Service with random ranges and single ports of UDP at addresses that others claim, too. Services of a third have
+// load-balancer IPs, and one has a cluster IP at one of the addresses.
+func sharingService(random *rand.Rand, i int) *model.Service {
+	var ranges [][2]uint16
+	for first := uint16(1); random.IntN(3) > 0; {
+		first += uint16(random.IntN(6))
+		last := first + uint16(random.IntN(8))
+		ranges = append(ranges, [2]uint16{first, last})
+		first = last + 2
+	}
+	at := []byte{byte(random.IntN(2)), 2}
+	s := rangedService(i, at, ranges...)
+	single := *s.Ports[0]
+	single.Name.Port, single.Protocol, single.Frontends = "single", inet.UDP, nil
+	for port := uint16(1); port < 20; port++ {
+		if random.IntN(4) == 0 {
+			single.Frontends = append(single.Frontends, model.Frontend{Kind: model.ExternalIP, Key: model.Key{
+				Addr: netip.AddrFrom4([4]byte{198, 51, 100, at[random.IntN(2)]}), Port: port, Protocol: inet.UDP}})
+		}
+	}
+	s.Ports = append(s.Ports, &single)
+	for _, port := range s.Ports[1:] {
+		for j := range port.Frontends {
+			switch f := &port.Frontends[j]; {
+			case i == 11 && f.Addr.As4()[3] == 2:
+				f.Kind = model.ClusterIP
+			case i%3 == 0:
+				f.Kind = model.LoadBalancer
+			}
+		}
+	}
+	return s
+}
+
+// claimsByService decides conflicts as the pages describe them, with a search through all claims. It returns the Service of each programmed key, and the
+// number of conflicts.
+func claimsByService(services map[types.NamespacedName]*model.Service) (want map[model.Key]types.NamespacedName, lost int) {
+	var all []claim
+	clusterIPs := map[netip.Addr]bool{}
+	for _, s := range services {
+		for _, port := range s.Ports[1:] {
+			for j := range port.Frontends {
+				f := &port.Frontends[j]
+				all = append(all, claim{service: &service{name: s.Name, created: s.Created.Unix()}, frontend: f})
+				clusterIPs[f.Addr] = clusterIPs[f.Addr] || f.AtClusterIP()
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b claim) int {
+		if c := a.compare(&b); c != 0 {
+			return c
+		}
+		return compareKeys(a.frontend.Key, b.frontend.Key)
+	})
+	want = map[model.Key]types.NamespacedName{}
+	claims := map[model.Key]claim{}
+	for _, ranged := range []bool{true, false} {
+		for _, c := range all {
+			k := c.frontend.Key
+			if ranged != (k.Last != 0) {
+				continue
+			}
+			free := c.frontend.AtClusterIP() || !clusterIPs[k.Addr]
+			for w := range want {
+				switch {
+				case w.Addr != k.Addr || max(w.Last, w.Port) < k.Port || max(k.Last, k.Port) < w.Port:
+				case ranged == (w.Last != 0):
+					free = false
+				case want[w] != c.service.name:
+					in := claims[w]
+					free = free && in.compare(&c) > 0
+				}
+			}
+			if !free {
+				lost++
+				continue
+			}
+			want[k], claims[k] = c.service.name, c
+			for w := range want {
+				if !ranged && w.Last != 0 && w.Addr == k.Addr && w.Port <= k.Port && k.Port <= w.Last && want[w] != c.service.name {
+					lost++ // the range lacks a port
+				}
+			}
+		}
+	}
+	return want, lost
+}
+
+// TestOverlappingClaims changes Services with overlapping ranges and single ports at shared addresses at random. After each change, the plan has the
+// claims that a search through all claims accepts, and the elements of the plan are the sum of the differences.
+func TestOverlappingClaims(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	p := New(testOptions())
+	o := testOptions()
+	o.RefuseUnused, o.AnswerPing = true, true
+	p := New(o)
 	r := record(t, p)
 	services := map[types.NamespacedName]*model.Service{}
-	for round := range 600 {
-		i := random.IntN(12)
-		var ranges [][2]uint16
-		for first := uint16(1); random.IntN(3) > 0; {
-			first += uint16(random.IntN(6))
-			last := first + uint16(random.IntN(8))
-			ranges = append(ranges, [2]uint16{first, last})
-			first = last + 2
-		}
-		s := rangedService(i, []byte{byte(random.IntN(2)), 2}, ranges...)
+	for round := range 1_500 {
+		s := sharingService(random, random.IntN(12))
 		name := s.Name
-		if len(ranges) == 0 {
+		if random.IntN(4) == 0 {
 			s = nil
 		}
 		p.Set(name, s)
 		if services[name] = s; s == nil {
 			delete(services, name)
 		}
-		var all []claim
-		for _, s := range services {
-			for j := range s.Ports[1].Frontends {
-				all = append(all, claim{service: &service{name: s.Name, created: s.Created.Unix()}, frontend: &s.Ports[1].Frontends[j]})
-			}
+		for p.Settle(1 + random.IntN(100)) {
 		}
-		slices.SortFunc(all, func(a, b claim) int {
-			if c := a.compare(&b); c != 0 {
-				return c
-			}
-			return compareKeys(a.frontend.Key, b.frontend.Key)
-		})
-		want := map[model.Key]types.NamespacedName{}
-		lost := 0
-		for _, c := range all {
-			k, free := c.frontend.Key, true
-			for w := range want {
-				free = free && (w.Addr != k.Addr || w.Last < k.Port || k.Last < w.Port)
-			}
-			if free {
-				want[k] = c.service.name
-			} else {
-				lost++
-			}
-		}
+		want, lost := claimsByService(services)
 		got := map[model.Key]types.NamespacedName{}
 		p.EachFlowPolicy(func(k model.Key, _ FlowPolicy, _ bool) {
-			if name, has := p.PortOf(k); has && k.Last != 0 {
+			if name, has := p.PortOf(k); has && k.Protocol == inet.UDP {
 				got[k] = name.NamespacedName
 			}
 		})
@@ -92,8 +152,8 @@ func TestOverlappingRanges(t *testing.T) {
 			t.Fatalf("round %d: the plan has %v, want %v", round, got, want)
 		}
 		for name := range services {
-			p.FrontendsOf(name, inet.UDP, func(k model.Key) {
-				if k.Last != 0 && want[k] != name {
+			p.AllocatedFrontends(name, inet.UDP, func(k model.Key) {
+				if want[k] != name {
 					t.Fatalf("round %d: %v counts as a frontend of %s, and %s has it", round, k, name, want[k])
 				}
 			})
@@ -103,13 +163,8 @@ func TestOverlappingRanges(t *testing.T) {
 			_, n := p.ConflictsOf(name)
 			conflicts += n
 		}
-		if conflicts != lost {
-			t.Fatalf("round %d: %d conflicts, want %d", round, conflicts, lost)
-		}
-		elements := map[string]bool{}
-		p.ElementsOf(p.layouts[inet.IPv4].ranges, func(e *nft.Element) { elements[e.String()] = true })
-		if len(elements) != len(want) {
-			t.Fatalf("round %d: %d elements, want %d", round, len(elements), len(want))
+		if conflicts != lost || p.Conflicts() != lost {
+			t.Fatalf("round %d: %d conflicts, %d in all, want %d", round, conflicts, p.Conflicts(), lost)
 		}
 		n := 0
 		p.Elements(func(e *nft.Element) {
@@ -119,6 +174,51 @@ func TestOverlappingRanges(t *testing.T) {
 		})
 		if n != len(r.elements) {
 			t.Fatalf("round %d: the differences lead to %d elements, the plan has %d", round, len(r.elements), n)
+		}
+	}
+	for name := range services {
+		p.Set(name, nil)
+	}
+	p.Settle(1)
+	if l := &p.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+len(p.stances) != 0 {
+		t.Errorf("after the deletion of all Services, this is left: %+v, %v", l, p.stances)
+	}
+}
+
+// TestOneChangeDecidesAboutFewFrontends: many Services of one tenant claim an address. When it becomes the cluster IP of another Service, and when this
+// Service is deleted, the change itself costs no more than its own frontends. The tenant's claims follow in parts.
+func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
+	const services, ports = 50, 200
+	p := New(testOptions())
+	r := record(t, p)
+	owner := benchService(1_000, 1, 0)
+	at := owner.Ports[0].Frontends[0].Addr
+	for i := range services {
+		s := benchService(i, 1, 0)
+		for n := range ports {
+			s.Ports[0].Frontends = append(s.Ports[0].Frontends, model.Frontend{Kind: model.ExternalIP, Key: model.Key{
+				Addr: at, Port: uint16(1_000 + i*ports + n), Protocol: inet.TCP}})
+		}
+		p.Set(s.Name, s)
+	}
+	for _, s := range []*model.Service{owner, nil} {
+		before := len(r.elements)
+		p.Set(owner.Name, s)
+		if d := len(r.elements) - before; max(d, -d) > 20 {
+			t.Errorf("the change of one Service changes %d elements", d)
+		}
+		for calls, more := 1, true; more; calls++ {
+			before = len(r.elements)
+			more = p.Settle(ports)
+			if d := len(r.elements) - before; max(d, -d) > ports+5 {
+				t.Errorf("a part changes %d elements, want %d at most", d, ports)
+			}
+			if calls > services {
+				t.Fatalf("more than %d parts", services)
+			}
+		}
+		if lost := p.Conflicts(); lost != map[bool]int{true: services * ports}[s != nil] {
+			t.Errorf("with the Service %v: %d conflicts", s != nil, lost)
 		}
 	}
 }

@@ -102,13 +102,14 @@ func (l *layout) find(o *Options) []nft.Rule {
 	// One rule serves both lookups: at every commit, the kernel walks all chains below a map of verdicts for each rule that uses the map.
 	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
 	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
-	notFound := hasNoBits(topBit)
-	if !o.AnyNodeAddress[l.family] {
-		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.family)}, false)
-		return append(rules, rule("", notFound, onNode, nodePort), first)
+	notFound, daddr := hasNoBits(topBit), []nft.Field{nft.DstAddr(l.family)}
+	onNode := in(l.nodeAddresses, daddr, false)
+	if o.AnyNodeAddress[l.family] {
+		onNode = append(destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.family), expr.CmpOpNeq, inet.Loopback[l.family])...)
 	}
-	loopback := inet.Loopback[l.family]
-	return append(rules, rule("", notFound, destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.family), expr.CmpOpNeq, loopback), nodePort), first)
+	return append(rules,
+		rule("a port range takes precedence", notFound, in(l.allocatedRanges, daddr, false), onNode, setPriority(key(l.vipOfFlow()...), l.ranges), back()),
+		rule("", notFound, onNode, nodePort), first)
 }
 
 // externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints. Only packets of this node

@@ -73,33 +73,25 @@ func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
 }
 
-// stances counts the frontends that are for an element of an address, and the frontends that are against it.
+// stances counts the programmed frontends that are for an element of an address, and those that are against it.
 type stances struct{ pro, contra int32 }
 
 func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
 
-// countStances counts the stances of a Service's frontends, except those that depend on endpoints. n is 1 for a Service that is added, -1 for a Service
-// that is removed.
-func (p *Planner) countStances(s *service, n int32) {
-	if s == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
+// countStances counts the stances of the frontend that wins a key. A frontend that another Service has does not count: a Service without a port at an
+// address may not change the behaviour of the address. n is 1 for a winner that is added, -1 for a winner that is removed. The claim may be the zero
+// claim.
+func (p *Planner) countStances(c claim, n int32) {
+	if c.service == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
 		return
 	}
-	for _, port := range s.ports {
-		l := p.layouts[port.family]
-		for i := range port.frontends {
-			f := &port.frontends[i]
-			p.countStance(l.refused, f, f.RefuseUnused, n)
-			if f.Ping != model.WhileServing {
-				p.countStance(l.pinged, f, f.Ping, n)
-			}
-		}
-	}
-}
-
-// countServing counts the stance of the frontend that wins a key, if the stance depends on endpoints. The claim may be the zero claim.
-func (p *Planner) countServing(c claim, n int32) {
-	if c.service != nil && c.frontend.Ping == model.WhileServing && c.port.serves(c.frontend) {
-		p.countStance(p.layouts[c.port.family].pinged, c.frontend, model.For, n)
+	l, f := p.layouts[c.port.family], c.frontend
+	p.countStance(l.refused, f, f.RefuseUnused, n)
+	switch {
+	case f.Ping != model.WhileServing:
+		p.countStance(l.pinged, f, f.Ping, n)
+	case c.port.serves(f):
+		p.countStance(l.pinged, f, model.For, n)
 	}
 }
 
@@ -169,7 +161,11 @@ func inLoop() []expr.Any {
 // Behaviours returns the addresses of the named Service that refuse connections to unused ports, apart from cluster IPs, and the addresses that
 // answer echo requests. Both lists are sorted.
 func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip.Addr) {
-	p.services[name].eachFrontend(func(c claim) {
+	s := p.services[name]
+	s.eachFrontend(func(c claim) {
+		if p.winner(c.frontend.Key).service != s {
+			return
+		}
 		l := p.layouts[c.port.family]
 		has := func(s *nft.Set) bool {
 			e := nft.Element{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}

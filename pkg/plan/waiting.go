@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -121,4 +122,5 @@ func (p *Planner) Begin(names []types.NamespacedName, set func([]types.Namespace
 	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {
 		set(again)
 	}
+	p.Settle(math.MaxInt)
 }

@@ -27,7 +27,7 @@ const (
 )
 
 // departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the loop runs. Endpoints that
-// left before the start, and endpoints of a deleted Service, keep their connections.
+// left before the start, endpoints of a deleted Service, and clients of external IPs keep their connections.
 type departures struct {
 	quiet
 	to       Flows
@@ -182,7 +182,7 @@ func (d *departures) Serve(on bool) {
 		if request == nil {
 			request = &conntrack.Desired{}
 		}
-		d.planner.FrontendsOf(e.name, inet.TCP, func(k model.Key) {
+		d.planner.AllocatedFrontends(e.name, inet.TCP, func(k model.Key) {
 			request.Terminate(k, e.service.departed)
 			terminated[k] = struct{}{}
 		})

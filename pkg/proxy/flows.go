@@ -119,6 +119,9 @@ func add(d *conntrack.Desired, k model.Key, flows plan.FlowPolicy, exists bool) 
 	if flows.Sources != nil {
 		d.Restrict(k, flows.Sources)
 	}
+	if flows.BeforeNodePorts {
+		d.PreferToNodePorts(k)
+	}
 }
 
 // noteServed records the addresses that serve node ports now, and reports whether one of them is new. It ignores new link-local

@@ -113,7 +113,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		start = p.Now()
 		p.commit(ctx, start, p.planWaiting())
 	}
-	if p.queue.waiting() > 0 || p.problems.more {
+	if p.queue.waiting() > 0 || p.problems.more || p.unsettled {
 		p.Schedule.Urgent()
 	}
 }

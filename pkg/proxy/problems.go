@@ -159,10 +159,12 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 	if !c.Key.Addr.IsValid() {
 		at = fmt.Sprint(c.Key.Port)
 	}
-	return model.Problem{
-		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind],
-		Reason: fmt.Sprintf("%s/%s is not programmed: already used by %s", at, c.Key.Protocol, c.Winner),
+	reason := fmt.Sprintf("%s/%s is not programmed: already used by ", at, c.Key.Protocol)
+	out := model.Problem{Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind], Reason: reason + c.WinnerText()}
+	if c.Winner.Namespace != "" && c.Winner.Namespace != c.Loser.Namespace {
+		out.EventReason = reason + "a Service of another namespace"
 	}
+	return out
 }
 
 // show updates the metric of objects with problems.

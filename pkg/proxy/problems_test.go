@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -153,6 +154,29 @@ func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflic
 		})
 	}
 	return list, c[loser]
+}
+
+// TestEventsDoNotNameServicesOfOthers: the Event of a conflict names the other Service only if it is in the same namespace.
+func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
+	for namespace, named := range map[string]bool{"bank": false, "shop": true} {
+		name := func(namespace, name, port string) model.PortName {
+			return model.PortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port}
+		}
+		problem := conflictProblem(&plan.Conflict{
+			Key: model.Key{Addr: netip.MustParseAddr("192.0.2.51"), Port: 443, Protocol: inet.TCP}, Kind: model.ExternalIP,
+			Winner: name(namespace, "merger-api", "p"), Loser: name("shop", "web", "https"),
+		})
+		if want := "192.0.2.51:443/tcp is not programmed: already used by " + namespace + "/merger-api:p"; problem.Reason != want {
+			t.Errorf("reason %q, want %q", problem.Reason, want)
+		}
+		want := "192.0.2.51:443/tcp is not programmed: already used by a Service of another namespace"
+		if named {
+			want = ""
+		}
+		if problem.EventReason != want {
+			t.Errorf("%s: reason in the Event %q, want %q", namespace, problem.EventReason, want)
+		}
+	}
 }
 
 func TestConflictsAreForgottenWithTheLoser(t *testing.T) {

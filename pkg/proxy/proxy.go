@@ -135,6 +135,8 @@ type Proxy struct {
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
 	queue    queue
 	problems problemBook
+	// unsettled is true if the planner has conflicts left to decide about in the next batch.
+	unsettled bool
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby

@@ -318,8 +318,15 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 // mostAgain is the largest number of Services that the loop plans again after room became free.
 const mostAgain = 64
 
-// afterPlanning runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
+// mostSettled is the number of frontends about which the planner decides again in one batch, see [plan.Planner.Settle].
+const mostSettled = 2_000
+
+// afterPlanning runs after Services were planned. It decides about conflicts that they have caused or solved, reports conflicts, and queues Services for
+// which there is room now. Before the first sync, it decides about all conflicts.
 func (p *Proxy) afterPlanning() {
+	for p.unsettled = p.Planner.Settle(mostSettled); p.unsettled && !p.started; {
+		p.unsettled = p.Planner.Settle(mostSettled)
+	}
 	p.reportConflicts(p.Planner)
 	if p.started {
 		p.queue.push(p.Planner.TakeWaiting(mostAgain)) // Services that lacked room on this node until now

@@ -164,7 +164,9 @@ func New(o Objects, m Machine) *Oracle {
 			r.readService(s)
 		}
 	}
+	r.settleClusterIPs()
 	r.settleRanges()
+	r.settleSinglePorts()
 	return r
 }
 
@@ -257,10 +259,14 @@ func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 	return slices.ContainsFunc(list, func(e endpoint) bool { return c.at(e.addr, p) == with && (e.ready || e.serving) })
 }
 
-// claimed returns the claim for a packet. An address takes precedence over a node port, and that over a range.
+// claimed returns the claim for a packet. A single port of an address takes precedence over a range of a cluster IP or load-balancer IP, that over a node
+// port, and that over a range of an external IP.
 func (r *Oracle) claimed(p Packet) (claim, bool) {
 	t := target{p.To.Addr(), p.To.Port(), p.Protocol, p.To.Addr().Is6()}
 	if c, ok := r.claims[t]; ok {
+		return c, true
+	}
+	if c, ok := r.inRange(p); ok && (c.allocated || c.balanced) {
 		return c, true
 	}
 	t.addr = netip.Addr{}

@@ -114,6 +114,17 @@ func (r *Oracle) settleRanges() {
 	}
 }
 
+// settleSinglePorts decides conflicts between single ports and ranges of two Services: the better claim has the port. If two Services have one cluster IP,
+// which the API server prevents, single ports take precedence.
+func (r *Oracle) settleSinglePorts() {
+	for t, c := range r.claims {
+		p := Packet{To: netip.AddrPortFrom(t.addr, t.port), Protocol: t.protocol}
+		if in, found := r.inRange(p); found && !c.allocated && in.service != c.service && in.before(c) {
+			delete(r.claims, t)
+		}
+	}
+}
+
 // inRange returns the claim to a range with a packet's port.
 func (r *Oracle) inRange(p Packet) (claim, bool) {
 	for _, c := range r.ranges[rangePlace{p.To.Addr(), p.Protocol}] {

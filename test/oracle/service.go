@@ -112,6 +112,35 @@ func (c claim) before(d claim) bool {
 		strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name)) < 0
 }
 
+// settleClusterIPs: a cluster IP belongs to its Service alone, also its unused ports.
+func (r *Oracle) settleClusterIPs() {
+	for t, c := range r.claims {
+		if r.inUse[t.addr] && !c.allocated {
+			delete(r.claims, t)
+		}
+	}
+	for at, list := range r.ranges {
+		if r.inUse[at.addr] {
+			r.ranges[at] = slices.DeleteFunc(list, func(c rangeClaim) bool { return !c.allocated })
+		}
+	}
+}
+
+// has reports whether a Service has a port at an address.
+func (r *Oracle) has(s *corev1.Service, a netip.Addr) bool {
+	for t, c := range r.claims {
+		if t.addr == a && c.service == s {
+			return true
+		}
+	}
+	for at, list := range r.ranges {
+		if at.addr == a && slices.ContainsFunc(list, func(c rangeClaim) bool { return c.service == s }) {
+			return true
+		}
+	}
+	return false
+}
+
 // balancerIPs returns the addresses that a load balancer leaves in packets.
 func balancerIPs(s *corev1.Service) (list []netip.Addr) {
 	for _, ingress := range s.Status.LoadBalancer.Ingress {

@@ -26,7 +26,7 @@ func (r *Oracle) outside(s *corev1.Service) (list []netip.Addr) {
 	return list
 }
 
-// refuses: "An unused port of a load-balancer or external IP is refused", with its exceptions. A Service without ports serves no address.
+// refuses: "An unused port of a load-balancer or external IP is refused", with its exceptions. A Service without a port at the address does not count.
 func (r *Oracle) refuses(p Packet) bool {
 	flag, to := r.machine.RefuseUnusedPorts, p.To.Addr()
 	if flag == "" || flag == "cluster" || p.Protocol == "" || r.isOwn(to) {
@@ -41,7 +41,7 @@ func (r *Oracle) refuses(p Packet) bool {
 	}
 	wanted := false
 	for _, s := range r.services {
-		if len(s.Spec.Ports) == 0 || !slices.Contains(r.outside(s), to) {
+		if !r.has(s, to) || !slices.Contains(r.outside(s), to) {
 			continue
 		}
 		text, given := s.Annotations["kube-nftproxy.io/refuse-unused-ports"]
@@ -63,7 +63,7 @@ func (r *Oracle) echoes(p Packet) bool {
 	answers := false
 	for _, s := range r.services {
 		internal, outside := slices.Contains(clusterIPs(s), to), slices.Contains(r.outside(s), to)
-		if len(s.Spec.Ports) == 0 || !internal && !outside {
+		if !r.has(s, to) || !internal && !outside {
 			continue
 		}
 		how, given := s.Annotations["kube-nftproxy.io/answer-ping"]

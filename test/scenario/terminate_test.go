@@ -290,3 +290,62 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	d.pass(absence)
 	d.live("with an endpoint that left before the start", list, false)
 }
+
+// Another program translates a host port: a port of the node's address leads to a pod. A Service claims the address as its external IP, with the same port and
+// with the annotation, and its slices name the pod, then not. The connection to the host port is older than the claim, and stays. Connections to the cluster
+// IP of the Service are terminated in the same pass.
+func TestConnectionsToAHostPortStay(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 2})
+	if _, err := l.Pods[0].ServeEcho(echoPort); err != nil {
+		t.Fatal(err)
+	}
+	s, err := parseSettings(nil)
+	lab.Must(t, err)
+	d := &departing{T: t, lab: l}
+	if d.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		l.Node.Run(t, "nft", "delete table inet hostport")
+		if err := errors.Join(d.close(), cleanUp(l.Node)); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	const hostPort = 9100
+	node, pod := l.Node.Addrs(), l.Pods[0].Addrs()
+	l.Node.Run(t, "nft", fmt.Sprintf(`table inet hostport { chain prerouting { type nat hook prerouting priority dstnat;
+		ip daddr %s tcp dport %d dnat ip to %s:%d
+		ip6 daddr %s tcp dport %[2]d dnat ip6 to [%[6]s]:%[4]d; }; }`, node[0], hostPort, pod[0], echoPort, node[1], pod[1]))
+	var list []*client
+	open := func(from *lab.Host, of int, addr netip.Addr, port uint16) {
+		to := netip.AddrPortFrom(addr, port)
+		c := &client{&connection{text: fmt.Sprintf("from %s to %s", from.Name, to)}, from, to, of}
+		d.open(c)
+		list = append(list, c)
+	}
+	for _, a := range node {
+		open(l.Client, stays, a, hostPort)
+	}
+	load := func(endpoints string) {
+		text := fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: evil, namespace: evil, annotations: {kube-nftproxy.io/terminate-connections: gone}}
+spec:
+  clusterIPs: [10.96.0.66, "fd00:10:96::66"]
+  externalIPs: [%q, %q]
+  ports: [{name: echo, port: %d}]
+`, node[0], node[1], hostPort)
+		text += documentSeparator + mustSlices(t, fmt.Sprintf("evil/evil echo=%d: %s", echoPort, endpoints))
+		lab.Must(t, os.WriteFile(filepath.Join(d.folder, "evil.yaml"), []byte(text), 0o600))
+		lab.Must(t, d.load())
+	}
+	load("pod-0")
+	for _, a := range []string{"10.96.0.66", "fd00:10:96::66"} {
+		open(l.Pods[1], gone, netip.MustParseAddr(a), hostPort)
+	}
+	d.live("with the claim", list, false)
+	load("")
+	d.pass(absence)
+	d.ends(1)
+	d.live("after the endpoint left", list, true)
+}

@@ -68,8 +68,9 @@ type frontend struct {
 	gone     bool
 	// exempt is true if the state only excludes this frontend from a range.
 	exempt bool
-	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port.
-	ranged bool
+	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port. A range that is preferred takes precedence over node
+	// ports.
+	ranged, preferred bool
 }
 
 // serves reports whether a UDP flow with an original destination may continue to an endpoint.
@@ -102,6 +103,14 @@ func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
 	f := d.frontends[k]
 	f.sources = sources
 	d.set(k, f)
+}
+
+// PreferToNodePorts records that a range of ports takes precedence over node ports. Call it after [Desired.Frontend]. It ignores an unknown range.
+func (d *Desired) PreferToNodePorts(k model.Key) {
+	if f, known := d.frontends[k]; known {
+		f.preferred = true
+		d.set(k, f)
+	}
 }
 
 // Gone records that a frontend was deleted: its Service was deleted, or the Service lost this port, node port or address. Only the next
@@ -264,6 +273,10 @@ func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bo
 	if known && !f.gone {
 		return single, true
 	}
+	ranged, inRange := d.findRange(at, p)
+	if inRange && d.frontends[ranged].preferred {
+		return ranged, true
+	}
 	if _, local := slices.BinarySearchFunc(d.nodes[single.Family], addr, netip.Addr.Compare); local {
 		nodePort := single
 		nodePort.Addr = netip.Addr{}
@@ -274,7 +287,7 @@ func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bo
 			single, known = nodePort, true
 		}
 	}
-	if ranged, found := d.findRange(at, p); found {
+	if inRange {
 		if f, exists := d.frontends[ranged]; !known || exists && !f.gone {
 			return ranged, true
 		}

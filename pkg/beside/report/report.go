@@ -129,6 +129,10 @@ func (r *Reporter) write(p model.Problem) {
 	if p.Event != "" && p.Kind != "Node" {
 		where = " (on one node or more)" // the Event is the same for all nodes
 	}
+	if p.EventReason != "" {
+		p.Reason = p.EventReason
+		reason = short(p.Text())
+	}
 	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s%s: %s", p.Field, where, reason)
 }
 

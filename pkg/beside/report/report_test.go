@@ -31,6 +31,8 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 			"Warning NotProgrammed spec.externalIPs[1]: no address"},
 		{model.Problem{Kind: "Service", Name: name, Field: "spec.healthCheckNodePort", Reason: "taken", Event: "FailedToStartServiceHealthcheck", Action: "Listen"},
 			"Warning FailedToStartServiceHealthcheck spec.healthCheckNodePort (on one node or more): taken"},
+		{model.Problem{Kind: "Service", Name: name, Field: "spec.externalIPs", Reason: "bank/web has it", EventReason: "a Service of another namespace has it"},
+			"Warning NotProgrammed spec.externalIPs: a Service of another namespace has it"},
 		{model.Problem{Kind: "File", Name: types.NamespacedName{Name: "a.yaml"}, Reason: "not YAML"}, ""},
 	} {
 		var log bytes.Buffer

@@ -32,7 +32,7 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 	var lost affected
 	for i, conflict := range conflicts {
 		if i == 0 || conflict.Loser.NamespacedName != conflicts[i-1].Loser.NamespacedName {
-			lost.add(conflict.Loser.NamespacedName.String(), fmt.Sprintf("%s, which %s has", keyText(conflict.Key), conflict.Winner))
+			lost.add(conflict.Loser.NamespacedName.String(), fmt.Sprintf("%s, which %s has", keyText(conflict.Key), conflict.WinnerText()))
 		}
 	}
 	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",

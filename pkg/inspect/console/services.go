@@ -187,7 +187,7 @@ func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[c
 	conflicts, err := c.Loop.Conflicts(ctx, names)
 	lost := map[claim]string{}
 	for _, f := range conflicts {
-		lost[claim{f.Loser, f.Key}] = f.Winner.String()
+		lost[claim{f.Loser, f.Key}] = f.WinnerText()
 	}
 	return lost, ctxErrorOnly(err)
 }

@@ -116,7 +116,7 @@ func (w *world) whyUntranslated() string {
 
 // usuallyMissed lists the sets in which lookups of most packets find no element.
 var usuallyMissed = []string{
-	"full", "tried", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses",
+	"full", "tried", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses", "allocated-ranges",
 	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin", plan.RegionsSet,
 }
 
@@ -261,6 +261,7 @@ var lookups = map[string]string{
 	"dispatch-range":      "is for a port range of a Service",
 	"ranges-restricted":   "comes from an allowed source",
 	"range-addresses":     "is for an address with port ranges",
+	"allocated-ranges":    "is for an address whose port ranges take precedence over node ports",
 	"service-cidrs":       "is for an address of a ServiceCIDR",
 	plan.RegionsSet:       "is for a network with addresses of Services or of this node",
 	"networks":            "is for a network with cluster IPs or local endpoints",
