@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -116,7 +117,7 @@ type Service struct {
 	Name types.NamespacedName
 	// Created is the time of creation. In a conflict, the older Service gets the frontend.
 	Created time.Time
-	// UID is metadata.uid. Of two Services with the same time of creation, the one with the lower UID counts as the older one.
+	// UID is metadata.uid.
 	UID   string
 	Ports []*ServicePort
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
@@ -133,6 +134,26 @@ type Service struct {
 	Listed          []netip.Addr
 	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.
 	Problems []Problem
+}
+
+// Age orders Services. The author of a Service cannot choose it. Created is metadata.creationTimestamp in seconds since
+// 1970. Of two Services with the same time, the one with the lower UID counts as the older one.
+type Age struct {
+	Created int64
+	UID     string
+}
+
+// Compare returns a negative number if a is the age of the older Service.
+func (a Age) Compare(b Age) int {
+	return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
+}
+
+// Age returns the age of a Service; the zero Age for nil.
+func (s *Service) Age() (a Age) {
+	if s != nil {
+		a = Age{s.Created.Unix(), s.UID}
+	}
+	return a
 }
 
 // Asleep reports whether the Service scales to zero and has no endpoint: no port of any family has one.

@@ -43,9 +43,7 @@ type Planner struct {
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have room now.
 	waiting map[types.NamespacedName]struct{}
 	freed   bool
-	// undecided is true while [Planner.Begin] may still give other Services the room that a Service has, or lacks.
-	undecided bool
-	holders   owners[Holder]
+	holders owners[Holder]
 	// sticky are the service ports that remember clients.
 	sticky owners[Number]
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
@@ -70,11 +68,9 @@ type Planner struct {
 
 // service is a planned Service.
 type service struct {
-	name types.NamespacedName
-	// created is the time of creation, in seconds since 1970.
-	created int64
-	uid     string
-	ports   []*port
+	name  types.NamespacedName
+	age   model.Age
+	ports []*port
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
@@ -274,7 +270,7 @@ func newParts(n int) (*service, []port) {
 // the earlier form and changes them in place. Afterwards, read the lists of the earlier form only with [port.list].
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
-	out.name, out.created, out.uid = s.Name, s.Created.Unix(), s.UID
+	out.name, out.age = s.Name, s.Age()
 	holds := p.assignHolders(out, s, old)
 	ranges, most := p.assignRanges(out, s, old), scoredOf(len(s.Ports))
 	for _, sp := range s.Ports {

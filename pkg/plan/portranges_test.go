@@ -75,7 +75,7 @@ func claimsByService(services map[types.NamespacedName]*model.Service) (want map
 		for _, port := range s.Ports[1:] {
 			for j := range port.Frontends {
 				f := &port.Frontends[j]
-				all = append(all, claim{service: &service{name: s.Name, created: s.Created.Unix()}, frontend: f})
+				all = append(all, claim{service: &service{name: s.Name, age: s.Age()}, frontend: f})
 				clusterIPs[f.Addr] = clusterIPs[f.Addr] || f.AtClusterIP()
 			}
 		}

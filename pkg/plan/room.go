@@ -99,12 +99,12 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest. Until
-// [Planner.Begin] has decided, it returns none, because the Service is planned again.
+// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest. While
+// the planner recalls numbers, it returns none, because the Service is planned again.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
 	switch n := s.leftOut(); {
-	case n == 0 || p.undecided:
+	case n == 0 || p.recalled != nil:
 		return nil
 	case n > mostExcess:
 		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)})
@@ -250,10 +250,11 @@ func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, f form, reaso
 	default:
 		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
 	}
-	l := s.leaveOut(field, fmt.Sprintf("%s port %q %s: %s", n.family, n.name.Port, what, reason))
-	if reason == waitsForOthers {
-		l.forOthers = true
+	l := s.lacking()
+	if l.forOthers = l.forOthers || reason == waitsForOthers; l.parts < mostExcess { // else it is only counted
+		reason = fmt.Sprintf("%s port %q %s: %s", n.family, n.name.Port, what, reason)
 	}
+	s.leaveOut(field, reason)
 }
 
 // number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. It returns the reason of a

@@ -100,25 +100,17 @@ func (p *Planner) TakeWaiting(most int) (names []types.NamespacedName) {
 	return names
 }
 
-// compareAge orders Services by the time of their creation, then by UID. The author of a Service cannot choose either of them.
+// compareAge orders Services by age. The names only make the order of manifests without times and UIDs definite.
 func (s *service) compareAge(o *service) int {
-	return cmp.Or(cmp.Compare(s.created, o.created), cmp.Compare(s.uid, o.uid), model.CompareNames(s.name, o.name))
+	return cmp.Or(s.age.Compare(o.age), model.CompareNames(s.name, o.name))
 }
 
 // Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the room that an earlier process
 // had granted, see [Planner.Recall]. All other room goes to the oldest Services. So Services that were created later take nothing from Services that
-// were served before, and new nodes decide alike.
+// were served before, and new nodes decide alike. Unless the planner recalls numbers, names must be in the order of age.
 func (p *Planner) Begin(names []types.NamespacedName, set func([]types.NamespacedName)) {
-	p.undecided = true
 	set(names)
-	if len(p.waiting) > 0 && p.recalled == nil {
-		// There is no earlier process, and not enough room for all. So nobody keeps the room that the order of names gave.
-		p.recalled = newRecalled()
-		p.recalled.strict = [2]bool{true, true}
-		set(names)
-	}
 	p.EndRecall()
-	p.undecided = false
 	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {
 		set(again)
 	}

@@ -34,6 +34,9 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 	}
+	if !p.Planner.Recalling() {
+		p.sortByAge(names)
+	}
 	p.Planner.Begin(names, func(names []types.NamespacedName) { p.planFresh(names) })
 	return names
 }
@@ -45,6 +48,15 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	}
 	slices.SortFunc(names, model.CompareNames)
 	return names
+}
+
+// sortByAge sorts the names of Services by the age of the Services.
+func (p *Proxy) sortByAge(names []types.NamespacedName) {
+	ages := make(map[types.NamespacedName]model.Age, len(names))
+	for _, n := range names {
+		ages[n] = p.Source.Age(n)
+	}
+	slices.SortStableFunc(names, func(a, b types.NamespacedName) int { return ages[a].Compare(ages[b]) })
 }
 
 // absorbNode reads this Node. It reports whether a field that affects the plan of Services has changed.

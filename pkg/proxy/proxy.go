@@ -24,6 +24,8 @@ import (
 type Objects interface {
 	// ReadService decodes a Service into an object. It returns false if there is no such Service.
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
+	// Age returns the age of a Service.
+	Age(name types.NamespacedName) model.Age
 	// StoredSlices returns the slices of a Service, for decoding on demand.
 	StoredSlices(service types.NamespacedName) []model.Slice
 }

@@ -70,6 +70,13 @@ func (s *fakeSource) Services() []types.NamespacedName {
 	return names
 }
 
+func (s *fakeSource) Age(n types.NamespacedName) (age model.Age) {
+	if service := s.Service(n); service != nil {
+		age = model.Age{Created: service.CreationTimestamp.Unix(), UID: string(service.UID)}
+	}
+	return age
+}
+
 func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -66,6 +68,7 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 			problems = append(problems, service.Problems...)
 		}
 	}
+	slices.SortFunc(names, func(a, b types.NamespacedName) int { return built[a].Age().Compare(built[b].Age()) })
 	p.Begin(names, func(names []types.NamespacedName) {
 		for _, name := range names {
 			p.Set(name, built[name])

@@ -55,6 +55,23 @@ func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) boo
 	return s.decode("Service", stored, into)
 }
 
+// Age returns the age of a Service, without decoding the Service; the zero Age if there is no such Service.
+func (s *Store) Age(name types.NamespacedName) (age model.Age) {
+	stored := s.services.get(name)
+	if stored == nil {
+		return age
+	}
+	const metadata, uid, creationTimestamp, seconds = 1, 5, 8, 1
+	meta := find(stored.data, metadata)
+	age.UID = find(meta, uid)
+	for f := (fieldReader[string]{rest: find(meta, creationTimestamp)}); f.next(); {
+		if f.number == seconds {
+			age.Created = int64(f.value)
+		}
+	}
+	return age
+}
+
 // Services returns the names of all Services that [Store.Service] returns, in order.
 func (s *Store) Services() []types.NamespacedName {
 	var names []types.NamespacedName

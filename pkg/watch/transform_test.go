@@ -37,7 +37,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	vip := corev1.LoadBalancerIPModeVIP
 	kept := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web",
+			Namespace: "shop", Name: "web", UID: "0f0e",
 			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
 			Annotations:       annotated(append(model.AnnotationsOf(false), "kube-nftproxy.io/unknown")),
 		},
@@ -254,4 +254,20 @@ func with[T interface{ DeepCopy() T }](item T, change func(T)) T {
 	changed := item.DeepCopy()
 	change(changed)
 	return changed
+}
+
+// TestTheAgeIsThatOfTheService: the age from the stored form is the age of the decoded Service.
+func TestTheAgeIsThatOfTheService(t *testing.T) {
+	store := NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	created := metav1.NewTime(time.Unix(1_780_000_000, 0))
+	put(t, store, &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web", UID: "0f0e", CreationTimestamp: created, Annotations: map[string]string{"a": "b"},
+	}})
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	if got, want := store.Age(name), (model.Age{Created: created.Unix(), UID: "0f0e"}); got != want {
+		t.Errorf("age %v, want %v", got, want)
+	}
+	if got := store.Age(types.NamespacedName{Name: "none"}); got != (model.Age{}) {
+		t.Errorf("a missing Service has the age %v", got)
+	}
 }
