@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb reads the Node and the ServiceCIDRs if they changed. Then it plans the changed Services within the time for one batch, and returns the
-// planned Services.
+// absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans the next batch of the queue, and
+// returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
@@ -32,7 +32,12 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 		}
 	}
-	return p.planFresh(sortedNames(dirty.Services))
+	if names := sortedNames(dirty.Services); p.started {
+		p.enqueue(names)
+	} else {
+		return p.planFirst(names)
+	}
+	return p.planNext()
 }
 
 func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {

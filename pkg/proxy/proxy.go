@@ -25,6 +25,8 @@ type Objects interface {
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
 	// StoredSlices returns the slices of a Service, for decoding on demand.
 	StoredSlices(service types.NamespacedName) []model.Slice
+	// Size returns the number of bytes of a Service and its slices in their stored form. It is much faster than decoding them.
+	Size(service types.NamespacedName) int
 }
 
 // Cluster has the other objects that the plan depends on. Do not change returned objects: they may be shared.
