@@ -182,6 +182,7 @@ func (d *departures) Serve(on bool) {
 		if request == nil {
 			request = &conntrack.Desired{}
 		}
+		request.For(e.name.Namespace)
 		d.planner.FrontendsOf(e.name, inet.TCP, func(k model.Key) {
 			request.Terminate(k, e.service.departed)
 			terminated[k] = struct{}{}
