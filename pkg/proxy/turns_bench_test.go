@@ -123,7 +123,7 @@ func BenchmarkTurns(b *testing.B) {
 				s.mu.Unlock()
 				l.mark(bank)
 				p.Tracker.MarkSlice(bank, track.Trigger{})
-				time.Sleep(time.Duration(20+round*37%60) * time.Millisecond)
+				time.Sleep(time.Duration(200+round*37%100) * time.Millisecond) // longer than --min-sync-period
 				select {
 				case <-done:
 					running = false
