@@ -77,6 +77,9 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
+		if p.Tracker.Pending().Others { // the minimum interval collects changes of a namespace, and does not delay other namespaces
+			p.Schedule.Early()
+		}
 		now = p.Now()
 		for _, i := range p.intakes {
 			i.Queued(now)

@@ -55,7 +55,7 @@ const (
 	// turnElements is the number of elements of one turn. A Service with more elements is large: it has a turn of its own.
 	turnElements = 1_000
 	// batchElements is the number of elements of a batch. To plan and commit them takes some ten milliseconds.
-	batchElements = 10_000
+	batchElements = 5_000
 )
 
 // add puts a Service into the line of its namespace. A Service with an earlier arrival precedes later ones.

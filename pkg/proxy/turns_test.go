@@ -29,7 +29,7 @@ func TestOrderOfTurns(t *testing.T) {
 		{"one turn of each namespace", "a/1:600 a/2:600 a/3:600 b/4:600 b/5:600", "3 5 1 4 2"},
 		{"a turn has several small Services", "a/1:400 a/2:400 a/3:400 b/4:1", "3 1 4 2"},
 		{"small Services before large ones, in batches of their own", "a/1:2000 b/2:10 a/3:10", "2 3 | 1"},
-		{"large Services have turns, too", "a/1:2000 a/2:2000 b/3:3000", "2 3 1"},
+		{"large Services have turns, too", "a/1:1200 a/2:1200 b/3:1300", "2 3 1"},
 		{"a batch ends at its size", "a/1:6000 a/2:6000 b/3:6000 c/4:30000", "2 | 3 | 4 | 1"},
 	} {
 		t.Run(c.title, func(t *testing.T) {
