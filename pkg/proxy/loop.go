@@ -112,7 +112,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	if dirty.Empty() && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
-	if p.commit(ctx, start, p.absorb(ctx, dirty)) && (p.queue.waiting() > 0 || p.problems.more) {
+	if p.commit(ctx, start, p.absorb(ctx, dirty)) && (p.queue.waiting() > 0 || p.problems.more()) {
 		p.Schedule.Urgent()
 	}
 }
@@ -188,7 +188,7 @@ func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 
 // idle reports whether no change waits to be planned, and no conflict to be reported.
 func (p *Proxy) idle() bool {
-	return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 && !p.problems.more
+	return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 && !p.problems.more()
 }
 
 // againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the

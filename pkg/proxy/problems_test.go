@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -106,6 +107,22 @@ func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflic
 		})
 	}
 	return list, c[loser]
+}
+
+func (c fakeClaims) ElementsFor(loser types.NamespacedName) int { return c[loser] }
+
+// A tenant with very many conflicts does not delay the report of another tenant's conflict, or much of one sync.
+func TestConflictsAreReportedInTurns(t *testing.T) {
+	p, reported := reporting()
+	claims := fakeClaims{{Namespace: "zbank", Name: "pay"}: 1}
+	for i := range 100 {
+		claims[types.NamespacedName{Namespace: "evil", Name: fmt.Sprint(i)}] = 1_000
+	}
+	p.reportConflicts(claims)
+	own := slices.ContainsFunc(*reported, func(p model.Problem) bool { return p.Name.Namespace == "zbank" })
+	if most := 21 * batchElements / 1_000; !own || len(*reported) > most+1 || !p.problems.more() {
+		t.Errorf("%d reports at once, of them one of the small namespace: %t", len(*reported), own)
+	}
 }
 
 func TestConflictsAreForgottenWithTheLoser(t *testing.T) {

@@ -62,7 +62,8 @@ type Config struct {
 }
 
 // Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the previous pass.
-// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends.
+// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends. A pass is due as soon as one
+// of the requesting namespaces has not had a pass lately.
 type Reconciler struct {
 	Config
 	wake chan struct{}
