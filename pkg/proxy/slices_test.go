@@ -454,3 +454,71 @@ func TestVeryManyConflictsAreReported(t *testing.T) {
 		}
 	})
 }
+
+// A Service that is larger than its stored form suggests is not in the same batch as a small one.
+func TestAServiceLargerThanExpected(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		list, _ := b.kernel.held()
+		before := len(list)
+		b.kernel.takeSizes()
+		b.Tracker.Together(func() {
+			b.set(0, 1, func(s *corev1.Service) {
+				for i := range 100 {
+					s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i))
+				}
+				for i := range 40 {
+					s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolTCP, Port: int32(1000 + i)})
+				}
+			})
+			b.set(19, 5)
+		})
+		time.Sleep(10 * time.Second)
+		sizes := b.kernel.takeSizes()
+		if len(sizes) < 2 || sizes[0]-before > 10 || sizes[1]-before < 4_000 {
+			t.Errorf("%d elements after the batches, %d before, want a few more, then 4,000 more", sizes, before)
+		}
+		b.check(t)
+	})
+}
+
+// A Service that releases an address waits for the storm of its namespace, but not for the storm of another one.
+func TestAReleaseDoesNotWaitForAnotherNamespace(t *testing.T) {
+	run(t, func(b *bench) {
+		pay := types.NamespacedName{Namespace: "bank", Name: "pay"}
+		put := func(ips ...string) {
+			b.source.mu.Lock()
+			s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.97.0.1", ExternalIPs: ips, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}
+			s.Namespace, s.Name = pay.Namespace, pay.Name
+			b.source.services[pay] = s
+			b.source.mu.Unlock()
+			b.Tracker.MarkService(pay)
+		}
+		put("192.0.2.9")
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		if !b.holds("192.0.2.9") {
+			t.Fatal("bank's address is not served")
+		}
+		const each = 5 * time.Millisecond
+		b.slow(each)
+		for i := range 1000 {
+			b.set(100+i, 1)
+		}
+		for !b.Tracker.Pending().Since.IsZero() { // wait until the loop has taken all changes
+			time.Sleep(each)
+		}
+		changed := time.Now()
+		put()
+		for b.holds("192.0.2.9") {
+			if passed := time.Since(changed); passed > 300*time.Millisecond {
+				t.Fatalf("the release waits for more than %v in a storm of another namespace", passed)
+			}
+			time.Sleep(each)
+		}
+		b.slow(0)
+		time.Sleep(10 * time.Second)
+		b.check(t)
+	})
+}
