@@ -94,7 +94,7 @@ func (s *timeSlice) plan(batch []*waiting, of kind) {
 		q.remove(w)
 		w.cost = max(1, plan.ElementsIn(service), s.Planner.ElementsFor(w.name))
 		switch {
-		case q.waiting() > 0 && of == small && w.cost > turnElements:
+		case of == small && w.cost > turnElements && len(s.planned)+q.waiting() > 0:
 			q.put(&waiting{name: w.name, cost: w.cost, arrived: w.arrived, giver: w.giver})
 		case q.waiting() > 0 && s.postpone(w, service):
 		default:
