@@ -70,8 +70,8 @@ type Reconciler struct {
 
 	mu      sync.Mutex
 	pending *Desired
-	// requested is the time of the first request since the last pass, or zero.
-	requested time.Time
+	// requested is the time of the first request since the last pass, or zero. latest is the time of the last one.
+	requested, latest time.Time
 
 	// Only Run uses the fields below.
 	//
@@ -110,8 +110,9 @@ func (r *Reconciler) Request(d *Desired) {
 
 // noteRequest makes the next pass due. The caller holds mu.
 func (r *Reconciler) noteRequest() {
+	r.latest = time.Now()
 	if r.requested.IsZero() {
-		r.requested = time.Now()
+		r.requested = r.latest
 	}
 	select {
 	case r.wake <- struct{}{}:
@@ -139,6 +140,9 @@ func (r *Reconciler) Run(ctx context.Context) {
 			r.mu.Unlock()
 			continue
 		case <-due:
+			if !sleep(ctx, settle-r.sinceLatest()) {
+				return
+			}
 		}
 		retry = nil
 		if !r.pass(ctx) {
@@ -172,6 +176,13 @@ func (r *Reconciler) due() (at time.Time, requested bool) {
 		}
 	}
 	return at, true
+}
+
+// sinceLatest returns the time since the last request.
+func (r *Reconciler) sinceLatest() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.latest)
 }
 
 // charge records the costs of a pass.
