@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -121,17 +120,20 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 	})
 }
 
-// timedTable records the time at which each read of the IPv4 table begins. A read takes a while.
+// timedTable holds one flow, and records the time at which each read that deletes it begins. A read takes a while.
 type timedTable struct {
 	slowTable
-	takes time.Duration
-	reads []time.Time
+	flow    conntrack.Flow
+	takes   time.Duration
+	deleted []time.Time
 }
 
-func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, _ func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
 	if f == inet.IPv4 {
 		s.mu.Lock()
-		s.reads = append(s.reads, time.Now())
+		if stale(&s.flow) {
+			s.deleted = append(s.deleted, time.Now())
+		}
 		s.mu.Unlock()
 		time.Sleep(s.takes)
 	}
@@ -142,7 +144,10 @@ func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, _ func(*co
 // most the running pass and a pause of the same length.
 func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := &timedTable{takes: 300 * time.Millisecond}
+		table := &timedTable{takes: 300 * time.Millisecond, flow: conntrack.Flow{
+			Protocol: inet.UDP, Source: netip.MustParseAddrPort("10.244.0.7:999"), Destination: netip.MustParseAddrPort("10.97.0.1:80"),
+			Server: netip.MustParseAddrPort("10.244.9.9:8080"), Replied: true, DNAT: true,
+		}}
 		r := conntrack.New(conntrack.Config{Open: func() (conntrack.Table, error) { return table, nil }, Metrics: table})
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -166,12 +171,12 @@ func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 		b.Tracker.MarkService(pay)
 		close(b.source.synced)
 		defer b.start(t)()
-		for range 5 {
+		for i := range time.Duration(5) {
 			b.source.mu.Lock()
 			b.source.services[pay] = s
 			b.source.mu.Unlock()
 			b.Tracker.MarkService(pay)
-			flap(7300 * time.Millisecond)
+			flap((7000 + 450*i) * time.Millisecond)
 			b.source.mu.Lock()
 			delete(b.source.services, pay)
 			b.source.mu.Unlock()
@@ -179,9 +184,9 @@ func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 			deleted := time.Now()
 			flap(3 * time.Second)
 			table.mu.Lock()
-			next := table.reads[slices.IndexFunc(table.reads, func(at time.Time) bool { return at.After(deleted) })]
+			next := table.deleted[len(table.deleted)-1]
 			table.mu.Unlock()
-			if waits := next.Sub(deleted); waits > 2*table.takes+50*time.Millisecond {
+			if waits := next.Sub(deleted); waits < 0 || waits > 2*table.takes+50*time.Millisecond {
 				t.Errorf("the flows of a deleted Service wait for %v", waits)
 			}
 		}
