@@ -17,8 +17,6 @@ type Slice interface {
 	// Read decodes the slice into an object. It overwrites the object's previous content and reuses the memory of its lists and of
 	// their items, which belong to the caller. It returns false if the slice cannot be decoded.
 	Read(into *discoveryv1.EndpointSlice) bool
-	// Pairs returns the number of endpoints times the number of ports. It is much faster than Read.
-	Pairs() int
 }
 
 // Scratch is scratch memory for decoded objects. They are several times as large as the Service that Rebuild makes from them, so Rebuild

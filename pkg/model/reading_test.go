@@ -17,8 +17,6 @@ type storedSlice struct {
 	reads int
 }
 
-func (s *storedSlice) Pairs() int { return 0 }
-
 // Read reuses the memory of the object, as a store does.
 func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.reads++

@@ -112,9 +112,10 @@ func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
 	return c.port.name, true
 }
 
-// AllocatedFrontends calls f for each frontend of a protocol that a Service has at an address or node port that the API server or a load balancer has
-// allocated to it. It skips external IPs: the author of a Service can write any address there, also one at which another program has connections.
-func (p *Planner) AllocatedFrontends(name types.NamespacedName, protocol inet.Protocol, f func(model.Key)) {
+// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another Service has. allocated is true if the
+// API server or a load balancer has allocated the address or the node port to the Service. It is false for external IPs: the author of a Service can
+// write any address there, also one at which another program has connections.
+func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(k model.Key, allocated bool)) {
 	s := p.services[name]
 	if s == nil {
 		return
@@ -125,8 +126,8 @@ func (p *Planner) AllocatedFrontends(name types.NamespacedName, protocol inet.Pr
 		}
 		for i := range port.frontends {
 			front := &port.frontends[i]
-			if isAllocated(front) && p.winner(front.Key).service == s {
-				f(front.Key)
+			if p.winner(front.Key).service == s {
+				f(front.Key, isAllocated(front))
 			}
 		}
 	}

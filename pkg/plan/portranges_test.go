@@ -152,7 +152,7 @@ func TestOverlappingClaims(t *testing.T) {
 			t.Fatalf("round %d: the plan has %v, want %v", round, got, want)
 		}
 		for name := range services {
-			p.AllocatedFrontends(name, inet.UDP, func(k model.Key) {
+			p.FrontendsOf(name, inet.UDP, func(k model.Key, _ bool) {
 				if want[k] != name {
 					t.Fatalf("round %d: %v counts as a frontend of %s, and %s has it", round, k, name, want[k])
 				}

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb reads the Node and the ServiceCIDRs if they changed. Then it plans the changed Services within the time for one batch, and returns the
-// planned Services.
+// absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans the next batch of the queue, and
+// returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
@@ -28,8 +28,12 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 		p.publish()
 	}
 	names := sortedNames(dirty.Services)
-	if p.started || p.Planner.Services() > 0 {
-		return p.planFresh(names)
+	switch {
+	case p.started:
+		p.enqueue(names)
+		return p.planNext()
+	case p.Planner.Services() > 0: // the first sync has failed
+		return p.planFirst(names)
 	}
 	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
@@ -37,7 +41,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	if !p.Planner.Recalling() {
 		p.sortByAge(names)
 	}
-	p.Planner.Begin(names, func(names []types.NamespacedName) { p.planFresh(names) })
+	p.Planner.Begin(names, func(names []types.NamespacedName) { p.planFirst(names) })
 	return names
 }
 

@@ -54,12 +54,14 @@ func (s *storedSource) StoredSlices(n types.NamespacedName) (list []model.Slice)
 	return list
 }
 
-type encodedSlice struct {
-	data      string
-	endpoints int
+func (s *storedSource) Size(n types.NamespacedName) (size int) {
+	for _, slice := range s.slices[n] {
+		size += len(slice.data)
+	}
+	return size + len(s.services[n])
 }
 
-func (s *encodedSlice) Pairs() int { return s.endpoints }
+type encodedSlice struct{ data string }
 
 func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	if err := watch.DecodeSlice(s.data, into); err != nil {
@@ -90,7 +92,7 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 	for len(s.slices[name]) <= number {
 		s.slices[name] = append(s.slices[name], nil)
 	}
-	s.slices[name][number] = &encodedSlice{encoded(b, slice), len(slice.Endpoints)}
+	s.slices[name][number] = &encodedSlice{encoded(b, slice)}
 }
 
 func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) string {
@@ -129,7 +131,7 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
 	}
-	s.services[name], s.slices[name] = encoded(b, service), []*encodedSlice{{encoded(b, slice), endpoints}}
+	s.services[name], s.slices[name] = encoded(b, service), []*encodedSlice{{encoded(b, slice)}}
 	return name
 }
 

@@ -37,8 +37,6 @@ type countedSlice struct {
 	slice  *discoveryv1.EndpointSlice
 }
 
-func (s countedSlice) Pairs() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
-
 func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.source.reads.Add(1)
 	s.slice.DeepCopyInto(into)

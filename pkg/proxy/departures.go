@@ -182,9 +182,12 @@ func (d *departures) Serve(on bool) {
 		if request == nil {
 			request = &conntrack.Desired{}
 		}
-		d.planner.AllocatedFrontends(e.name, inet.TCP, func(k model.Key) {
-			request.Terminate(k, e.service.departed)
-			terminated[k] = struct{}{}
+		request.For(e.name.Namespace)
+		d.planner.FrontendsOf(e.name, inet.TCP, func(k model.Key, allocated bool) {
+			if allocated {
+				request.Terminate(k, e.service.departed)
+				terminated[k] = struct{}{}
+			}
 		})
 	}
 	for len(d.done) > 0 && now.Sub(d.done[0].at) >= memory {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -30,10 +31,17 @@ type flows struct {
 	earlier []model.Key
 	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last successful sync.
 	addresses, served [2][]netip.Addr
+	// owners holds the namespaces of the UDP frontends that Services had before the changes since the last sync.
+	owners map[model.Key]string
 }
 
 func newFlows(c *Config, earlier []model.Key) *flows {
-	return &flows{to: c.Flows, planner: c.Planner, families: c.Families, earlier: earlier}
+	return &flows{to: c.Flows, planner: c.Planner, families: c.Families, earlier: earlier, owners: map[model.Key]string{}}
+}
+
+// Service records the owner of each UDP frontend, which the Service may lose.
+func (f *flows) Service(name types.NamespacedName, _ *model.Service) {
+	f.planner.FrontendsOf(name, inet.UDP, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
 }
 
 func (f *flows) Node(n *Node) { f.addresses = n.Addresses }
@@ -74,7 +82,8 @@ func (f *flows) Synced(s *Sync) {
 	if s.Err != nil {
 		return
 	}
-	changed := f.planner.TakeFlows()
+	changed, owners := f.planner.TakeFlows(), f.owners
+	f.owners = map[model.Key]string{}
 	all := s.Result.Kind == apply.Full || s.First
 	added := f.noteServed()
 	if len(changed) == 0 && !all && !added {
@@ -90,6 +99,11 @@ func (f *flows) Synced(s *Sync) {
 	}
 	for k := range changed {
 		addKey(k)
+		if port, exists := f.planner.PortOf(k); exists {
+			d.For(port.Namespace)
+		} else if namespace, known := owners[k]; known {
+			d.For(namespace)
+		}
 	}
 	if all || added {
 		f.planner.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, exists bool) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -116,5 +117,78 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		_, got := table.state()
 		want := []string{fmt.Sprintf("IPv4 udp=false: 0 of %d", services), fmt.Sprintf("IPv4 udp=true: %d of %d", services, services)}
 		lab.Same(t, want, got, "readings")
+	})
+}
+
+// timedTable holds one flow, and records the time at which each read that deletes it begins. A read takes a while.
+type timedTable struct {
+	slowTable
+	flow    conntrack.Flow
+	takes   time.Duration
+	deleted []time.Time
+}
+
+func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+	if f == inet.IPv4 {
+		s.mu.Lock()
+		if stale(&s.flow) {
+			s.deleted = append(s.deleted, time.Now())
+		}
+		s.mu.Unlock()
+		time.Sleep(s.takes)
+	}
+	return out, nil
+}
+
+// While the UDP Service of one namespace flaps, the deletion of another namespace's UDP Service is synced at once, and its flows are searched after at
+// most the running pass and a pause of the same length.
+func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &timedTable{takes: 300 * time.Millisecond, flow: conntrack.Flow{
+			Protocol: inet.UDP, Source: netip.MustParseAddrPort("10.244.0.7:999"), Destination: netip.MustParseAddrPort("10.97.0.1:80"),
+			Server: netip.MustParseAddrPort("10.244.9.9:8080"), Replied: true, DNAT: true,
+		}}
+		r := conntrack.New(conntrack.Config{Open: func() (conntrack.Table, error) { return table, nil }, Metrics: table})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		b := newBench()
+		b.Flows = r
+		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
+		flap := func(d time.Duration) {
+			for i := range d / (50 * time.Millisecond) {
+				name := b.set(1, 0, udp)
+				b.setProtocol(name, corev1.ProtocolUDP, fmt.Sprintf("10.244.1.%d", 1+i%2))
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		pay := types.NamespacedName{Namespace: "bank", Name: "pay"}
+		s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.97.0.1", Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolUDP, Port: 80}}}}
+		s.Namespace, s.Name = pay.Namespace, pay.Name
+		b.source.services[pay] = s
+		b.Tracker.MarkService(pay)
+		close(b.source.synced)
+		defer b.start(t)()
+		for i := range time.Duration(5) {
+			b.source.mu.Lock()
+			b.source.services[pay] = s
+			b.source.mu.Unlock()
+			b.Tracker.MarkService(pay)
+			flap((7000 + 450*i) * time.Millisecond)
+			b.source.mu.Lock()
+			delete(b.source.services, pay)
+			b.source.mu.Unlock()
+			b.Tracker.MarkService(pay)
+			deleted := time.Now()
+			flap(3 * time.Second)
+			table.mu.Lock()
+			next := table.deleted[len(table.deleted)-1]
+			table.mu.Unlock()
+			if waits := next.Sub(deleted); waits < 0 || waits > 2*table.takes+50*time.Millisecond {
+				t.Errorf("the flows of a deleted Service wait for %v", waits)
+			}
+		}
 	})
 }

@@ -99,8 +99,6 @@ type alternating struct {
 	now      atomic.Int32
 }
 
-func (a *alternating) Pairs() int { return a.contents[0].Pairs() }
-
 func (a *alternating) Read(into *discoveryv1.EndpointSlice) bool {
 	return a.contents[a.now.Load()].Read(into)
 }

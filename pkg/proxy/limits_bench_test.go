@@ -255,7 +255,7 @@ func (s *storedSource) store(b *testing.B, h hostile) types.NamespacedName {
 	s.services[name], s.slices[name] = encoded(b, h.service), nil
 	for _, slice := range h.slices {
 		slice.Namespace = name.Namespace
-		s.slices[name] = append(s.slices[name], &encodedSlice{encoded(b, slice), len(slice.Endpoints)})
+		s.slices[name] = append(s.slices[name], &encodedSlice{encoded(b, slice)})
 	}
 	return name
 }

@@ -77,6 +77,9 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
+		if p.Tracker.Pending().Others { // the minimum interval collects changes of a namespace, and does not delay other namespaces
+			p.Schedule.Early()
+		}
 		now = p.Now()
 		for _, i := range p.intakes {
 			i.Queued(now)
@@ -89,49 +92,29 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// sync plans changes and commits them. If it does not trust the tables, it commits the current plan first: planning very many changes
-// takes far longer than a repair. New changes precede changes that wait in the queue.
+// sync plans one batch of changes and commits it. If it does not trust the tables, or a set must grow, it commits the current plan first: planning a
+// batch may take longer than a repair.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // even without a change, so that /healthz reports this sync as overdue if it keeps failing
 	if p.started && !p.failed {
-		if p.guard.doubtIfTouched(); !p.guard.trusted() {
+		if p.guard.doubtIfTouched(); !p.guard.trusted() || p.againDue(start) {
 			if !p.commit(ctx, start, nil) || p.idle() {
 				return
 			}
 			start = p.Now()
 		}
 	}
-	waiting := p.queue.waiting() > 0
-	if !p.syncFresh(ctx, start, waiting) {
-		return
-	}
-	if waiting {
-		if start = p.Now(); p.againDue(start) && !p.commit(ctx, start, nil) {
-			return
-		}
-		start = p.Now()
-		p.commit(ctx, start, p.planWaiting())
-	}
-	if p.queue.waiting() > 0 || p.problems.more || p.unsettled {
-		p.Schedule.Urgent()
-	}
-}
-
-// syncFresh plans and commits new changes. waiting is true if older changes wait in the queue: without new changes, syncFresh then does nothing. It
-// returns false after a failed commit.
-func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
 	dirty := p.Tracker.Take()
 	for _, i := range p.intakes {
 		i.Taken(&dirty)
 	}
-	if waiting && dirty.Empty() {
-		return true
-	}
-	if dirty.Empty() && p.guard.trusted() && !p.againDue(start) && start.Sub(p.lastCommit) > checkEvery {
+	if dirty.Empty() && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
-	return p.commit(ctx, start, p.absorb(ctx, dirty))
+	if p.commit(ctx, start, p.absorb(ctx, dirty)) && (p.queue.waiting() > 0 || p.problems.more() || p.unsettled) {
+		p.Schedule.Urgent()
+	}
 }
 
 // attempts is the largest number of attempts without a pause if foreign changes cause a sync to fail.
@@ -200,8 +183,10 @@ func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 		"elapsed", s.End.Sub(s.Start))
 }
 
-// idle reports whether no change waits to be planned.
-func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
+// idle reports whether no change waits to be planned, and no conflict to be reported.
+func (p *Proxy) idle() bool {
+	return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 && !p.problems.more() && !p.unsettled
+}
 
 // againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the
 // tables are trusted.

@@ -23,18 +23,23 @@ type problemBook struct {
 	// total is the sum of objects. changed is true if it differs from the metric.
 	total   [len(objectKinds)]int
 	changed bool
-	// more is true if conflicts are left for the next sync to report. conflicts holds the reported conflicts of each Service that lost
-	// a frontend.
-	more      bool
+	// losers are the Services with conflicts that are not reported yet, in turns by namespace. losing has the same Services, and arrivals counts them.
+	// conflicts holds the reported conflicts of each Service that lost a frontend.
+	losers    turns
+	losing    map[types.NamespacedName]struct{}
+	arrivals  uint64
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
 }
 
 func newProblemBook() problemBook {
 	return problemBook{
 		lists: map[types.NamespacedName][]model.Problem{}, objects: map[types.NamespacedName][len(objectKinds)]int{},
-		conflicts: map[types.NamespacedName]map[model.Problem]struct{}{},
+		losing: map[types.NamespacedName]struct{}{}, conflicts: map[types.NamespacedName]map[model.Problem]struct{}{},
 	}
 }
+
+// more reports whether conflicts are left for the next sync to report.
+func (b *problemBook) more() bool { return len(b.losing) > 0 }
 
 // reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
@@ -104,44 +109,65 @@ var fieldOf = [...]string{
 type conflictLister interface {
 	TakeLosers() (names []types.NamespacedName, more bool)
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
+	ElementsFor(loser types.NamespacedName) int
 }
 
 // reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
 // only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs report the rest.
 func (p *Proxy) reportConflicts(c conflictLister) {
-	losers, more := c.TakeLosers()
-	p.problems.more = more
-	for _, loser := range losers {
-		list, all := c.ConflictsOf(loser)
-		before := p.problems.conflicts[loser]
-		if all == 0 {
-			p.withdraw(before)
-			delete(p.problems.conflicts, loser)
-			continue
-		}
-		problems := make([]model.Problem, 0, len(list)+1)
-		for i := range list {
-			problems = append(problems, conflictProblem(&list[i]))
-		}
-		if all > len(list) {
-			problems = append(problems, model.Problem{Kind: "Service", Name: loser, Field: "spec", Reason: fmt.Sprintf(
-				"other Services have more than %d of its addresses and ports; no more are reported", len(list))})
-		}
-		now := make(map[model.Problem]struct{}, len(problems))
-		for _, problem := range problems {
-			_, old := before[problem]
-			_, again := now[problem] // reported for the other family
-			if !old && !again {
-				p.Report(problem)
+	const leastCost = batchElements / 100 // at most a hundred Services
+	b := &p.problems
+	for more := true; more; {
+		var names []types.NamespacedName
+		names, more = c.TakeLosers()
+		for _, name := range names {
+			if _, waits := b.losing[name]; !waits {
+				b.arrivals++
+				b.losing[name] = struct{}{}
+				b.losers.add(&waiting{name: name, cost: max(leastCost, c.ElementsFor(name)), arrived: b.arrivals})
 			}
-			now[problem] = struct{}{}
 		}
-		for problem := range now {
-			delete(before, problem)
-		}
-		p.withdraw(before)
-		p.problems.conflicts[loser] = now
 	}
+	batch := b.losers.next(batchElements, nil)
+	for _, w := range batch {
+		b.losers.remove(w)
+		delete(b.losing, w.name)
+		p.reportConflictsOf(w.name, c)
+	}
+	b.losers.done(batch)
+}
+
+// reportConflictsOf reports the new conflicts of one Service.
+func (p *Proxy) reportConflictsOf(loser types.NamespacedName, c conflictLister) {
+	list, all := c.ConflictsOf(loser)
+	before := p.problems.conflicts[loser]
+	if all == 0 {
+		p.withdraw(before)
+		delete(p.problems.conflicts, loser)
+		return
+	}
+	problems := make([]model.Problem, 0, len(list)+1)
+	for i := range list {
+		problems = append(problems, conflictProblem(&list[i]))
+	}
+	if all > len(list) {
+		problems = append(problems, model.Problem{Kind: "Service", Name: loser, Field: "spec", Reason: fmt.Sprintf(
+			"other Services have more than %d of its addresses and ports; no more are reported", len(list))})
+	}
+	now := make(map[model.Problem]struct{}, len(problems))
+	for _, problem := range problems {
+		_, old := before[problem]
+		_, again := now[problem] // reported for the other family
+		if !old && !again {
+			p.Report(problem)
+		}
+		now[problem] = struct{}{}
+	}
+	for problem := range now {
+		delete(before, problem)
+	}
+	p.withdraw(before)
+	p.problems.conflicts[loser] = now
 }
 
 // withdraw says that problems no longer exist.

@@ -89,6 +89,8 @@ func (c fakeConflicts) ConflictsOf(loser types.NamespacedName) ([]plan.Conflict,
 	return c[loser], len(c[loser])
 }
 
+func (c fakeConflicts) ElementsFor(types.NamespacedName) int { return 1 }
+
 // BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.
 func BenchmarkProblems(b *testing.B) {
 	for _, n := range []int{2_000, 16_000} {
@@ -176,6 +178,22 @@ func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
 		if problem.EventReason != want {
 			t.Errorf("%s: reason in the Event %q, want %q", namespace, problem.EventReason, want)
 		}
+	}
+}
+
+func (c fakeClaims) ElementsFor(loser types.NamespacedName) int { return c[loser] }
+
+// A tenant with very many conflicts does not delay the report of another tenant's conflict, or much of one sync.
+func TestConflictsAreReportedInTurns(t *testing.T) {
+	p, reported := reporting()
+	claims := fakeClaims{{Namespace: "zbank", Name: "pay"}: 1}
+	for i := range 100 {
+		claims[types.NamespacedName{Namespace: "evil", Name: fmt.Sprint(i)}] = 1_000
+	}
+	p.reportConflicts(claims)
+	own := slices.ContainsFunc(*reported, func(p model.Problem) bool { return p.Name.Namespace == "zbank" })
+	if most := 21 * batchElements / 1_000; !own || len(*reported) > most+1 || !p.problems.more() {
+		t.Errorf("%d reports at once, of them one of the small namespace: %t", len(*reported), own)
 	}
 }
 

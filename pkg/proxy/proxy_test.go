@@ -111,10 +111,20 @@ func (s *fakeSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
 	return list
 }
 
+func (s *fakeSource) Size(n types.NamespacedName) (size int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if service := s.services[n]; service != nil {
+		size = service.Size()
+	}
+	for _, slice := range s.slices[n] {
+		size += slice.Size()
+	}
+	return size
+}
+
 // readSlice is a decoded slice.
 type readSlice struct{ slice *discoveryv1.EndpointSlice }
-
-func (s readSlice) Pairs() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
 
 func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.slice.DeepCopyInto(into)

@@ -129,7 +129,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			b.Tracker.Together(func() {
 				for i := range 2 { // svc-0 and svc-1 are first by name
 					var list []string
-					for e := range largeElements + 1 + round*5000 {
+					for e := range batchElements + 1 + round*5000 {
 						list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
 					}
 					b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
@@ -143,7 +143,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			for i := range sizes {
 				sizes[i] -= before
 			}
-			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > largeElements+10 {
+			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > batchElements+10 {
 				t.Errorf("round %d: %d elements more after the batches, want a few, then the elements of one large Service, then of both", round, sizes)
 			}
 			b.check(t)
@@ -161,7 +161,7 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		before := len(b.kernel.elements)
 		b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)-before) }
 		b.kernel.crowded = func() bool {
-			crowded := len(b.kernel.elements)-before > largeElements/2
+			crowded := len(b.kernel.elements)-before > batchElements/2
 			if crowded {
 				b.kernel.crowded = nil
 			}
@@ -171,7 +171,7 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		b.Tracker.Together(func() {
 			for i := range 2 {
 				var list []string
-				for e := range largeElements + 1 {
+				for e := range batchElements + 1 {
 					list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
 				}
 				b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
@@ -180,8 +180,8 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.kernel.mu.Lock()
 		defer b.kernel.mu.Unlock()
-		i := slices.IndexFunc(sizes, func(n int) bool { return n > largeElements/2 })
-		if i < 0 || len(sizes) < i+3 || sizes[i+1] != sizes[i] || sizes[i+2] < 3*largeElements/2 {
+		i := slices.IndexFunc(sizes, func(n int) bool { return n > batchElements/2 })
+		if i < 0 || len(sizes) < i+3 || sizes[i+1] != sizes[i] || sizes[i+2] < 3*batchElements/2 {
 			t.Errorf("%d elements more after the batches, want those of a large Service, the same once more, then those of both", sizes)
 		}
 	})
@@ -452,5 +452,73 @@ func TestVeryManyConflictsAreReported(t *testing.T) {
 		if n := len(b.problems); n != all-1 {
 			t.Errorf("%d Services got a problem, want %d", n, all-1)
 		}
+	})
+}
+
+// A Service that is larger than its stored form suggests is not in the same batch as a small one.
+func TestAServiceLargerThanExpected(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		list, _ := b.kernel.held()
+		before := len(list)
+		b.kernel.takeSizes()
+		b.Tracker.Together(func() {
+			b.set(0, 1, func(s *corev1.Service) {
+				for i := range 100 {
+					s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i))
+				}
+				for i := range 40 {
+					s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolTCP, Port: int32(1000 + i)})
+				}
+			})
+			b.set(19, 5)
+		})
+		time.Sleep(10 * time.Second)
+		sizes := b.kernel.takeSizes()
+		if len(sizes) < 2 || sizes[0]-before > 10 || sizes[1]-before < 4_000 {
+			t.Errorf("%d elements after the batches, %d before, want a few more, then 4,000 more", sizes, before)
+		}
+		b.check(t)
+	})
+}
+
+// A Service that releases an address waits for the storm of its namespace, but not for the storm of another one.
+func TestAReleaseDoesNotWaitForAnotherNamespace(t *testing.T) {
+	run(t, func(b *bench) {
+		pay := types.NamespacedName{Namespace: "bank", Name: "pay"}
+		put := func(ips ...string) {
+			b.source.mu.Lock()
+			s := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.97.0.1", ExternalIPs: ips, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}
+			s.Namespace, s.Name = pay.Namespace, pay.Name
+			b.source.services[pay] = s
+			b.source.mu.Unlock()
+			b.Tracker.MarkService(pay)
+		}
+		put("192.0.2.9")
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		if !b.holds("192.0.2.9") {
+			t.Fatal("bank's address is not served")
+		}
+		const each = 5 * time.Millisecond
+		b.slow(each)
+		for i := range 1000 {
+			b.set(100+i, 1)
+		}
+		for !b.Tracker.Pending().Since.IsZero() { // wait until the loop has taken all changes
+			time.Sleep(each)
+		}
+		changed := time.Now()
+		put()
+		for b.holds("192.0.2.9") {
+			if passed := time.Since(changed); passed > 300*time.Millisecond {
+				t.Fatalf("the release waits for more than %v in a storm of another namespace", passed)
+			}
+			time.Sleep(each)
+		}
+		b.slow(0)
+		time.Sleep(10 * time.Second)
+		b.check(t)
 	})
 }

@@ -60,10 +60,10 @@ func (s *steps) due(now time.Time) (names []types.NamespacedName) {
 	return names
 }
 
-// queueSteps queues the Services with a step that is due. Changes of objects precede them.
+// queueSteps queues the Services with a step that is due.
 func (p *Proxy) queueSteps(now time.Time) {
 	if names := p.rebuilder.steps.due(now); len(names) > 0 {
-		p.queue.push(names)
+		p.enqueue(names)
 		p.Schedule.Requested()
 	}
 }

@@ -9,11 +9,13 @@ const firstRetry = 100 * time.Millisecond
 
 // Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
 //
-// It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests and retries:
+// It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests, early requests and retries:
 //
 //   - The first request, and the first one after a quiet time, is due immediately.
 //   - Other requests are due a minimum interval after the end of the last run, so that a storm of requests leads to a few runs.
 //   - An urgent request is due immediately, unless the last run failed. After a failure, it is due as any other request.
+//   - An early request is due immediately, unless the last run failed, or was itself due only because of an early request. So early requests at most
+//     double the number of runs.
 //   - After a failure, a retry is due after 100 ms. The delay doubles with each further failure in a row, up to the longest backoff. A
 //     retry does not wait for the minimum interval, whose purpose is to collect changes. A new request waits for the minimum interval;
 //     if the backoff is longer, the request is due before the retry.
@@ -21,7 +23,9 @@ const firstRetry = 100 * time.Millisecond
 type Schedule struct {
 	minInterval, maxBackoff, maxInterval time.Duration
 
-	requested, urgent bool
+	requested, urgent, early bool
+	// wasEarly is true if the last run was due only because of an early request.
+	wasEarly bool
 	// ended is the end of the last run; zero before the first.
 	ended time.Time
 	// backoff is the delay of the pending retry; 0 after a success.
@@ -50,6 +54,11 @@ func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
 
+// Early records a request that must not wait for changes of the same kind as those of the last run, such as the changes of one namespace.
+func (s *Schedule) Early() {
+	s.requested, s.early = true, true
+}
+
 // Next returns the time of the next run, and whether it is due. If it is due, Next forgets all requests so far. The caller must then start it, and
 // report its end with Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller must wait
 // until at or until a request, and call Next again.
@@ -60,7 +69,8 @@ func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
 	if at.After(now) {
 		return at, false
 	}
-	s.requested, s.urgent = false, false
+	s.wasEarly = s.early && !s.urgent && !s.ended.IsZero() && now.Sub(s.ended) < s.minInterval
+	s.requested, s.urgent, s.early = false, false, false
 	return at, true
 }
 
@@ -79,7 +89,7 @@ func (s *Schedule) next(now time.Time) time.Time {
 	if s.requested {
 		wait = min(wait, s.minInterval)
 	}
-	if s.urgent && s.backoff == 0 {
+	if (s.urgent || s.early && !s.wasEarly) && s.backoff == 0 {
 		wait = 0
 	}
 	return s.ended.Add(wait)

@@ -21,7 +21,7 @@ const (
 // A step is one action at a virtual time.
 type step struct {
 	at time.Duration
-	do string // "request", "urge", "next", "ok" or "fail"
+	do string // "request", "urge", "early", "next", "ok" or "fail"
 	// wantAt and wantDue are the expected results of Next. For "fail", wantAt is the time of the retry.
 	wantAt  time.Duration
 	wantDue bool
@@ -52,6 +52,23 @@ func TestSchedule(t *testing.T) {
 			{at: 1300 * ms, do: "next", wantAt: 1300 * ms, wantDue: true},
 			{at: 1400 * ms, do: "ok"},
 			{at: 1400 * ms, do: "next", wantAt: testMax + 1400*ms},
+		}},
+		{"an early request is due immediately, but not the next one", []step{
+			{at: 0, do: "request"},
+			{at: 0, do: "next", wantAt: 0, wantDue: true},
+			{at: 0, do: "ok"},
+			{at: 100 * ms, do: "early"},
+			{at: 100 * ms, do: "next", wantAt: 0, wantDue: true},
+			{at: 200 * ms, do: "ok"},
+			{at: 300 * ms, do: "early"},
+			{at: 300 * ms, do: "next", wantAt: 1200 * ms},
+			{at: 1200 * ms, do: "next", wantAt: 1200 * ms, wantDue: true},
+			{at: 1200 * ms, do: "ok"},
+			{at: 1300 * ms, do: "early"},
+			{at: 1300 * ms, do: "next", wantAt: 1200 * ms, wantDue: true},
+			{at: 1400 * ms, do: "fail", wantAt: 1500 * ms},
+			{at: 1450 * ms, do: "early"},
+			{at: 1450 * ms, do: "next", wantAt: 1500 * ms},
 		}},
 		{"a request after a quiet time is due immediately", []step{
 			{at: 0, do: "request"},
@@ -196,6 +213,8 @@ func play(t *testing.T, s Schedule, steps []step) {
 		switch st.do {
 		case "request":
 			s.Requested()
+		case "early":
+			s.Early()
 		case "urge":
 			s.Urgent()
 		case "ok":

@@ -3,6 +3,8 @@ package track
 import (
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestPending(t *testing.T) {
@@ -13,7 +15,7 @@ func TestPending(t *testing.T) {
 	first := start.Add(time.Minute)
 	tr.MarkService(web)
 	tr.MarkService(db)
-	want := Pending{Services: 2, Since: first, Latest: first}
+	want := Pending{Services: 2, Others: true, Since: first, Latest: first}
 	for range 2 { // Pending takes no marks
 		if got := tr.Pending(); got != want {
 			t.Errorf("of two Services: %+v, want %+v", got, want)
@@ -23,5 +25,13 @@ func TestPending(t *testing.T) {
 	tr.Take()
 	if got, want := tr.Pending(), (Pending{Latest: first}); got != want {
 		t.Errorf("after they were taken: %+v, want %+v", got, want)
+	}
+	tr.MarkService(web)
+	if got := tr.Pending(); got.Others {
+		t.Errorf("%+v: the set has no Service of another namespace than before", got)
+	}
+	tr.MarkSlice(types.NamespacedName{Namespace: "another"}, Trigger{})
+	if got := tr.Pending(); !got.Others {
+		t.Errorf("%+v: the set has a Service of another namespace than before", got)
 	}
 }

@@ -20,8 +20,11 @@ type Tracker struct {
 
 	mu    sync.Mutex
 	dirty Dirty
-	// latest is [Dirty.Since] of the last taken set that was not empty.
-	latest time.Time
+	// latest is [Dirty.Since] of the last taken set that was not empty. namespaces are those of the Services of the last
+	// taken set with Services. others is true if a Service of another namespace is dirty.
+	latest     time.Time
+	namespaces map[string]struct{}
+	others     bool
 }
 
 // New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the downtime of the proxy, not the
@@ -33,7 +36,7 @@ func New(since time.Time, now func() time.Time) *Tracker {
 // MarkService marks a Service after its object was added, changed or removed.
 func (t *Tracker) MarkService(name types.NamespacedName) {
 	t.mark(func(d *Dirty) {
-		d.addService(name)
+		t.addService(name)
 		d.ServiceChanges++
 	})
 }
@@ -42,7 +45,7 @@ func (t *Tracker) MarkService(name types.NamespacedName) {
 // the cluster; zero means unknown.
 func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
 	t.mark(func(d *Dirty) {
-		d.addService(service)
+		t.addService(service)
 		d.SliceChanges++
 		if !trigger.At.IsZero() && !trigger.At.Before(t.since) {
 			d.addTrigger(service, trigger)
@@ -83,8 +86,21 @@ func (t *Tracker) Take() Dirty {
 	if !taken.Since.IsZero() {
 		t.latest = taken.Since
 	}
-	t.dirty = Dirty{}
+	t.dirty, t.others = Dirty{}, false
+	if len(taken.Services) > 0 {
+		t.namespaces = map[string]struct{}{}
+	}
+	for name := range taken.Services {
+		t.namespaces[name.Namespace] = struct{}{}
+	}
 	return taken
+}
+
+func (t *Tracker) addService(name types.NamespacedName) {
+	t.dirty.addService(name)
+	if _, again := t.namespaces[name.Namespace]; !again {
+		t.others = true
+	}
 }
 
 func (t *Tracker) mark(change func(*Dirty)) {

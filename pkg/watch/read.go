@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // DecodeService decodes the stored fields of a Service, see keptOfService. It overwrites an object, and reuses the memory of its lists. The strings
@@ -32,6 +33,8 @@ func readMetadata(data string, into *metav1.ObjectMeta) error {
 	f := fieldReader[string]{rest: data}
 	for f.next() {
 		switch f.number {
+		case 5:
+			into.UID = types.UID(f.text())
 		case 8:
 			f.fail(into.CreationTimestamp.Unmarshal([]byte(f.text())))
 		case fieldAnnotations:

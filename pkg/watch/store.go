@@ -106,6 +106,17 @@ func (s *Store) StoredSlices(service types.NamespacedName) []model.Slice {
 	return list
 }
 
+// Size returns the number of bytes of a Service and its slices in their stored form.
+func (s *Store) Size(service types.NamespacedName) (n int) {
+	if stored := s.services.get(service); stored != nil {
+		n = len(stored.data)
+	}
+	for _, stored := range s.slices.of(service) {
+		n += len(stored.data)
+	}
+	return n
+}
+
 // storedSlice is an EndpointSlice in its stored form.
 type storedSlice struct {
 	store *Store
@@ -116,9 +127,6 @@ type storedSlice struct {
 func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return s.store.decode("EndpointSlice", s.object, into)
 }
-
-// Pairs implements [model.Slice].
-func (s storedSlice) Pairs() int { return count(s.data, fieldEndpoints) * count(s.data, fieldPorts) }
 
 // Node returns this Node, or nil if it does not exist.
 func (s *Store) Node() *corev1.Node {

@@ -37,7 +37,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	vip := corev1.LoadBalancerIPModeVIP
 	kept := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web", UID: "0f0e",
+			Namespace: "shop", Name: "web", UID: "u1",
 			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
 			Annotations:       annotated(append(model.AnnotationsOf(false), "kube-nftproxy.io/unknown")),
 		},

@@ -84,7 +84,7 @@ func TestStripping(t *testing.T) {
 func strippedService(s *corev1.Service) *corev1.Service {
 	out := s.DeepCopy()
 	out.ObjectMeta = metav1.ObjectMeta{
-		Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp,
+		Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, UID: s.UID, CreationTimestamp: s.CreationTimestamp,
 	}
 	spec := &out.Spec
 	spec.Selector, spec.LoadBalancerIP, spec.ExternalName, spec.PublishNotReadyAddresses = nil, "", "", false

@@ -12,10 +12,11 @@ import (
 )
 
 const (
-	// defaultInterval is the minimum time between the end of one pass and the start of the next.
+	// defaultInterval is the minimum time between the end of one pass and the start of the next pass for the same namespace.
 	defaultInterval = time.Second
-	// maxShare limits passes to 1/maxShare of the time: reading a million entries takes seconds.
-	maxShare = 5
+	// maxShare limits the passes for one namespace to 1/maxShare of the time: reading a million entries takes seconds. maxShareOfAll limits all passes.
+	// So a namespace with many requests pays with its own delay, and delays the request of another namespace by little more than one pass.
+	maxShare, maxShareOfAll = 5, 2
 	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
 	// could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
@@ -54,23 +55,31 @@ type Config struct {
 	// Open opens the table, before the first pass and before the retry of a failed one.
 	Open    func() (Table, error)
 	Metrics Metrics
-	// Interval is the minimum time between two passes; 0 stands for one second.
+	// Interval is the minimum time between two passes for the same namespace; 0 stands for one second.
 	Interval time.Duration
 	// PerSecond is the largest number of deleted entries per second during a pass; 0 for no limit.
 	PerSecond int
 }
 
 // Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the previous pass.
-// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends.
+// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends. A pass is due as soon as one
+// of the requesting namespaces has not had a pass lately.
 type Reconciler struct {
 	Config
 	wake chan struct{}
 
 	mu      sync.Mutex
 	pending *Desired
+	// requested is the time of the first request since the last pass, or zero. latest is the time of the last one.
+	requested, latest time.Time
 
 	// Only Run uses the fields below.
-	table Table
+	//
+	// earliest is the earliest time of the next pass. owing has a later time for each namespace of recent passes: no pass is made only for namespaces
+	// that owe.
+	earliest time.Time
+	owing    map[string]time.Time
+	table    Table
 	// paused is the time that the current pass has waited because of PerSecond.
 	paused time.Duration
 	// failure is the last logged error.
@@ -82,7 +91,7 @@ func New(c Config) *Reconciler {
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
 	}
-	return &Reconciler{Config: c, wake: make(chan struct{}, 1)}
+	return &Reconciler{Config: c, wake: make(chan struct{}, 1), owing: map[string]time.Time{}}
 }
 
 // Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler takes ownership of d,
@@ -96,6 +105,15 @@ func (r *Reconciler) Request(d *Desired) {
 	} else {
 		r.pending.merge(d)
 	}
+	r.noteRequest()
+}
+
+// noteRequest makes the next pass due. The caller holds mu.
+func (r *Reconciler) noteRequest() {
+	r.latest = time.Now()
+	if r.requested.IsZero() {
+		r.requested = r.latest
+	}
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -105,25 +123,79 @@ func (r *Reconciler) Request(d *Desired) {
 // Run makes passes until the context ends. It logs errors, and keeps the requests of a failed pass for the next one.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
-	var earliest time.Time
 	var retry <-chan time.Time
 	for {
+		var due <-chan time.Time
+		if at, requested := r.due(); requested {
+			due = time.After(time.Until(at))
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.wake:
+		case <-r.wake: // the request may be due earlier
+			continue
 		case <-retry:
+			r.mu.Lock()
+			r.noteRequest()
+			r.mu.Unlock()
+			continue
+		case <-due:
+			if !sleep(ctx, settle-r.sinceLatest()) {
+				return
+			}
 		}
-		if !sleep(ctx, max(settle, time.Until(earliest))) {
-			return
-		}
-		start := time.Now()
-		retry, r.paused = nil, 0
+		retry = nil
 		if !r.pass(ctx) {
 			retry = time.After(retryAfter)
 		}
-		end := time.Now()
-		earliest = end.Add(max(r.Interval, (maxShare-1)*(end.Sub(start)-r.paused)))
+	}
+}
+
+// due returns the time of the next pass, and whether there is a request.
+func (r *Reconciler) due() (at time.Time, requested bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.requested.IsZero() {
+		return at, false
+	}
+	var paid time.Time
+	for namespace := range r.pending.payers() {
+		until, owes := r.owing[namespace]
+		if !owes {
+			paid = time.Time{}
+			break
+		}
+		if paid.IsZero() || until.Before(paid) {
+			paid = until
+		}
+	}
+	at = r.requested.Add(settle)
+	for _, other := range []time.Time{r.earliest, paid} {
+		if other.After(at) {
+			at = other
+		}
+	}
+	return at, true
+}
+
+// sinceLatest returns the time since the last request.
+func (r *Reconciler) sinceLatest() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.latest)
+}
+
+// charge records the costs of a pass.
+func (r *Reconciler) charge(payers map[string]struct{}, took time.Duration) {
+	end := time.Now()
+	r.earliest = end.Add((maxShareOfAll - 1) * took)
+	for namespace, until := range r.owing {
+		if !until.After(end) {
+			delete(r.owing, namespace)
+		}
+	}
+	for namespace := range payers {
+		r.owing[namespace] = end.Add(max(r.Interval, (maxShare-1)*took))
 	}
 }
 
@@ -142,10 +214,10 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // pass handles the pending requests. It returns false if it failed and must be retried.
 func (r *Reconciler) pass(ctx context.Context) bool {
 	d := r.take()
-	if d == nil {
-		return true
-	}
+	start := time.Now()
+	r.paused = 0
 	err := r.reconcile(ctx, d)
+	r.charge(d.payers(), time.Since(start)-r.paused)
 	r.log(ctx, err)
 	if err == nil {
 		return true
@@ -155,16 +227,12 @@ func (r *Reconciler) pass(ctx context.Context) bool {
 	return false
 }
 
-// take returns the merged pending requests, or nil, and clears them.
+// take returns the merged pending requests, and clears them.
 func (r *Reconciler) take() *Desired {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.pending
-	r.pending = nil
-	select {
-	case <-r.wake:
-	default:
-	}
+	r.pending, r.requested = nil, time.Time{}
 	return d
 }
 

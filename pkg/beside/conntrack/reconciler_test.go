@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -148,6 +150,75 @@ func TestLongPassesAreRare(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		f.expect(t, "2.02s IPv4 udp=true deleted=0", "12.02s IPv4 udp=true deleted=0")
 	})
+}
+
+// One namespace requests passes all the time, and its passes are a fifth of the time. A request of another namespace waits for at most the running pass
+// and a pause of the same length.
+func TestANamespacePaysForItsOwnPasses(t *testing.T) {
+	const takes = 400 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{takes: takes}
+		r := start(t, f)
+		request := func(namespace, at string) {
+			d := removed(inet.UDP, at)
+			d.For(namespace)
+			r.Request(d)
+		}
+		flap := func(d time.Duration) {
+			for range d / (50 * time.Millisecond) {
+				request("evil", "10.96.0.1:53")
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		flap(20 * time.Second)
+		if n := len(f.begun(takes)); n < 8 || n > 11 {
+			t.Errorf("%d passes of %v for one namespace in 20s", n, takes)
+		}
+		for i := range 40 {
+			flap(3*time.Second + time.Duration(i)*50*time.Millisecond)
+			requested := time.Since(f.start)
+			request("bank", "10.96.0.2:53")
+			flap(2 * time.Second)
+			passes := f.begun(takes)
+			own := passes[slices.IndexFunc(passes, func(begun time.Duration) bool { return begun >= requested })]
+			if waits := own - requested; waits > 2*takes {
+				t.Errorf("bank's request of %v waits for %v", requested, waits)
+			}
+		}
+	})
+}
+
+// Requests of very many namespaces take half of the time at most.
+func TestAllPassesTakeHalfOfTheTime(t *testing.T) {
+	const takes, seconds = 100 * time.Millisecond, 20
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{takes: takes}
+		r := start(t, f)
+		for i := range 100 * seconds {
+			d := removed(inet.UDP, "10.96.0.1:53")
+			d.For(fmt.Sprint("tenant-", i))
+			r.Request(d)
+			time.Sleep(time.Second / 100)
+		}
+		if n := len(f.begun(takes)); n < 4*seconds || n > 5*seconds {
+			t.Errorf("%d passes of %v in %d seconds", n, takes, seconds)
+		}
+		synctest.Wait()
+		if n := len(r.owing); n > 500 {
+			t.Errorf("%d namespaces are remembered", n)
+		}
+	})
+}
+
+// begun returns the times at which passes of a given duration began.
+func (f *fakeTable) begun(takes time.Duration) (list []time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, entry := range f.log {
+		end, _ := time.ParseDuration(strings.Fields(entry)[0])
+		list = append(list, end-takes)
+	}
+	return list
 }
 
 func TestFailedPassIsRetried(t *testing.T) {

@@ -45,6 +45,8 @@ type Desired struct {
 	Undnated bool
 
 	frontends map[model.Key]frontend
+	// namespaces are the namespaces of the request.
+	namespaces map[string]struct{}
 	// nodes holds the node's addresses that serve node ports, sorted.
 	nodes [2][]netip.Addr
 	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone the number of
@@ -87,6 +89,22 @@ func (f *frontend) serves(to, e netip.AddrPort) bool {
 
 // Expect allocates memory for a number of frontends. Call it first.
 func (d *Desired) Expect(frontends int) { d.frontends = make(map[model.Key]frontend, frontends) }
+
+// For adds a namespace to those for which the pass is made. Each namespace pays for its passes, see [Reconciler].
+func (d *Desired) For(namespace string) {
+	if d.namespaces == nil {
+		d.namespaces = map[string]struct{}{}
+	}
+	d.namespaces[namespace] = struct{}{}
+}
+
+// payers returns the namespaces that pay for the pass. "" pays for a request without a namespace.
+func (d *Desired) payers() map[string]struct{} {
+	if len(d.namespaces) == 0 {
+		return map[string]struct{}{"": {}}
+	}
+	return d.namespaces
+}
 
 // Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
 // terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
@@ -161,6 +179,9 @@ func (d *Desired) onlyUDP() bool { return !d.Undnated && d.others == 0 }
 func (d *Desired) merge(later *Desired) {
 	d.Undnated = d.Undnated || later.Undnated
 	d.terminates = d.terminates || later.terminates
+	for namespace := range later.namespaces {
+		d.For(namespace)
+	}
 	for k, f := range later.frontends {
 		if f.exempt {
 			d.Exempt(k)
