@@ -124,8 +124,7 @@ func (n *node) plan(s shape) {
 	n.Helper()
 	next := n.service(s)
 	lab.Must(n, n.kernel.Recall(n.planner, []*model.Service{next}))
-	n.planner.Set(service, next)
-	n.planner.EndRecall()
+	n.planner.Begin([]types.NamespacedName{service}, func([]types.NamespacedName) { n.planner.Set(service, next) })
 }
 
 func (n *node) sync(want apply.Kind) {

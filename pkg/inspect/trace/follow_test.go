@@ -179,10 +179,10 @@ func TestFollow(t *testing.T) {
 			"100% translated 10.244.1.1:8080 from 192.0.2.1: any endpoint; one of 1 by chance"}},
 		{name: "none", endpoints: 0, from: "10.244.0.9", want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: no endpoints"}},
 		{name: "affinity", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", want: []string{
-			"50% translated 10.244.1.1:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint",
-			"50% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint"}},
+			"50% translated 10.244.1.1:8080 from 10.244.0.9: any endpoint; a client stays with its endpoint, and is remembered for 1h0m0s",
+			"50% translated 10.244.1.2:8080 from 10.244.0.9: any endpoint; a client stays with its endpoint, and is remembered for 1h0m0s"}},
 		{name: "remembered", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", alter: remember, want: []string{
-			"100% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint, " +
+			"100% translated 10.244.1.2:8080 from 10.244.0.9: any endpoint; a client stays with its endpoint, and is remembered for 1h0m0s, " +
 				"and this client is remembered"}},
 		{name: "an unknown expression", endpoints: 2, from: "10.244.0.9", alter: unknown, want: []string{
 			"100% unknown 10.96.0.10:80 from 10.244.0.9: trace cannot evaluate an expression of a rule: limit"}},
