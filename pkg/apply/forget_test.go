@@ -10,6 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -45,12 +46,21 @@ func TestNewClientsFindPlaces(t *testing.T) {
 			watcher := affinity.New(affinity.Config{
 				Maps:   []affinity.Map{{Set: affinityMap(p, f), Reader: conn}},
 				Forget: func(_ context.Context, list []nft.Element) (int, error) { return k.Forget(list) },
+				Crowd: func(_ context.Context, f inet.Family, ports []plan.Number) error {
+					p.SetCrowded(f, ports)
+					return nil
+				},
 				Report: func(p model.Problem) { report = p; stop() },
 			})
 			watcher.Own(p.TakeSticky())
 			watcher.Run(ctx)
 			if report.Name != evil.Name {
 				t.Errorf("reported %+v", report)
+			}
+			mustSync(t, k, p, Partial)
+			n := remembered(t, f)
+			if w.ask(f, 2*size, destinations(f, 0)[0]); remembered(t, f) > n {
+				t.Errorf("%d clients are remembered, and %d before others of the same namespace came", remembered(t, f), n)
 			}
 			c.stay("after others were forgotten", to)
 			c.size, c.were = all, w.ask(f, all, to)

@@ -293,7 +293,11 @@ func (d *daemon) openDemand() error {
 // openClients makes the watcher of remembered clients, and registers its metrics.
 func (d *daemon) openClients() error {
 	c := affinity.Config{
-		Forget: func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) }, Report: d.reporter.Problem,
+		Forget: func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) },
+		Crowd: func(ctx context.Context, f inet.Family, ports []plan.Number) error {
+			return d.loop.Crowd(ctx, f, ports)
+		},
+		Report: d.reporter.Problem,
 	}
 	for _, set := range d.planner.Clients() {
 		conn, err := nft.Open()

@@ -3,6 +3,7 @@ package plan
 import (
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -42,6 +43,15 @@ func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
 	changed := make(map[Number]types.NamespacedName, len(p.sticky.changed))
 	p.sticky.take(func(port Number, service types.NamespacedName) { changed[port] = service })
 	return changed
+}
+
+// SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered already stay with their endpoints.
+func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
+	l, list := p.layouts[f], make([]nft.Element, 0, len(ports))
+	for _, port := range ports {
+		list = append(list, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.number)})
+	}
+	p.setNodeElements(l.crowded, list)
 }
 
 // Clients returns the maps of remembered clients, one for each family.

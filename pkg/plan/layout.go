@@ -22,6 +22,8 @@ type layout struct {
 	// each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
+	// crowded has the service ports whose new clients are not remembered, see [Planner.SetCrowded].
+	crowded *nft.Set
 	// With a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id, which counts its
 	// connections. full has the ids of endpoints that had their maximum a while ago. tried has the ids of full endpoints that a packet has just
 	// tried. atMaximum has the class for packets that find all endpoints full.
@@ -109,6 +111,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	}
 	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{prio, saddr}, Data: word, Dynamic: true, Timeouts: true,
 		Size: affinityClients, Comment: "service port . client -> endpoint id"}
+	l.crowded = l.hash("crowded", "service ports of namespaces with too many remembered clients", word, nil)
 	l.limited = &nft.Set{Name: "limited", Key: []nft.Field{proto, prio}, Data: endpoint, MaxConnections: model.MostConnections,
 		Comment: "endpoint id -> endpoint, unless it has its maximum of connections"}
 	if o.WithoutMaximum {
@@ -171,7 +174,7 @@ func (l *layout) sets() []*nft.Set {
 	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends, l.rangeBackends, l.limitedSlots} {
 		list = append(list, s[:]...)
 	}
-	list = append(list, l.singles, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
+	list = append(list, l.singles, l.affinity, l.crowded, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
 	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
 	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.allocatedRanges, l.nodeAddresses, l.regions)
 }

@@ -65,6 +65,8 @@ func (p *Planner) isStrict(f inet.Family) bool { return p.recalled != nil && p.r
 // Numbers has the room, the numbers and the ids that a planner has assigned, so that another planner can assign the same ones.
 type Numbers struct {
 	next [2]uint32
+	// crowded are the service ports of [Planner.SetCrowded].
+	crowded [2][]Number
 	*recalled
 }
 
@@ -73,6 +75,9 @@ func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.options.Families {
 		n.next[f] = p.Next(f)
+		for _, e := range p.nodeElements[p.layouts[f].crowded] {
+			n.crowded[f] = append(n.crowded[f], Number{f, e.Key.AsUint32()})
+		}
 	}
 	for _, s := range p.services {
 		for f, sources := range s.sources {
@@ -95,6 +100,7 @@ func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = n.recalled
 	for _, f := range p.options.Families {
 		p.Resume(f, n.next[f], nil)
+		p.SetCrowded(f, n.crowded[f])
 	}
 }
 

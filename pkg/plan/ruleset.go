@@ -379,7 +379,8 @@ func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),
 		rule("restart its timeout", hasBits(endpointBits), keepTime),
 		rule("", jump(ls.knownOrNew())),
-		rule("", hasBits(endpointBits), keepTime),
+		rule("remembered, unless its namespace has too many clients", hasBits(endpointBits), priorityBits(reg, affineBits),
+			[]expr.Any{loadedIn(l.crowded, true)}, keepTime),
 		rule("", goTo(ls.toKnown())))
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -30,6 +31,16 @@ func (s sticky) Synced(sync *Sync) {
 	if changed := s.planner.TakeSticky(); len(changed) > 0 {
 		s.to.Own(changed)
 	}
+}
+
+// Crowd sets the service ports of a family whose new clients are not remembered, see [plan.Planner.SetCrowded]. The next sync commits them.
+func (p *Proxy) Crowd(ctx context.Context, f inet.Family, ports []plan.Number) error {
+	_, err := ask(ctx, p, func() bool {
+		p.Planner.SetCrowded(f, ports)
+		p.Schedule.Urgent()
+		return true
+	})
+	return err
 }
 
 // Forget makes the loop delete remembered clients between two syncs, and returns the number of deleted ones: 0 while

@@ -10,6 +10,7 @@ package affinity
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
 	"sync"
 	"time"
@@ -65,6 +66,9 @@ type Config struct {
 	Maps []Map
 	// Forget deletes clients, and returns the number of deleted ones.
 	Forget func(context.Context, []nft.Element) (int, error)
+	// Crowd sets the service ports of a family whose new clients are not remembered, because their namespaces have too
+	// many. So these namespaces cannot refill the map.
+	Crowd func(context.Context, inet.Family, []plan.Number) error
 	// Report receives a problem of the Service with the most clients, once while a map has too many.
 	Report func(model.Problem)
 }
@@ -91,6 +95,8 @@ type Watcher struct {
 	mu     sync.Mutex
 	owners map[plan.Number]types.NamespacedName
 	states []State
+	// crowded are the namespaces of each map whose new clients are not remembered.
+	crowded []map[string]bool
 	// changed is closed and replaced when the first service port has session affinity.
 	changed chan struct{}
 }
@@ -103,6 +109,7 @@ func New(c Config) *Watcher {
 		set := *m.Set // a copy, because syncs change the planner's sets
 		w.Maps = append(w.Maps, Map{&set, m.Reader})
 		limit := int(set.Size)
+		w.crowded = append(w.crowded, nil)
 		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most()})
 	}
 	return w
@@ -198,7 +205,7 @@ func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err err
 	}
 	if n >= 0 && !reaches(n, limit, half) {
 		w.counted(i, n)
-		return every, nil
+		return every, w.relieve(ctx, i, n)
 	}
 	t := newTrim(limit, n)
 	forgotten, err := w.read(ctx, &m, t)
@@ -210,9 +217,9 @@ func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err err
 	}
 	w.finished(i, t, forgotten)
 	if forgotten == 0 {
-		return idle, nil // nothing to do, or another instance serves
+		return idle, w.relieve(ctx, i, t.total) // nothing to do, or another instance serves
 	}
-	return every, nil
+	return every, w.crowd(ctx, i, t.surplus)
 }
 
 // read reads a map, and forgets the clients that t selects. It returns their number.
@@ -262,6 +269,40 @@ func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err
 		err = failed
 	}
 	return forgotten, err
+}
+
+// relieve makes the node remember new clients of all namespaces again, if a map has few clients.
+func (w *Watcher) relieve(ctx context.Context, i, clients int) error {
+	if reaches(clients, w.states[i].Limit, calm) {
+		return nil
+	}
+	return w.crowd(ctx, i, nil)
+}
+
+// crowd adds the namespaces that have lost clients to those whose new clients are not remembered. With nil, no namespace
+// is left.
+func (w *Watcher) crowd(ctx context.Context, i int, surplus map[string]int) error {
+	crowded := map[string]bool{}
+	for n := range surplus {
+		crowded[n] = n != ""
+	}
+	if surplus != nil {
+		maps.Copy(crowded, w.crowded[i])
+	}
+	if len(crowded)+len(w.crowded[i]) == 0 {
+		return nil
+	}
+	f := w.Maps[i].Set.Family
+	var ports []plan.Number
+	w.mu.Lock()
+	for port, service := range w.owners {
+		if port.Family == f && crowded[service.Namespace] {
+			ports = append(ports, port)
+		}
+	}
+	w.mu.Unlock()
+	w.crowded[i] = crowded
+	return w.Crowd(ctx, f, ports)
 }
 
 func (w *Watcher) owner(client *nft.Element) types.NamespacedName {

@@ -106,6 +106,8 @@ type table struct {
 	standsBy bool
 	readings int
 	reports  []model.Problem
+	// crowded are the service ports whose new clients are not remembered.
+	crowded []plan.Number
 }
 
 const limit = 1600
@@ -118,7 +120,11 @@ func port(i int) plan.Number {
 func newTable(counts bool) *table {
 	s := &table{counts: counts, set: &nft.Set{Name: "affinity", Size: limit}}
 	report := func(p model.Problem) { s.reports = append(s.reports, p) }
-	s.Watcher = New(Config{Maps: []Map{{s.set, s}}, Forget: s.forget, Report: report})
+	crowd := func(_ context.Context, _ inet.Family, ports []plan.Number) error {
+		s.crowded = ports
+		return nil
+	}
+	s.Watcher = New(Config{Maps: []Map{{s.set, s}}, Forget: s.forget, Crowd: crowd, Report: report})
 	return s
 }
 
@@ -202,6 +208,9 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 					st.Forgotten != uint64(limit-n) || !st.Crowded || st.Fair || st.Service != evil {
 					t.Errorf("%+v, %d clients", st, len(s.clients))
 				}
+				if !slices.Equal(s.crowded, []plan.Number{port(1)}) {
+					t.Errorf("new clients of the service ports %v are not remembered", s.crowded)
+				}
 				s.fill(1, limit)
 				look()
 				if len(s.reports) != 1 || s.reports[0].Name != evil || s.reports[0].Event != "AffinityFull" {
@@ -213,8 +222,8 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				}
 				// The clients of a deleted Service are forgotten, and are no reason for a report.
 				s.clients = nil
-				if st := look(); st.Crowded || st.Clients != 0 {
-					t.Errorf("empty: %+v", st)
+				if st := look(); st.Crowded || st.Clients != 0 || len(s.crowded) > 0 {
+					t.Errorf("empty: %+v, new clients of %v are not remembered", st, s.crowded)
 				}
 				s.own(port(1), types.NamespacedName{})
 				s.fill(2, 10)

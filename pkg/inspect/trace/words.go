@@ -116,7 +116,7 @@ func (w *world) whyUntranslated() string {
 
 // usuallyMissed lists the sets in which lookups of most packets find no element.
 var usuallyMissed = []string{
-	"full", "tried", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses", "allocated-ranges",
+	"full", "tried", "crowded", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses", "allocated-ranges",
 	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin", plan.RegionsSet,
 }
 
@@ -269,6 +269,7 @@ var lookups = map[string]string{
 	"local-endpoints":     "draws an endpoint on this node",
 	"backends":            "the endpoint is known",
 	"singles":             "has one endpoint",
+	"crowded":             "the namespace of the Service may have more clients",
 	"local-backends":      "the endpoint is known",
 	"range-backends":      "the endpoint is known",
 	"slots":               "draws an endpoint",
