@@ -32,9 +32,9 @@ func (c challenge) prove(name string) error {
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is lost
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: c.Port}
-	return os.NewSyscallError("sendto", unix.Sendto(fd, []byte(c.answer(name)), unix.MSG_DONTWAIT, to))
+	err = unix.Sendto(fd, []byte(c.answer(name)), unix.MSG_DONTWAIT, to)
+	return errors.Join(os.NewSyscallError("sendto", err), unix.Close(fd))
 }
 
 // verifier receives the answer to its challenge.

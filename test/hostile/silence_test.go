@@ -21,6 +21,9 @@ import (
 // silencer is the variable of the environment that makes TestSilencer a process that claims to be a newer instance.
 const silencer = "HOSTILE_SILENCER"
 
+// guests keeps the connections of TestSilencer open until the end of its process.
+var guests []net.Conn
+
 // TestSilencer is that process. It uses the protocol of versions without proofs, prints the answers, and becomes the
 // holder if it may.
 func TestSilencer(t *testing.T) {
@@ -48,7 +51,7 @@ func TestSilencer(t *testing.T) {
 			guest, err := l.Accept()
 			lab.Must(t, err)
 			_, _ = guest.Write(claim) // some guests only look whether the name is free
-			defer guest.Close()       //nolint:errcheck // until the end of this process
+			guests = append(guests, guest)
 		}
 	}
 }

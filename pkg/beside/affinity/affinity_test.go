@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,7 +98,6 @@ type table struct {
 	set *nft.Set
 	// counts is false for a kernel without the number of elements.
 	counts  bool
-	mu      sync.Mutex
 	clients []nft.Element
 	added   int
 	// standsBy is true while another instance serves.
