@@ -15,6 +15,9 @@ import (
 // benchService returns an IPv4 Service with a cluster IP and some endpoints. Even and odd rounds differ by one endpoint.
 func benchService(i, endpoints, round int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
+	if i >= 1000 { // one namespace has no room for all
+		s.Name.Namespace = fmt.Sprint("tenant-", i/1000)
+	}
 	p := &model.ServicePort{
 		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: inet.TCP, Family: inet.IPv4, HasEndpoints: true,
 		Frontends: []model.Frontend{{Kind: model.ClusterIP, Key: model.Key{

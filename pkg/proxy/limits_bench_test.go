@@ -124,23 +124,23 @@ func BenchmarkLimits(b *testing.B) {
 	}
 }
 
-// BenchmarkRoom measures the first sync with as many Services as a node has room for, from stored objects to the kernel's
+// BenchmarkRoom measures the first sync with as many Services as 16 namespaces have room for, from stored objects to the kernel's
 // acknowledgement. Then it measures a change of every field of one Service that its author can change at once.
 func BenchmarkRoom(b *testing.B) {
 	room, limits := plan.DefaultRoom(), model.DefaultLimits()
-	const namespaces = 4
+	const namespaces = 16
 	for name, kind := range map[string]struct {
-		// whole is the room of the node, and each the room that one Service takes.
+		// whole is the room that these namespaces share, and each the room that one Service takes.
 		whole, each int
 		make        func(version int) hostile
 	}{
-		"elements": {room.Elements, limits.Pairs + limits.Pairs/1_000, func(v int) hostile {
+		"elements": {room.Elements / 2, limits.Pairs + limits.Pairs/1_000, func(v int) hostile {
 			return hostile{hostileService(limits.Pairs / 1_000), hostileSlices(v, 1, limits.Pairs/1_000, 1_000)}
 		}},
-		"source ranges": {room.SourceRanges, limits.SourceRanges / 2, func(v int) hostile {
+		"source ranges": {room.SourceRanges / 2, limits.SourceRanges / 2, func(v int) hostile {
 			return hostile{hostileService(1, sourceRanges(v, limits.SourceRanges/2)), nil}
 		}},
-		"port ranges": {room.PortRanges, 50, func(v int) hostile {
+		"port ranges": {room.PortRanges / 2, 50, func(v int) hostile {
 			return hostile{hostileService(1, portRanges(v, 50)), hostileSlices(v, 1, 1, 10)}
 		}},
 	} {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // settings are the flags.
@@ -58,9 +59,9 @@ func main() {
 	flag.StringVar(&s.ours, "kube-nftproxy", "bin/kube-nftproxy", "our program")
 	flag.StringVar(&s.theirs, "kube-proxy", "bin/kubernetes/kube-proxy", "kube-proxy")
 	flag.BoolVar(&s.limits, "limits", false, "measure unrelated changes and repairs beside a tenant at its limits, instead of the plan; -raw keeps the log")
-	flag.IntVar(&s.limitElements, "limit-elements", plan.DefaultRoom().Elements/4, "elements of the tenant, with -limits")
+	flag.IntVar(&s.limitElements, "limit-elements", room.New(plan.DefaultRoom().Elements).Most(), "elements of the tenant, with -limits")
 	flag.IntVar(&s.limitPairs, "limit-pairs", model.DefaultLimits().Pairs, "endpoints times ports of each of its Services, with -limits")
-	flag.IntVar(&s.limitRanges, "limit-ranges", plan.DefaultRoom().SourceRanges/4, "its source ranges, with -limits")
+	flag.IntVar(&s.limitRanges, "limit-ranges", room.New(plan.DefaultRoom().SourceRanges).Most(), "its source ranges, with -limits")
 	flag.BoolVar(&s.algorithms, "algorithms", false, "measure Services of each algorithm instead of the plan; -quick measures each only once")
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")

@@ -69,7 +69,7 @@ func (n vipNode) objects(w *world) []runtime.Object {
 }
 
 func (n vipNode) service(w *world, i int) *corev1.Service {
-	const namespaces = 4 // a namespace has a quarter of the room for port ranges
+	const namespaces = 16 // one namespace has no room for all port ranges
 	s := w.service(i)
 	s.TypeMeta, s.Namespace = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, fmt.Sprintf("namespace-%d", i%namespaces)
 	if n.vips {
