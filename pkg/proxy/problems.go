@@ -131,15 +131,28 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 	batch := b.losers.next(batchElements, nil)
 	for _, w := range batch {
 		b.losers.remove(w)
+		list, all := c.ConflictsOf(w.name)
+		if slices.ContainsFunc(list, p.isMoving) {
+			b.arrivals++
+			b.losers.add(&waiting{name: w.name, cost: w.cost, arrived: b.arrivals}) // for the next sync
+			continue
+		}
 		delete(b.losing, w.name)
-		p.reportConflictsOf(w.name, c)
+		p.reportConflictsOf(w.name, list, all)
 	}
 	b.losers.done(batch)
 }
 
-// reportConflictsOf reports the new conflicts of one Service.
-func (p *Proxy) reportConflictsOf(loser types.NamespacedName, c conflictLister) {
-	list, all := c.ConflictsOf(loser)
+// isMoving reports whether one of the two Services of a conflict is about to release the frontend.
+func (p *Proxy) isMoving(c plan.Conflict) bool {
+	return slices.ContainsFunc([]model.PortName{c.Winner, c.Loser}, func(name model.PortName) bool {
+		w := p.queue.services[name.NamespacedName]
+		return w != nil && slices.ContainsFunc(w.given, func(f model.Frontend) bool { return f.Key == c.Key })
+	})
+}
+
+// reportConflictsOf reports the new conflicts of one Service: the listed ones, and the number of all.
+func (p *Proxy) reportConflictsOf(loser types.NamespacedName, list []plan.Conflict, all int) {
 	before := p.problems.conflicts[loser]
 	if all == 0 {
 		p.withdraw(before)

@@ -60,7 +60,7 @@ func (m mode) ownFlags() []string {
 		return []string{"--refuse-unused-ports=" + unused, "--answer-ping=" + ping}
 	}
 	if m.choice.ranged() {
-		return []string{"--limits=node-port-ranges=4000"}
+		return []string{"--limits=node-port-ranges=32000"}
 	}
 	if !m.masqueradeAll {
 		return nil

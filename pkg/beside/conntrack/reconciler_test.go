@@ -62,19 +62,26 @@ func (f *fakeTable) FlowsDeleted(inet.Family, time.Duration, int) {}
 func (f *fakeTable) FlowsSearched(_ inet.Family, err error)       { f.passes = append(f.passes, err) }
 
 func start(t *testing.T, f *fakeTable) *Reconciler {
+	r, _ := startAndStop(t, f)
+	return r
+}
+
+// startAndStop also returns a function that ends the reconciler.
+func startAndStop(t *testing.T, f *fakeTable) (r *Reconciler, stop func()) {
 	f.start = time.Now()
-	r := New(Config{Open: func() (Table, error) { return f, nil }, Metrics: f})
+	r = New(Config{Open: func() (Table, error) { return f, nil }, Metrics: f})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		r.Run(ctx)
 	}()
-	t.Cleanup(func() {
+	stop = func() {
 		cancel()
 		<-done
-	})
-	return r
+	}
+	t.Cleanup(stop)
+	return r, stop
 }
 
 func (f *fakeTable) expect(t *testing.T, want ...string) {
@@ -193,7 +200,7 @@ func TestAllPassesTakeHalfOfTheTime(t *testing.T) {
 	const takes, seconds = 100 * time.Millisecond, 20
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: takes}
-		r := start(t, f)
+		r, stop := startAndStop(t, f)
 		for i := range 100 * seconds {
 			d := removed(inet.UDP, "10.96.0.1:53")
 			d.For(fmt.Sprint("tenant-", i))
@@ -203,7 +210,7 @@ func TestAllPassesTakeHalfOfTheTime(t *testing.T) {
 		if n := len(f.begun(takes)); n < 4*seconds || n > 5*seconds {
 			t.Errorf("%d passes of %v in %d seconds", n, takes, seconds)
 		}
-		synctest.Wait()
+		stop()
 		if n := len(r.owing); n > 500 {
 			t.Errorf("%d namespaces are remembered", n)
 		}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,12 +181,13 @@ func TestAReadThatDoesNotEnd(t *testing.T) {
 	f := newFolder(t)
 	f.write("a.yaml", serviceYAML("a", "10.96.0.9"))
 	f.write("web.yaml", serviceYAML("web", "10.96.0.10"))
-	r, blocked, reads := newReader(), make(chan struct{}), 0
+	r, blocked := newReader(), make(chan struct{})
+	var reads atomic.Int32
 	r.readAll = func(path string, size, most int64) ([]byte, error) {
 		if filepath.Base(path) == "web.yaml" {
 			return readAtMost(path, size, most)
 		}
-		if reads++; reads == 1 {
+		if reads.Add(1) == 1 {
 			<-blocked
 		}
 		return readAtMost(path, size, most)
