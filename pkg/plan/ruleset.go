@@ -369,8 +369,8 @@ func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
 	return rules
 }
 
-// sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint and remember it. They first
-// delete the earlier element: an update of an element in the kernel does not change its data.
+// sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint and remember it, unless the
+// namespace of the Service has too many clients. They first delete the earlier element: an update of an element in the kernel does not change its data.
 func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 	saddr := nft.SrcAddr(l.family)
 	keepTime := remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, expr.Dynset{Timeout: time.Duration(timeout) * time.Second})
@@ -379,7 +379,7 @@ func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),
 		rule("restart its timeout", hasBits(endpointBits), keepTime),
 		rule("", jump(ls.knownOrNew())),
-		rule("remembered, unless its namespace has too many clients", hasBits(endpointBits), priorityBits(reg, affineBits),
+		rule("the client is remembered", hasBits(endpointBits), priorityBits(reg, affineBits),
 			[]expr.Any{loadedIn(l.crowded, true)}, keepTime),
 		rule("", goTo(ls.toKnown())))
 }
