@@ -70,19 +70,9 @@ func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bo
 	}
 	out.holders = n
 	for f := range n {
-		q, reason := &p.rooms.holders[f], ""
-		if n[f] > 0 && !p.held(s, inet.Family(f)) {
-			reason = waitsForOthers
-		}
-		if reason == "" {
-			reason = p.request(q, s.Name.Namespace, was[f], n[f])
-		}
-		if reason != "" {
-			p.request(q, s.Name.Namespace, was[f], 0)
+		if reason := p.take(out, &p.rooms.holders[f], was[f], n[f], p.held(s, inet.Family(f))); reason != "" {
 			out.holders[f] = 0
-			l := out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
-			l.needs(q, n[f])
-			l.forOthers = l.forOthers || reason == waitsForOthers
+			out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
 		}
 	}
 	return out.holders == n && n != [2]int{}

@@ -191,13 +191,19 @@ func (p *Planner) assignRanges(out *service, s *model.Service, old *service) boo
 	if old != nil {
 		was = old.portRanges
 	}
-	if reason := p.request(q, s.Name.Namespace, was, n); reason != "" {
-		p.request(q, s.Name.Namespace, was, 0)
-		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason).needs(q, n)
+	if reason := p.take(out, q, was, n, p.hadRanges(s)); reason != "" {
+		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
 		return false
 	}
 	out.portRanges = n
 	return true
+}
+
+// hadRanges reports whether a Service may have port ranges now. While the planner recalls numbers, it must have had some.
+func (p *Planner) hadRanges(s *model.Service) bool {
+	return slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+		return sp.Ranged() && p.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
+	})
 }
 
 // rangeElements calls each for the wanted elements of a map of ranges.

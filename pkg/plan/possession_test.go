@@ -34,7 +34,7 @@ type village struct {
 func newVillage(t *testing.T, seed uint64) *village {
 	v := &village{T: t, rand: rand.New(rand.NewPCG(seed, 40)), services: map[types.NamespacedName]*model.Service{}}
 	v.greedy = 1 + v.rand.IntN(24)
-	for _, own := range []int{60, 6, 12, 8, 8, 5, 5, 5, 5} { // enough for two Services of the other namespaces
+	for _, own := range []int{60, 6, 4, 8, 8, 5, 5, 5, 5} { // enough for two Services of the other namespaces
 		v.limits = append(v.limits, 8*own*own+v.rand.IntN(100))
 	}
 	v.Planner = v.fresh()
@@ -107,7 +107,7 @@ func (v *village) service() *model.Service {
 		}
 		ranges := *p
 		ranges.Name.Port, ranges.Affinity, ranges.Frontends = model.RangesPort, 0, nil
-		for k := range 1 + r.IntN(3) {
+		for k := range 1 + r.IntN(map[bool]int{false: 1, true: 3}[is]) {
 			ranges.Frontends = append(ranges.Frontends, model.Frontend{Kind: model.ClusterIP, Key: model.Key{
 				Addr: testAddr(f, 90, namespace*20+i), Port: uint16(1000 * (k + 1)), Last: uint16(1000*(k+1) + 9 + n), Protocol: inet.TCP, Family: f}})
 		}

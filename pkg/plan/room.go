@@ -80,6 +80,19 @@ func (p *Planner) request(q *quantity, namespace string, was, now int) (reason s
 	return reason
 }
 
+// take requests now units of a quantity for a Service instead of was units. If the request is refused, the Service keeps none. had is false if the
+// Service has to wait, because the planner recalls numbers and the Service did not have this part.
+func (p *Planner) take(s *service, q *quantity, was, now int, had bool) (reason string) {
+	if now > 0 && !had {
+		reason, s.lacking().forOthers = waitsForOthers, true
+	} else if reason = p.request(q, s.name.Namespace, was, now); reason == "" {
+		return ""
+	}
+	p.request(q, s.name.Namespace, was, 0)
+	s.lacking().needs(q, now)
+	return reason
+}
+
 // refusal returns the reason why a namespace cannot have now units instead of was units; "" if it can. The reason depends on nothing that other
 // Services change, so that it is reported once.
 func (q *quantity) refusal(namespace string, was, now int) string {

@@ -169,25 +169,17 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	if before != nil {
 		out.number, was = before.number, before.count()
 	}
-	reason, waits := "", p.isStrict(out.family) && p.recalled.grants[id].number == 0
-	if waits {
-		reason = waitsForOthers
-	}
-	if reason == "" {
-		if reason = q.refusal(namespace, was, out.count()); reason != "" {
-			s.lacking().needs(q, out.count())
-		}
-	}
+	reason := p.take(s, q, was, out.count(), !p.isStrict(out.family) || p.recalled.grants[id].number != 0)
 	if reason == "" && out.number == 0 {
-		out.number, reason = p.number(s, id, false)
+		if out.number, reason = p.number(s, id, false); reason != "" {
+			p.request(q, namespace, out.count(), 0)
+		}
 	}
 	if reason != "" {
 		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
 		out.lists, out.number = [sourceLists][]model.AddrRange{}, 0
-		l := s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
-		l.forOthers = l.forOthers || waits
+		s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
 	}
-	p.request(q, namespace, was, out.count())
 }
 
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.
