@@ -33,8 +33,8 @@ type village struct {
 
 func newVillage(t *testing.T, seed uint64) *village {
 	v := &village{T: t, rand: rand.New(rand.NewPCG(seed, 40)), services: map[types.NamespacedName]*model.Service{}}
-	v.greedy = 1 + v.rand.IntN(24)
-	for _, own := range []int{60, 6, 4, 8, 8, 5, 5, 5, 5} { // enough for two Services of the other namespaces
+	v.greedy = 1 + v.rand.IntN(20) // the reserved halves are enough for 24 namespaces
+	for _, own := range []int{60, 6, 6, 8, 8, 6, 6, 6, 6} { // enough for two Services of the other namespaces
 		v.limits = append(v.limits, 8*own*own+v.rand.IntN(100))
 	}
 	v.Planner = v.fresh()
