@@ -210,8 +210,9 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 	}
 }
 
-// TestRestartAdoptsUnusedRangeElements: the endpoints of a port range left and came back a moment before a process exits. It retains the element for
-// packets without an endpoint, which leads to a chain that every table has. The next process adopts the tables.
+// TestRestartAdoptsUnusedRangeElements: the endpoints of a port range left and came back a moment before a process
+// exits. It retains the element for packets without an endpoint, which leads to a chain that every table has. The next
+// process adopts the tables.
 func TestRestartAdoptsUnusedRangeElements(t *testing.T) {
 	k, p := synced(t)
 	s := everything(300, 2, 0, false)

@@ -48,9 +48,9 @@ type Objects interface {
 // an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and slices of
 // headless Services, and passes exactly the slices of this Service. Nil slices are ignored.
 //
-// Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster IP has no
-// ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind, they are in the order of the
-// object.
+// Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster
+// IP has no ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind,
+// they are in the order of the object.
 //
 // No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
 // source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.

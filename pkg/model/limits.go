@@ -14,8 +14,8 @@ import (
 type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
-	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs are kept before external
-	// IPs, and the first ones of each list.
+	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs are kept before
+	// external IPs, and the first ones of each list.
 	Addresses int
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
 	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.

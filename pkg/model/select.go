@@ -502,8 +502,8 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 }
 
 // addressOf returns the address of an endpoint, or the reason why it has none, see [ofAddress]. As in kube-proxy, it
-// uses the first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the
-// API server rejects, would lead to this node and its neighbours.
+// uses the first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which
+// the API server rejects, would lead to this node and its neighbours.
 func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"

@@ -184,8 +184,8 @@ type Problem struct {
 	Field string
 	// Reason states the fact, Impact its effect, and Fix the remedy. Impact and Fix may be empty.
 	Reason, Impact, Fix string
-	// EventReason replaces Reason in the Event, if it is not empty: the users of a namespace may read its Events, and Reason names an object of another
-	// namespace.
+	// EventReason replaces Reason in the Event, if it is not empty: the users of a namespace may read its Events, and
+	// Reason names an object of another namespace.
 	EventReason string
 	// Limit is the limit that the object exceeds, or empty.
 	Limit Limit

@@ -370,8 +370,9 @@ func (c *Conn) EachFound(s *Set, f func(*Found)) error {
 // errEnough ends a reading before its end.
 var errEnough = errors.New("enough")
 
-// FoundUntil calls f for elements of a set until f returns false. The first n elements of a large set take the kernel much less time than all: its work
-// grows with the square of n. The order is that of the hash table, so the first elements are a random sample. f may sleep.
+// FoundUntil calls f for elements of a set until f returns false. The first n elements of a large set take the kernel
+// much less time than all: its work grows with the square of n. The order is that of the hash table, so the first
+// elements are a random sample. f may sleep.
 func (c *Conn) FoundUntil(s *Set, f func(*Found) (more bool)) error {
 	_, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func(object []byte) error {
 		for _, b := range elements(object) {

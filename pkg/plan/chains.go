@@ -43,8 +43,8 @@ func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	return p.layouts[f].classChain(&p.options, c)
 }
 
-// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has its key. Elements that every plan
-// has do not count.
+// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has its
+// key. Elements that every plan has do not count.
 func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	if !e.Set.Verdict {
 		return false, false

@@ -72,8 +72,8 @@ func (l *losingClaims) next() claim {
 	}
 }
 
-// Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the frontend is the cluster IP of
-// another Service, which does not claim the port.
+// Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the
+// frontend is the cluster IP of another Service, which does not claim the port.
 type Conflict struct {
 	Key           model.Key
 	Kind          model.Kind
@@ -94,8 +94,8 @@ type contest struct {
 	winner claim
 }
 
-// noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner. Call it before the claims of
-// the earlier form are withdrawn.
+// noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner.
+// Call it before the claims of the earlier form are withdrawn.
 func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {
@@ -118,8 +118,9 @@ func (p *Planner) noteWinners(old, now *service) {
 	p.noteOverlaps()
 }
 
-// decide finds the winners of the contests after now has replaced the Service old, and replaces the elements of each key with another winner. It also
-// records the UDP frontends whose flows may be stale. contested is true if there were conflicts before.
+// decide finds the winners of the contests after now has replaced the Service old, and replaces the elements of each
+// key with another winner. It also records the UDP frontends whose flows may be stale. contested is true if there were
+// conflicts before.
 func (p *Planner) decide(old, now *service, contested bool) {
 	p.settleRanges(now)
 	p.settlePorts()
@@ -202,8 +203,8 @@ func (p *Planner) claim(s *service) {
 	})
 }
 
-// noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner of a key has changed from
-// was to is. contested is false if there are no conflicts, and were none before.
+// noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner
+// of a key has changed from was to is. contested is false if there are no conflicts, and were none before.
 func (p *Planner) noteParties(was, is, old, now *service, contested bool) {
 	if !contested && (was == nil || was == old) && (is == nil || is == now) {
 		return
@@ -249,9 +250,9 @@ func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
 const mostConflicts = 20
 
-// ConflictsOf returns the first mostConflicts frontends that the named Service claims and another Service has, and the number of all. For a range
-// of ports, these are also the single ports in it that another Service has. Call it when no Service waits to be planned: while an address moves between
-// Services, both claim it.
+// ConflictsOf returns the first mostConflicts frontends that the named Service claims and another Service has, and the
+// number of all. For a range of ports, these are also the single ports in it that another Service has. Call it when no
+// Service waits to be planned: while an address moves between Services, both claim it.
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
 	add := func(k model.Key, of claim, winner claim) {

@@ -61,7 +61,8 @@ func (c class) number() uint32 {
 // word is the class together with the number of a service port or of source ranges: the data of an element.
 func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number | c.number()) }
 
-// kindOf returns the kind of the class in a word. The word must not be of a pick or choose class: these have no kind in the word.
+// kindOf returns the kind of the class in a word. The word must not be of a pick or choose class: these have no kind in
+// the word.
 func kindOf(word uint32) kind {
 	code := word & classBits
 	switch route := kind(code >> 8); {
@@ -112,11 +113,11 @@ const (
 	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
 	// chain, which is in the plan while a Service uses it.
 	kindRange = kindRangeSources + kind(nodePortSources)
-	// kindSingle leads to the only endpoint of a frontend, see formSingle. This is the kind of the first route; the other routes follow. Each has a
-	// single chain, which is in the plan while a Service uses it.
+	// kindSingle leads to the only endpoint of a frontend, see formSingle. This is the kind of the first route; the
+	// other routes follow. Each has a single chain, which is in the plan while a Service uses it.
 	kindSingle = kindRange + kind(routes)
-	// kindAffinity uses the client's earlier endpoint if there is one, and remembers the client with a timeout. This is the kind of the first route; the
-	// other routes follow. Routes to the same list share one chain for each timeout.
+	// kindAffinity uses the client's earlier endpoint if there is one, and remembers the client with a timeout. This is
+	// the kind of the first route; the other routes follow. Routes to the same list share one chain for each timeout.
 	kindAffinity = kindSingle + kind(routes)
 	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the same list
 	// share one chain for each size. The cost of an element of a map grows with the number of rules that look up the map.

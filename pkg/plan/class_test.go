@@ -48,8 +48,9 @@ func TestSelectorsHaveAllLengths(t *testing.T) {
 	}
 }
 
-// TestRetainedElementsAreKnown: each element that Services need only for a while leads to a class that [Planner.LeadsToClass] knows, also if every plan
-// has its chain. All other elements of the dispatch maps are in every plan.
+// TestRetainedElementsAreKnown: each element that Services need only for a while leads to a class that
+// [Planner.LeadsToClass] knows, also if every plan has its chain. All other elements of the dispatch maps are in every
+// plan.
 func TestRetainedElementsAreKnown(t *testing.T) {
 	p := New(testOptions())
 	l := p.layouts[inet.IPv4]

@@ -37,15 +37,16 @@ func (o *owners[K]) take(each func(K, types.NamespacedName)) {
 	clear(o.changed)
 }
 
-// TakeSticky returns the service ports that began or stopped to remember clients since the last call. The name is that of
-// the Service, or the zero name if the service port stopped.
+// TakeSticky returns the service ports that began or stopped to remember clients since the last call. The name is that
+// of the Service, or the zero name if the service port stopped.
 func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
 	changed := make(map[Number]types.NamespacedName, len(p.sticky.changed))
 	p.sticky.take(func(port Number, service types.NamespacedName) { changed[port] = service })
 	return changed
 }
 
-// SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered already stay with their endpoints.
+// SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
+// already stay with their endpoints.
 func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
 	l, list := p.layouts[f], make([]nft.Element, 0, len(ports))
 	for _, port := range ports {

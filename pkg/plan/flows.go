@@ -112,9 +112,10 @@ func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
 	return c.port.name, true
 }
 
-// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another Service has. allocated is true if the
-// API server or a load balancer has allocated the address or the node port to the Service. It is false for external IPs: the author of a Service can
-// write any address there, also one at which another program has connections.
+// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another
+// Service has. allocated is true if the API server or a load balancer has allocated the address or the node port to the
+// Service. It is false for external IPs: the author of a Service can write any address there, also one at which another
+// program has connections.
 func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(k model.Key, allocated bool)) {
 	s := p.services[name]
 	if s == nil {

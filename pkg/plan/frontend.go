@@ -35,8 +35,8 @@ type port struct {
 	protocol     inet.Protocol
 	family       inet.Family
 	hasEndpoints bool
-	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. timeout is the timeout of session affinity in seconds, one of
-	// timeouts; 0 without session affinity.
+	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. timeout is the timeout of
+	// session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
 	ids     *affinePort
 	// maxConnections is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
@@ -311,7 +311,8 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	}
 }
 
-// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with class and step.
+// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with
+// class and step.
 func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	if p.number == 0 || !p.hasEndpoints {
 		return

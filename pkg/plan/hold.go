@@ -78,7 +78,8 @@ func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bo
 	return out.holders == n && n != [2]int{}
 }
 
-// held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they must have held packets.
+// held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they
+// must have held packets.
 func (p *Planner) held(s *model.Service, f inet.Family) bool {
 	return !p.isStrict(f) || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
 		return sp.Family == f && p.recalled.grants[portID{sp.Name, sp.Protocol, f}].holds

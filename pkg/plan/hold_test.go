@@ -52,7 +52,8 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	}
 }
 
-// TestHoldersAreBounded: Services of a namespace above its share refuse connections. They hold packets after other Services have got endpoints.
+// TestHoldersAreBounded: Services of a namespace above its share refuse connections. They hold packets after other
+// Services have got endpoints.
 func TestHoldersAreBounded(t *testing.T) {
 	s := newSleepers(t)
 	share := s.rooms.holders[0].Most()

@@ -31,8 +31,9 @@ type layout struct {
 	limited, full, tried, atMaximum *nft.Set
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
 	held, holding *nft.Set
-	// ranges and restrictedRanges are services and restricted for ranges of ports. rangeBackends has the address of each endpoint id for ranges.
-	// rangeAddresses has the addresses of ranges. allocatedRanges has those whose ranges take precedence over node ports.
+	// ranges and restrictedRanges are services and restricted for ranges of ports. rangeBackends has the address of
+	// each endpoint id for ranges. rangeAddresses has the addresses of ranges. allocatedRanges has those whose ranges
+	// take precedence over node ports.
 	ranges, restrictedRanges, rangeAddresses, allocatedRanges *nft.Set
 	rangeBackends                                             [lists]*nft.Set
 	sources                                                   [sourceLists]*nft.Set

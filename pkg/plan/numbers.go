@@ -93,8 +93,8 @@ func (r *ring) word(i uint32) *uint64 {
 	return &r.used[i]
 }
 
-// Numbers are in the upper bits of the register. The numbers of affine service ports use only the upper half of the register, and are greater than
-// all other numbers.
+// Numbers are in the upper bits of the register. The numbers of affine service ports use only the upper half of the
+// register, and are greater than all other numbers.
 const (
 	firstAffine = 0xc000
 	endAffine   = 1 << 16
@@ -105,8 +105,9 @@ const (
 // numbers assigns the numbers of one family.
 type numbers struct {
 	affine, others *ring
-	// avoided are numbers of affine service ports that a Service of an earlier process may have had a short time ago. They are assigned last. This is
-	// not necessary for other numbers: a process continues after the last number of the earlier process.
+	// avoided are numbers of affine service ports that a Service of an earlier process may have had a short time ago.
+	// They are assigned last. This is not necessary for other numbers: a process continues after the last number of the
+	// earlier process.
 	avoided map[uint32]struct{}
 }
 

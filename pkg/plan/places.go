@@ -15,11 +15,12 @@ import (
 //     single port of another Service in the range of a better claim. If the claim to the single port is better, the rules find the port first, and the
 //     rest of the range stays.
 //
-// If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed, and single ports take precedence over
-// ranges.
+// If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed,
+// and single ports take precedence over ranges.
 //
-// A change of one Service can so decide about thousands of frontends of other Services. [Planner.Set] decides about the frontends of its Service and
-// about overlapping ranges, whose number is limited. [Planner.Settle] decides about the rest in parts.
+// A change of one Service can so decide about thousands of frontends of other Services. [Planner.Set] decides about the
+// frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about the
+// rest in parts.
 
 // place is an address and a protocol.
 type place struct {
@@ -31,14 +32,17 @@ func placeOf(k model.Key) place { return place{k.Addr, k.Protocol} }
 
 // places has the decisions that depend on other keys at the same address.
 type places struct {
-	// beaten has the claimed keys that are not programmed, with the range of a better claim. The zero key stands for the cluster IP of another Service.
+	// beaten has the claimed keys that are not programmed, with the range of a better claim. The zero key stands for
+	// the cluster IP of another Service.
 	beaten map[model.Key]model.Key
 	// won has the ranges of each place that are programmed, by port. They do not overlap.
 	won map[place][]claim
-	// fronts has the programmed single ports in a range of another Service, with the range. inFrontOf has the same by range.
+	// fronts has the programmed single ports in a range of another Service, with the range. inFrontOf has the same by
+	// range.
 	fronts    map[model.Key]model.Key
 	inFrontOf map[model.Key]map[model.Key]struct{}
-	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for [Planner.Settle].
+	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
+	// [Planner.Settle].
 	sharing   map[netip.Addr][]*service
 	unsettled map[*service]struct{}
 }
@@ -104,9 +108,9 @@ func (p *Planner) unsettle(a netip.Addr, except *service) {
 	}
 }
 
-// Settle decides again about frontends that a change of other Services may concern: this change added or removed a range, or a cluster IP. It decides
-// about the frontends of whole Services, until there are most or more of them, and reports whether further Services are left for the next call. Until
-// then, the earlier decisions stand.
+// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
+// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
+// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
 func (p *Planner) Settle(most int) (more bool) {
 	for n := 0; len(p.places.unsettled) > 0 && n < most; {
 		for s := range p.places.unsettled {
@@ -134,8 +138,8 @@ func (p *Planner) winner(k model.Key) claim {
 	return p.claims[k].winner
 }
 
-// owner returns the claim that has a key, or has a range that contains or overlaps it. It returns the zero claim if the address is the cluster IP of
-// a Service that does not claim the key.
+// owner returns the claim that has a key, or has a range that contains or overlaps it. It returns the zero claim if the
+// address is the cluster IP of a Service that does not claim the key.
 func (p *Planner) owner(k model.Key) claim {
 	if by, beaten := p.places.beaten[k]; beaten {
 		return p.claims[by].winner

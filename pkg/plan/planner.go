@@ -27,7 +27,8 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. The rest is in places.go.
+	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. The
+	// rest is in places.go.
 	rangesAt, singlesAt keysByPlace
 	places              places
 	// lostClaims counts the claims that lost to another Service.
@@ -40,7 +41,8 @@ type Planner struct {
 	uses    map[use]int
 	numbers [2]*numbers
 	rooms   rooms
-	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have room now.
+	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
+	// room now.
 	waiting map[types.NamespacedName]struct{}
 	freed   bool
 	holders owners[Holder]
@@ -76,7 +78,8 @@ type service struct {
 	sources [2]*sources
 	// at is the index of the Service in [Planner.list].
 	at int
-	// portRanges is the number of ranges of ports times addresses, holders the number of ports of each family that may hold packets. Both take room.
+	// portRanges is the number of ranges of ports times addresses, holders the number of ports of each family that may
+	// hold packets. Both take room.
 	portRanges int
 	holders    [2]int
 	// lacks are the parts without room, nil if there are none.
@@ -108,8 +111,8 @@ func (c *claim) rank() int {
 	return 2
 }
 
-// isAllocated reports whether the API server or a load balancer has allocated the address or node port of a frontend to its Service. The author of a
-// Service can write any address into its external IPs.
+// isAllocated reports whether the API server or a load balancer has allocated the address or node port of a frontend to
+// its Service. The author of a Service can write any address into its external IPs.
 func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || f.ReplacesClusterIP }
 
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
@@ -381,8 +384,8 @@ func (p *Planner) change(was, is claim) {
 	p.dropTakenOut()
 }
 
-// takeOut removes an element that leads to a class. The class stays in use until [Planner.dropTakenOut]. So no dispatch element changes if putIn adds
-// another element that leads to the class.
+// takeOut removes an element that leads to a class. The class stays in use until [Planner.dropTakenOut]. So no dispatch
+// element changes if putIn adds another element that leads to the class.
 func (p *Planner) takeOut(e *nft.Element, u use) {
 	p.remove(e)
 	p.takenOut = append(p.takenOut, u)

@@ -10,12 +10,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed packets, after they have found
-// no port, node port or rule of another program. So the rules find single ports first, but the plan has a single port in a range of another Service
-// only if its claim is better, see places.go. A node port is no claim to an address: its number is allocated for all addresses that serve node ports. So
-// the rules look for ranges of addresses that are allocated to a Service before they look for node ports, and for ranges of external IPs after them. The
-// hash set allocated-ranges has the first kind of addresses. The hash set range-addresses has all addresses of ranges. Packets to
-// other addresses need no lookup in the ranges, whose cost grows with their number.
+// A Service can have ranges of ports. Packets keep their port. The rules look for ranges in the chains for unclaimed
+// packets, after they have found no port, node port or rule of another program. So the rules find single ports first,
+// but the plan has a single port in a range of another Service only if its claim is better, see places.go. A node port
+// is no claim to an address: its number is allocated for all addresses that serve node ports. So the rules look for
+// ranges of addresses that are allocated to a Service before they look for node ports, and for ranges of external IPs
+// after them. The hash set allocated-ranges has the first kind of addresses. The hash set range-addresses has all
+// addresses of ranges. Packets to other addresses need no lookup in the ranges, whose cost grows with their number.
 //
 // The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
 // map range-backends has the addresses of these endpoints. Some classes only occur with ranges. They are in the dispatch maps only while a range uses
@@ -199,7 +200,8 @@ func (p *Planner) assignRanges(out *service, s *model.Service, old *service) boo
 	return true
 }
 
-// hadRanges reports whether a Service may have port ranges now. While the planner recalls numbers, it must have had some.
+// hadRanges reports whether a Service may have port ranges now. While the planner recalls numbers, it must have had
+// some.
 func (p *Planner) hadRanges(s *model.Service) bool {
 	return slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
 		return sp.Ranged() && p.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine

@@ -32,8 +32,8 @@ func rangedService(i int, at []byte, ranges ...[2]uint16) *model.Service {
 	return s
 }
 
-// sharingService returns a Service with random ranges and single ports of UDP at addresses that others claim, too. Services of a third have
-// load-balancer IPs, and one has a cluster IP at one of the addresses.
+// sharingService returns a Service with random ranges and single ports of UDP at addresses that others claim, too.
+// Services of a third have load-balancer IPs, and one has a cluster IP at one of the addresses.
 func sharingService(random *rand.Rand, i int) *model.Service {
 	var ranges [][2]uint16
 	for first := uint16(1); random.IntN(3) > 0; {
@@ -66,8 +66,8 @@ func sharingService(random *rand.Rand, i int) *model.Service {
 	return s
 }
 
-// claimsByService decides conflicts as the pages describe them, with a search through all claims. It returns the Service of each programmed key, and the
-// number of conflicts.
+// claimsByService decides conflicts as the pages describe them, with a search through all claims. It returns the
+// Service of each programmed key, and the number of conflicts.
 func claimsByService(services map[types.NamespacedName]*model.Service) (want map[model.Key]types.NamespacedName, lost int) {
 	var all []claim
 	clusterIPs := map[netip.Addr]bool{}
@@ -120,8 +120,9 @@ func claimsByService(services map[types.NamespacedName]*model.Service) (want map
 	return want, lost
 }
 
-// TestOverlappingClaims changes Services with overlapping ranges and single ports at shared addresses at random. After each change, the plan has the
-// claims that a search through all claims accepts, and the elements of the plan are the sum of the differences.
+// TestOverlappingClaims changes Services with overlapping ranges and single ports at shared addresses at random. After
+// each change, the plan has the claims that a search through all claims accepts, and the elements of the plan are the
+// sum of the differences.
 func TestOverlappingClaims(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	o := testOptions()
@@ -185,8 +186,9 @@ func TestOverlappingClaims(t *testing.T) {
 	}
 }
 
-// TestOneChangeDecidesAboutFewFrontends: many Services of one tenant claim an address. When it becomes the cluster IP of another Service, and when this
-// Service is deleted, the change itself costs no more than its own frontends. The tenant's claims follow in parts.
+// TestOneChangeDecidesAboutFewFrontends: many Services of one tenant claim an address. When it becomes the cluster IP
+// of another Service, and when this Service is deleted, the change itself costs no more than its own frontends. The
+// tenant's claims follow in parts.
 func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
 	const services, ports = 50, 200
 	p := New(testOptions())

@@ -33,7 +33,7 @@ type village struct {
 
 func newVillage(t *testing.T, seed uint64) *village {
 	v := &village{T: t, rand: rand.New(rand.NewPCG(seed, 40)), services: map[types.NamespacedName]*model.Service{}}
-	v.greedy = 1 + v.rand.IntN(20) // the reserved halves are enough for 24 namespaces
+	v.greedy = 1 + v.rand.IntN(20)                          // the reserved halves are enough for 24 namespaces
 	for _, own := range []int{60, 6, 6, 8, 8, 6, 6, 6, 6} { // enough for two Services of the other namespaces
 		v.limits = append(v.limits, 8*own*own+v.rand.IntN(100))
 	}
@@ -177,7 +177,8 @@ func (v *village) recall(p *Planner) {
 	}
 }
 
-// TestRoomIsFair makes random histories of a node with little room, in which some namespaces ask for as much as they can:
+// TestRoomIsFair makes random histories of a node with little room, in which some namespaces ask for as much as they
+// can:
 //
 //   - What is served stays served, whatever others create.
 //   - A namespace that asks for less than it owns lacks nothing.

@@ -31,8 +31,8 @@ func newRecalled() *recalled {
 	return &recalled{grants: map[portID]grant{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next], and held are the
-// elements of its [Planner.Held]. Call Resume before [Planner.Set].
+// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's
+// [Planner.Next], and held are the elements of its [Planner.Held]. Call Resume before [Planner.Set].
 func (p *Planner) Resume(f inet.Family, next uint32, held []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
@@ -47,7 +47,8 @@ func (p *Planner) Resume(f inet.Family, next uint32, held []nft.Element) {
 	p.recalled.strict[f] = true
 }
 
-// had returns the greatest form that a service port may have now. While the planner recalls numbers, this is the form that it had.
+// had returns the greatest form that a service port may have now. While the planner recalls numbers, this is the form
+// that it had.
 func (p *Planner) had(id portID, sp *model.ServicePort) form {
 	if !p.isStrict(id.family) {
 		return formAffine
@@ -62,7 +63,8 @@ func (p *Planner) had(id portID, sp *model.ServicePort) form {
 // isStrict reports whether the Services of a family get only the room that they had.
 func (p *Planner) isStrict(f inet.Family) bool { return p.recalled != nil && p.recalled.strict[f] }
 
-// Numbers has the room, the numbers and the ids that a planner has assigned, so that another planner can assign the same ones.
+// Numbers has the room, the numbers and the ids that a planner has assigned, so that another planner can assign the
+// same ones.
 type Numbers struct {
 	next [2]uint32
 	// crowded are the service ports of [Planner.SetCrowded].
@@ -95,7 +97,8 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers prepares a planner to grant the same Services the same room, numbers and ids as another planner. Call it before [Planner.Set].
+// TakeNumbers prepares a planner to grant the same Services the same room, numbers and ids as another planner. Call it
+// before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = n.recalled
 	for _, f := range p.options.Families {
@@ -110,7 +113,8 @@ func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
 // Recalling reports whether the planner still recalls numbers of an earlier process.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// EndRecall stops the recall of numbers. Services that were left out of the plan for the sake of others may then have room. [Planner.Begin] calls it.
+// EndRecall stops the recall of numbers. Services that were left out of the plan for the sake of others may then have
+// room. [Planner.Begin] calls it.
 func (p *Planner) EndRecall() {
 	if p.recalled == nil {
 		return
@@ -218,8 +222,8 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	}
 }
 
-// grantOf returns the room that an element proves. A number proves all that does not need an affine number, unless the class of the element proves
-// that the endpoints have equal shares.
+// grantOf returns the room that an element proves. A number proves all that does not need an affine number, unless the
+// class of the element proves that the endpoints have equal shares.
 func grantOf(word uint32) grant {
 	k, g := kindOf(word), grant{number: word & portBits, form: formWeighted}
 	g.holds = k == kindHold

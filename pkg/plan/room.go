@@ -52,8 +52,8 @@ type quantity struct {
 // rooms are all such quantities of the planner.
 type rooms struct {
 	elements, sourceRanges, portRanges quantity
-	// numbers are the numbers of service ports and source ranges that are not affine, affine those of affine service ports, and holders the service
-	// ports that hold packets, in each family.
+	// numbers are the numbers of service ports and source ranges that are not affine, affine those of affine service
+	// ports, and holders the service ports that hold packets, in each family.
 	numbers, affine, holders [2]quantity
 }
 
@@ -71,7 +71,8 @@ func newRooms(r Room) (out rooms) {
 	return out
 }
 
-// request grants now units of a quantity to a namespace instead of was units. It returns the reason of a refusal, otherwise "".
+// request grants now units of a quantity to a namespace instead of was units. It returns the reason of a refusal,
+// otherwise "".
 func (p *Planner) request(q *quantity, namespace string, was, now int) (reason string) {
 	if reason = q.refusal(namespace, was, now); reason == "" {
 		p.freed = p.freed || now < was
@@ -80,8 +81,9 @@ func (p *Planner) request(q *quantity, namespace string, was, now int) (reason s
 	return reason
 }
 
-// take requests now units of a quantity for a Service instead of was units. If the request is refused, the Service keeps none. had is false if the
-// Service has to wait, because the planner recalls numbers and the Service did not have this part.
+// take requests now units of a quantity for a Service instead of was units. If the request is refused, the Service
+// keeps none. had is false if the Service has to wait, because the planner recalls numbers and the Service did not have
+// this part.
 func (p *Planner) take(s *service, q *quantity, was, now int, had bool) (reason string) {
 	if now > 0 && !had {
 		reason, s.lacking().forOthers = waitsForOthers, true
@@ -93,8 +95,8 @@ func (p *Planner) take(s *service, q *quantity, was, now int, had bool) (reason 
 	return reason
 }
 
-// refusal returns the reason why a namespace cannot have now units instead of was units; "" if it can. The reason depends on nothing that other
-// Services change, so that it is reported once.
+// refusal returns the reason why a namespace cannot have now units instead of was units; "" if it can. The reason
+// depends on nothing that other Services change, so that it is reported once.
 func (q *quantity) refusal(namespace string, was, now int) string {
 	switch q.Lacks(namespace, was, now) {
 	case room.OfNamespace:
@@ -112,8 +114,8 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the number of the rest. While
-// the planner recalls numbers, it returns none, because the Service is planned again.
+// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the
+// number of the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
 	switch n := s.leftOut(); {
@@ -148,12 +150,14 @@ func ElementsIn(s *model.Service) (n int) {
 	return n
 }
 
-// form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the planner takes the next lower one.
-// So a Service first loses what it adds to a plain service port, and a cluster IP is always served.
+// form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the
+// planner takes the next lower one. So a Service first loses what it adds to a plain service port, and a cluster IP is
+// always served.
 type form uint8
 
 const (
-	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy Local, drop packets.
+	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy
+	// Local, drop packets.
 	formSingle form = iota
 	// formEqual chooses endpoints at random, with equal shares.
 	formEqual
@@ -178,8 +182,8 @@ func isWeighted(sp *model.ServicePort) bool {
 	return sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
 }
 
-// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not counted: there are two for each
-// frontend.
+// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
+// counted: there are two for each frontend.
 func (f form) elements(sp *model.ServicePort) int {
 	endpoints := len(sp.Cluster) + len(sp.Local)
 	switch f {
@@ -193,8 +197,9 @@ func (f form) elements(sp *model.ServicePort) int {
 	return len(sp.Frontends) + sp.Slots()
 }
 
-// admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the earlier form of the port if it
-// can. It reports false if a port has ranges and there is no room for them: the Service is then served without them.
+// admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
+// earlier form of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
+// is then served without them.
 func (p *Planner) admit(s *service, n, before *port, sp *model.ServicePort) bool {
 	asked, reason := mostOf(sp), ""
 	for f := asked; ; f-- {
@@ -216,7 +221,8 @@ func (p *Planner) admit(s *service, n, before *port, sp *model.ServicePort) bool
 	}
 }
 
-// tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then takes nothing.
+// tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
+// takes nothing.
 func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f form) (reason string) {
 	elements, namespace, needed := &p.rooms.elements, s.name.Namespace, f.elements(sp)
 	if f > p.had(n.id(), sp) {
@@ -246,7 +252,8 @@ func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f 
 	return ""
 }
 
-// waitsForOthers is the reason of a refusal while the planner recalls numbers: what an earlier process granted comes first.
+// waitsForOthers is the reason of a refusal while the planner recalls numbers: what an earlier process granted comes
+// first.
 const waitsForOthers = "other Services have been served before"
 
 // lack records that a service port is planned in a lower form than its Service asks for.
@@ -270,8 +277,8 @@ func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, f form, reaso
 	s.leaveOut(field, reason)
 }
 
-// number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. It returns the reason of a
-// refusal.
+// number assigns a number to a service port or to source ranges, if possible the number that an earlier process
+// assigned. It returns the reason of a refusal.
 func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
 	q, numbers := p.numbersRoom(id.family, affine), p.numbers[id.family]
 	if reason = p.request(q, id.name.Namespace, 0, 1); reason != "" {

@@ -75,8 +75,8 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	}
 }
 
-// TestAPortGivesWayInOrder: with less and less room, a service port first loses session affinity or its maximum, then its algorithm, and then all
-// endpoints but one. Frontends that need a number drop packets.
+// TestAPortGivesWayInOrder: with less and less room, a service port first loses session affinity or its maximum, then
+// its algorithm, and then all endpoints but one. Frontends that need a number drop packets.
 func TestAPortGivesWayInOrder(t *testing.T) {
 	for _, c := range []struct {
 		what             string

@@ -369,8 +369,9 @@ func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
 	return rules
 }
 
-// sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint and remember it, unless the
-// namespace of the Service has too many clients. They first delete the earlier element: an update of an element in the kernel does not change its data.
+// sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint
+// and remember it, unless the namespace of the Service has too many clients. They first delete the earlier element: an
+// update of an element in the kernel does not change its data.
 func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 	saddr := nft.SrcAddr(l.family)
 	keepTime := remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, expr.Dynset{Timeout: time.Duration(timeout) * time.Second})
@@ -384,8 +385,8 @@ func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 		rule("", goTo(ls.toKnown())))
 }
 
-// knownOrNew is the chain that translates a packet to the earlier endpoint of its client, or picks an endpoint. toKnown is the chain that
-// translates the packet to the picked one.
+// knownOrNew is the chain that translates a packet to the earlier endpoint of its client, or picks an endpoint. toKnown
+// is the chain that translates the packet to the picked one.
 func (l list) knownOrNew() string { return "affinity-" + l.prefix() + "known-or-new" }
 func (l list) toKnown() string    { return "affinity-" + l.prefix() + "to-known" }
 

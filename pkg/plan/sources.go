@@ -163,7 +163,8 @@ func (p *Planner) assignSources(s, old *service) {
 	}
 }
 
-// admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no number: no source is allowed.
+// admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no
+// number: no source is allowed.
 func (p *Planner) admitSources(s *service, before, out *sources) {
 	q, namespace, id, was := &p.rooms.sourceRanges, s.name.Namespace, sourcesID(s.name, out.family), 0
 	if before != nil {

@@ -78,9 +78,9 @@ type stances struct{ pro, contra int32 }
 
 func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
 
-// countStances counts the stances of the frontend that wins a key. A frontend that another Service has does not count: a Service without a port at an
-// address may not change the behaviour of the address. n is 1 for a winner that is added, -1 for a winner that is removed. The claim may be the zero
-// claim.
+// countStances counts the stances of the frontend that wins a key. A frontend that another Service has does not count:
+// a Service without a port at an address may not change the behaviour of the address. n is 1 for a winner that is
+// added, -1 for a winner that is removed. The claim may be the zero claim.
 func (p *Planner) countStances(c claim, n int32) {
 	if c.service == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
 		return

@@ -79,8 +79,9 @@ func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
 	}
 }
 
-// TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again in this order; then the next
-// call may return more. If no room became free since the last call, it checks no Service and returns nil.
+// TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again
+// in this order; then the next call may return more. If no room became free since the last call, it checks no Service
+// and returns nil.
 func (p *Planner) TakeWaiting(most int) (names []types.NamespacedName) {
 	if !p.freed {
 		return nil
@@ -105,9 +106,10 @@ func (s *service) compareAge(o *service) int {
 	return cmp.Or(s.age.Compare(o.age), model.CompareNames(s.name, o.name))
 }
 
-// Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the room that an earlier process
-// had granted, see [Planner.Recall]. All other room goes to the oldest Services. So Services that were created later take nothing from Services that
-// were served before, and new nodes decide alike. Unless the planner recalls numbers, names must be in the order of age.
+// Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the
+// room that an earlier process had granted, see [Planner.Recall]. All other room goes to the oldest Services. So
+// Services that were created later take nothing from Services that were served before, and new nodes decide alike.
+// Unless the planner recalls numbers, names must be in the order of age.
 func (p *Planner) Begin(names []types.NamespacedName, set func([]types.NamespacedName)) {
 	set(names)
 	p.EndRecall()

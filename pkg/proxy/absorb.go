@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans the next batch of the queue, and
-// returns the planned Services. Before the first sync, it plans all Services.
+// absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans
+// the next batch of the queue, and returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)

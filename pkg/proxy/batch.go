@@ -10,12 +10,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions and newer changes.
-// The loop may take the same time again to plan the built Services. The limit does not apply to the first batch.
+// longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs,
+// questions and newer changes. The loop may take the same time again to plan the built Services. The limit does not
+// apply to the first batch.
 const longestSlice = 50 * time.Millisecond
 
-// mostSettled is the number of frontends about which the planner decides again in one batch, see [plan.Planner.Settle]. mostAgain is the largest
-// number of Services that the loop plans again after room became free.
+// mostSettled is the number of frontends about which the planner decides again in one batch, see [plan.Planner.Settle].
+// mostAgain is the largest number of Services that the loop plans again after room became free.
 const mostSettled, mostAgain = 2_000, 64
 
 // timeSlice plans Services of the queue for one batch.
@@ -27,8 +28,8 @@ type timeSlice struct {
 	elements int
 }
 
-// planFirst plans all Services before the first sync, and answers questions meanwhile. A partial batch would remove the Services of an earlier
-// process.
+// planFirst plans all Services before the first sync, and answers questions meanwhile. A partial batch would remove the
+// Services of an earlier process.
 func (p *Proxy) planFirst(names []types.NamespacedName) []types.NamespacedName {
 	const answerEvery = 8 // Services
 	p.Planner.Expect(len(names))
@@ -68,7 +69,8 @@ func (p *Proxy) planNext() []types.NamespacedName {
 // enqueue puts changed Services into the queue.
 func (p *Proxy) enqueue(names []types.NamespacedName) { p.queue.push(names, p.cost) }
 
-// cost estimates the number of elements of a Service, without building it: building a large Service delays all other changes.
+// cost estimates the number of elements of a Service, without building it: building a large Service delays all other
+// changes.
 func (p *Proxy) cost(name types.NamespacedName) int {
 	const constantBytes, bytesPerElement = 256, 16
 	n := p.Planner.ElementsFor(name)
@@ -81,13 +83,14 @@ func (p *Proxy) cost(name types.NamespacedName) int {
 // late reports whether the loop must stop building.
 func (s *timeSlice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether the loop must stop planning: the batch is large enough, the tables need a repair, or the time is up.
+// over reports whether the loop must stop planning: the batch is large enough, the tables need a repair, or the time is
+// up.
 func (s *timeSlice) over() bool {
 	return s.elements >= batchElements || len(s.planned)%blockSize == 0 && len(s.planned) > 0 && s.guard.touched() || s.Now().Sub(s.begun) >= 2*longestSlice
 }
 
-// plan plans Services, or puts them back into the queue: givers, and Services that are larger than expected. It leaves Services for which there is no
-// time in the queue. It always handles the first one.
+// plan plans Services, or puts them back into the queue: givers, and Services that are larger than expected. It leaves
+// Services for which there is no time in the queue. It always handles the first one.
 func (s *timeSlice) plan(batch []*waiting, of kind) {
 	q := &s.queue
 	names := make([]types.NamespacedName, len(batch))

@@ -12,8 +12,8 @@ import (
 
 // Clients limits the remembered clients of each namespace, beside the loop. Its method does not block.
 type Clients interface {
-	// Own announces that the clients of service ports belong to the named Services. The zero name means that the service
-	// port remembers no clients any more. The first call has all service ports.
+	// Own announces that the clients of service ports belong to the named Services. The zero name means that the
+	// service port remembers no clients any more. The first call has all service ports.
 	Own(map[plan.Number]types.NamespacedName)
 }
 
@@ -33,7 +33,8 @@ func (s sticky) Synced(sync *Sync) {
 	}
 }
 
-// Crowd sets the service ports of a family whose new clients are not remembered, see [plan.Planner.SetCrowded]. The next sync commits them.
+// Crowd sets the service ports of a family whose new clients are not remembered, see [plan.Planner.SetCrowded]. The
+// next sync commits them.
 func (p *Proxy) Crowd(ctx context.Context, f inet.Family, ports []plan.Number) error {
 	_, err := ask(ctx, p, func() bool {
 		p.Planner.SetCrowded(f, ports)

@@ -26,8 +26,9 @@ const (
 	mostOfNamespace = mostDeparted / 4
 )
 
-// departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the loop runs. Endpoints that
-// left before the start, endpoints of a deleted Service, and clients of external IPs keep their connections.
+// departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the
+// loop runs. Endpoints that left before the start, endpoints of a deleted Service, and clients of external IPs keep
+// their connections.
 type departures struct {
 	quiet
 	to       Flows

@@ -140,8 +140,8 @@ func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, stale func
 	return out, nil
 }
 
-// While the UDP Service of one namespace flaps, the deletion of another namespace's UDP Service is synced at once, and its flows are searched after at
-// most the running pass and a pause of the same length.
+// While the UDP Service of one namespace flaps, the deletion of another namespace's UDP Service is synced at once, and
+// its flows are searched after at most the running pass and a pause of the same length.
 func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := &timedTable{takes: 300 * time.Millisecond, flow: conntrack.Flow{

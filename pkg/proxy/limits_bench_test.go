@@ -124,8 +124,9 @@ func BenchmarkLimits(b *testing.B) {
 	}
 }
 
-// BenchmarkRoom measures the first sync with as many Services as 16 namespaces have room for, from stored objects to the kernel's
-// acknowledgement. Then it measures a change of every field of one Service that its author can change at once.
+// BenchmarkRoom measures the first sync with as many Services as 16 namespaces have room for, from stored objects to
+// the kernel's acknowledgement. Then it measures a change of every field of one Service that its author can change at
+// once.
 func BenchmarkRoom(b *testing.B) {
 	room, limits := plan.DefaultRoom(), model.DefaultLimits()
 	const namespaces = 16

@@ -92,8 +92,8 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// sync plans one batch of changes and commits it. If it does not trust the tables, or a set must grow, it commits the current plan first: planning a
-// batch may take longer than a repair.
+// sync plans one batch of changes and commits it. If it does not trust the tables, or a set must grow, it commits the
+// current plan first: planning a batch may take longer than a repair.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // even without a change, so that /healthz reports this sync as overdue if it keeps failing

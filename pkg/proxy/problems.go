@@ -23,8 +23,8 @@ type problemBook struct {
 	// total is the sum of objects. changed is true if it differs from the metric.
 	total   [len(objectKinds)]int
 	changed bool
-	// losers are the Services with conflicts that are not reported yet, in turns by namespace. losing has the same Services, and arrivals counts them.
-	// conflicts holds the reported conflicts of each Service that lost a frontend.
+	// losers are the Services with conflicts that are not reported yet, in turns by namespace. losing has the same
+	// Services, and arrivals counts them. conflicts holds the reported conflicts of each Service that lost a frontend.
 	losers    turns
 	losing    map[types.NamespacedName]struct{}
 	arrivals  uint64

@@ -158,7 +158,8 @@ func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflic
 	return list, c[loser]
 }
 
-// TestEventsDoNotNameServicesOfOthers: the Event of a conflict names the other Service only if it is in the same namespace.
+// TestEventsDoNotNameServicesOfOthers: the Event of a conflict names the other Service only if it is in the same
+// namespace.
 func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
 	for namespace, named := range map[string]bool{"bank": false, "shop": true} {
 		name := func(namespace, name, port string) model.PortName {

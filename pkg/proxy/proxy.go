@@ -28,7 +28,8 @@ type Objects interface {
 	Age(name types.NamespacedName) model.Age
 	// StoredSlices returns the slices of a Service, for decoding on demand.
 	StoredSlices(service types.NamespacedName) []model.Slice
-	// Size returns the number of bytes of a Service and its slices in their stored form. It is much faster than decoding them.
+	// Size returns the number of bytes of a Service and its slices in their stored form. It is much faster than
+	// decoding them.
 	Size(service types.NamespacedName) int
 }
 

@@ -226,7 +226,8 @@ func (p *Proxy) Behaviours(ctx context.Context, names []types.NamespacedName) (m
 	})
 }
 
-// Numbers returns the room and the numbers of Services. Before the first sync, it fails, because there is no plan to compare with.
+// Numbers returns the room and the numbers of Services. Before the first sync, it fails, because there is no plan to
+// compare with.
 func (p *Proxy) Numbers(ctx context.Context) (numbers *plan.Numbers, err error) {
 	var waits string
 	numbers, err = ask(ctx, p, func() *plan.Numbers {

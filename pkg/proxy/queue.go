@@ -8,13 +8,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// queue holds the changed Services that wait to be planned. Each batch has Services of one kind, in turns by namespace. The kinds also take turns. So
-// large Services do not delay the commit of small ones, and small ones do not starve large ones.
+// queue holds the changed Services that wait to be planned. Each batch has Services of one kind, in turns by namespace.
+// The kinds also take turns. So large Services do not delay the commit of small ones, and small ones do not starve
+// large ones.
 //
-// A Service that releases a frontend (a giver) waits until all Services of its namespace that already wait are planned. One of these may take over
-// the frontend. If an earlier batch removed the old owner, the kernel would reject packets until the batch with the new owner. A new owner in another
-// namespace precedes the giver only if it has its turn in time: otherwise, a namespace with many changes could delay the changes of others. Services
-// that exchange frontends are in one batch, up to mostChained of them.
+// A Service that releases a frontend (a giver) waits until all Services of its namespace that already wait are planned.
+// One of these may take over the frontend. If an earlier batch removed the old owner, the kernel would reject packets
+// until the batch with the new owner. A new owner in another namespace precedes the giver only if it has its turn in
+// time: otherwise, a namespace with many changes could delay the changes of others. Services that exchange frontends
+// are in one batch, up to mostChained of them.
 type queue struct {
 	kinds [kinds]turns
 	// last is the index in rotation of the kind of the last batch.
@@ -55,8 +57,8 @@ func newQueue() queue {
 // waiting returns the number of Services that wait.
 func (q *queue) waiting() int { return len(q.services) }
 
-// push adds Services with their estimated costs. A Service that already waits keeps its position. A giver that has changed again is no giver until it
-// is built, but it keeps the number of the arrival for which it waits.
+// push adds Services with their estimated costs. A Service that already waits keeps its position. A giver that has
+// changed again is no giver until it is built, but it keeps the number of the arrival for which it waits.
 func (q *queue) push(names []types.NamespacedName, cost func(types.NamespacedName) int) {
 	if len(q.services) == 0 {
 		q.last = len(rotation) - 1
@@ -110,7 +112,8 @@ func (q *queue) remove(w *waiting) {
 	}
 }
 
-// next returns the Services of the next batch, and their kind. Call done with the Services of the batch that were planned or put back.
+// next returns the Services of the next batch, and their kind. Call done with the Services of the batch that were
+// planned or put back.
 func (q *queue) next() (batch []*waiting, of kind) {
 	for range rotation {
 		q.last = (q.last + 1) % len(rotation)

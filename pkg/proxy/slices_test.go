@@ -32,7 +32,8 @@ func (b *bench) holds(parts ...string) bool {
 	return slices.ContainsFunc(list, func(e string) bool { return containsAll(e, parts) })
 }
 
-// A Service for which there was no room gets all its endpoints after another Service releases some, although it has not changed itself.
+// A Service for which there was no room gets all its endpoints after another Service releases some, although it has not
+// changed itself.
 func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()

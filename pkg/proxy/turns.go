@@ -7,16 +7,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// turns hands out Services in turns by namespace: a namespace with many or large Services delays the Services of another namespace by one turn of its
-// own, not by all of its Services.
+// turns hands out Services in turns by namespace: a namespace with many or large Services delays the Services of
+// another namespace by one turn of its own, not by all of its Services.
 type turns struct {
 	lines map[string]*line
-	// order lists the namespaces. The first one has the next turn. Namespaces without Services stay until the next call of done.
+	// order lists the namespaces. The first one has the next turn. Namespaces without Services stay until the next call
+	// of done.
 	order []string
 }
 
-// line has the waiting Services of a namespace, in the order of their arrival. They are handed out alternately from both ends: a new change need not
-// wait for a storm, and the storm makes progress.
+// line has the waiting Services of a namespace, in the order of their arrival. They are handed out alternately from
+// both ends: a new change need not wait for a storm, and the storm makes progress.
 type line struct {
 	list []*waiting
 	// oldest is true if the oldest Service is next; otherwise the newest one is.
@@ -52,7 +53,8 @@ type waiting struct {
 }
 
 const (
-	// turnElements is the number of elements of one turn. A Service with more elements is large: it has a turn of its own.
+	// turnElements is the number of elements of one turn. A Service with more elements is large: it has a turn of its
+	// own.
 	turnElements = 1_000
 	// batchElements is the number of elements of a batch. To plan and commit them takes some ten milliseconds.
 	batchElements = 5_000
@@ -87,8 +89,8 @@ func (t *turns) remove(w *waiting) {
 
 func byArrival(w *waiting, number uint64) int { return cmp.Compare(w.arrived, number) }
 
-// next returns the Services of the next turns, up to a sum of costs, but at least one Service. It omits Services for which ready, if not nil, returns
-// false. It changes nothing.
+// next returns the Services of the next turns, up to a sum of costs, but at least one Service. It omits Services for
+// which ready, if not nil, returns false. It changes nothing.
 func (t *turns) next(most int, ready func(*waiting) bool) (batch []*waiting) {
 	order, rests, sum := slices.Clone(t.order), map[string]line{}, 0
 	for len(order) > 0 {

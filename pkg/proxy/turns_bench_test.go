@@ -45,7 +45,8 @@ func (s *lockedSource) Size(n types.NamespacedName) (size int) {
 	return size + len(s.services[n])
 }
 
-// BenchmarkTurns measures the time from a change of one namespace to its commit, while another namespace changes 66 Services of 2,000 ports, in ms.
+// BenchmarkTurns measures the time from a change of one namespace to its commit, while another namespace changes 66
+// Services of 2,000 ports, in ms.
 func BenchmarkTurns(b *testing.B) {
 	const services, ports = 66, 2_000
 	evil := func(i int) types.NamespacedName {

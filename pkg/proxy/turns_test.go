@@ -54,8 +54,8 @@ func TestOrderOfTurns(t *testing.T) {
 	}
 }
 
-// Namespaces with random changes share the queue. For each Service, the work of each other namespace between its arrival and its turn has a bound: it does
-// not depend on the other namespace's waiting Services.
+// Namespaces with random changes share the queue. For each Service, the work of each other namespace between its
+// arrival and its turn has a bound: it does not depend on the other namespace's waiting Services.
 func TestNoNamespaceDelaysAnother(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -63,7 +63,8 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 		const greatest = 30_000
 		alone := map[types.NamespacedName]string{}
 		costs := map[types.NamespacedName]int{}
-		// served holds the work for each namespace. At the arrival of a Service that is alone in its namespace, before has a copy.
+		// served holds the work for each namespace. At the arrival of a Service that is alone in its namespace, before
+		// has a copy.
 		served, before := map[string]int{}, map[types.NamespacedName]map[string]int{}
 		pushed, handed := 0, 0
 		push := func(namespace string, cost int) types.NamespacedName {
@@ -94,7 +95,8 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 				q.remove(w)
 				if strings.HasPrefix(w.name.Namespace, "quiet") {
 					for _, other := range busy {
-						// A large Service may wait for one batch of small Services, for a turn of each namespace before it, and for a turn of large ones.
+						// A large Service may wait for one batch of small Services, for a turn of each namespace before
+						// it, and for a turn of large ones.
 						if work := served[other] - before[w.name][other]; work > 2*batchElements+2*greatest {
 							t.Fatalf("seed %d: %v of cost %d waited for %d elements of %s", seed, w.name, w.cost, work, other)
 						}

@@ -1,4 +1,5 @@
-// Package room shares quantities of the node among namespaces, so that no group of namespaces can take a quantity away from the others.
+// Package room shares quantities of the node among namespaces, so that no group of namespaces can take a quantity away
+// from the others.
 //
 // In: the limit of a quantity; requests of namespaces.
 // Out: a grant, or the reason why there is none.
@@ -14,8 +15,8 @@ import "math"
 //     their own parts is never in this half.
 //   - Share: a namespace can take at most a sixteenth of the other half above its own part.
 //
-// So 16 namespaces must act together to use up the shared half, and the parts of other namespaces are then still free. A Room is not safe for
-// concurrent use.
+// So 16 namespaces must act together to use up the shared half, and the parts of other namespaces are then still free.
+// A Room is not safe for concurrent use.
 type Room struct {
 	limit int
 	taken map[string]int
@@ -32,8 +33,9 @@ const shares = 16
 // Limit returns the limit of all namespaces together.
 func (r *Room) Limit() int { return r.limit }
 
-// Own returns the part that each namespace owns. With a limit of L, it is the square root of L/8, rounded up, so that the reserved half is enough for
-// about √(2L) namespaces that use their parts completely. Few namespaces do: usually, the half is enough for many more.
+// Own returns the part that each namespace owns. With a limit of L, it is the square root of L/8, rounded up, so that
+// the reserved half is enough for about √(2L) namespaces that use their parts completely. Few namespaces do: usually,
+// the half is enough for many more.
 func (r *Room) Own() int {
 	if r.limit < 1 {
 		return 0
@@ -44,7 +46,8 @@ func (r *Room) Own() int {
 // shared returns the half that is not reserved.
 func (r *Room) shared() int { return r.limit / 2 } //nolint:mnd // a half
 
-// Most returns the largest number of units that one namespace can take: its own part and a sixteenth of the shared half.
+// Most returns the largest number of units that one namespace can take: its own part and a sixteenth of the shared
+// half.
 func (r *Room) Most() int { return min(r.Own()+(r.shared()+shares-1)/shares, r.limit) }
 
 // Taken returns the units that a namespace has taken, Total those of all namespaces.
@@ -65,7 +68,8 @@ const (
 	OfNode
 )
 
-// Lacks returns the reason why a namespace cannot have now units instead of was units that it has taken; None if it can.
+// Lacks returns the reason why a namespace cannot have now units instead of was units that it has taken; None if it
+// can.
 func (r *Room) Lacks(namespace string, was, now int) Shortage {
 	if now <= was {
 		return None
@@ -94,8 +98,8 @@ func (r *Room) Change(namespace string, was, now int) Shortage {
 	return lacks
 }
 
-// Restore grants units that a namespace had before a restart. It reports false if the limit of all namespaces does not suffice. The share of a
-// namespace does not matter: an earlier version, or other limits, may have granted more.
+// Restore grants units that a namespace had before a restart. It reports false if the limit of all namespaces does not
+// suffice. The share of a namespace does not matter: an earlier version, or other limits, may have granted more.
 func (r *Room) Restore(namespace string, n int) bool {
 	if r.total+n > r.limit {
 		return false

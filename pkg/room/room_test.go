@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestSharesOfLimits has the parts of namespaces for some limits. The columns are the limit, a namespace's own part, and the most that one namespace
-// can take.
+// TestSharesOfLimits has the parts of namespaces for some limits. The columns are the limit, a namespace's own part,
+// and the most that one namespace can take.
 func TestSharesOfLimits(t *testing.T) {
 	for _, c := range [][3]int{
 		{0, 0, 0}, {1, 1, 1}, {2, 1, 2}, {10, 2, 3}, {100, 4, 8}, {500, 8, 24}, {1024, 12, 44}, {4096, 23, 151}, {16_384, 46, 558},
@@ -19,8 +19,8 @@ func TestSharesOfLimits(t *testing.T) {
 	}
 }
 
-// TestRandomHistories makes random requests of many namespaces, some of which always ask for as much as possible. After each request, the properties of
-// [Room] must hold.
+// TestRandomHistories makes random requests of many namespaces, some of which always ask for as much as possible. After
+// each request, the properties of [Room] must hold.
 func TestRandomHistories(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))

@@ -9,7 +9,8 @@ const firstRetry = 100 * time.Millisecond
 
 // Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
 //
-// It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests, early requests and retries:
+// It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests,
+// early requests and retries:
 //
 //   - The first request, and the first one after a quiet time, is due immediately.
 //   - Other requests are due a minimum interval after the end of the last run, so that a storm of requests leads to a few runs.
@@ -54,7 +55,8 @@ func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
 
-// Early records a request that must not wait for changes of the same kind as those of the last run, such as the changes of one namespace.
+// Early records a request that must not wait for changes of the same kind as those of the last run, such as the changes
+// of one namespace.
 func (s *Schedule) Early() {
 	s.requested, s.early = true, true
 }

@@ -20,8 +20,8 @@ type Tracker struct {
 
 	mu    sync.Mutex
 	dirty Dirty
-	// latest is [Dirty.Since] of the last taken set that was not empty. namespaces are those of the Services of the last
-	// taken set with Services. others is true if a Service of another namespace is dirty.
+	// latest is [Dirty.Since] of the last taken set that was not empty. namespaces are those of the Services of the
+	// last taken set with Services. others is true if a Service of another namespace is dirty.
 	latest     time.Time
 	namespaces map[string]struct{}
 	others     bool

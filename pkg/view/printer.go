@@ -92,8 +92,8 @@ func (p *Printer) escaped(text string) string {
 // gap is the space between two columns.
 const gap = 2
 
-// Table writes a header, unless it is nil, and rows in columns. A row may have fewer cells than there are columns. A row with a single cell does
-// not widen the first column. Table escapes characters as [Printable] does.
+// Table writes a header, unless it is nil, and rows in columns. A row may have fewer cells than there are columns. A
+// row with a single cell does not widen the first column. Table escapes characters as [Printable] does.
 func (p *Printer) Table(header []string, rows [][]Cell) {
 	if len(rows) == 0 {
 		return

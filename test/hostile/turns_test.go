@@ -14,8 +14,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestTurnsOfNamespaces: aevil creates, changes and deletes 66 Services of 4,000 frontends. Meanwhile, each change of bank must be served. It waits for at
-// most a turn of aevil, whose name precedes bank's. A large part of the usual time is the program's wait for further changes of the folder.
+// TestTurnsOfNamespaces: aevil creates, changes and deletes 66 Services of 4,000 frontends. Meanwhile, each change of
+// bank must be served. It waits for at most a turn of aevil, whose name precedes bank's. A large part of the usual time
+// is the program's wait for further changes of the folder.
 func TestTurnsOfNamespaces(t *testing.T) {
 	const services, each = 66, 40
 	n := newBank(t)

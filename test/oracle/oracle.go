@@ -259,8 +259,8 @@ func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 	return slices.ContainsFunc(list, func(e endpoint) bool { return c.at(e.addr, p) == with && (e.ready || e.serving) })
 }
 
-// claimed returns the claim for a packet. A single port of an address takes precedence over a range of a cluster IP or load-balancer IP, that over a node
-// port, and that over a range of an external IP.
+// claimed returns the claim for a packet. A single port of an address takes precedence over a range of a cluster IP or
+// load-balancer IP, that over a node port, and that over a range of an external IP.
 func (r *Oracle) claimed(p Packet) (claim, bool) {
 	t := target{p.To.Addr(), p.To.Port(), p.Protocol, p.To.Addr().Is6()}
 	if c, ok := r.claims[t]; ok {

@@ -114,8 +114,8 @@ func (r *Oracle) settleRanges() {
 	}
 }
 
-// settleSinglePorts decides conflicts between single ports and ranges of two Services: the better claim has the port. If two Services have one cluster IP,
-// which the API server prevents, single ports take precedence.
+// settleSinglePorts decides conflicts between single ports and ranges of two Services: the better claim has the port.
+// If two Services have one cluster IP, which the API server prevents, single ports take precedence.
 func (r *Oracle) settleSinglePorts() {
 	for t, c := range r.claims {
 		p := Packet{To: netip.AddrPortFrom(t.addr, t.port), Protocol: t.protocol}

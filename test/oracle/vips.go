@@ -26,7 +26,8 @@ func (r *Oracle) outside(s *corev1.Service) (list []netip.Addr) {
 	return list
 }
 
-// refuses: "An unused port of a load-balancer or external IP is refused", with its exceptions. A Service without a port at the address does not count.
+// refuses: "An unused port of a load-balancer or external IP is refused", with its exceptions. A Service without a port
+// at the address does not count.
 func (r *Oracle) refuses(p Packet) bool {
 	flag, to := r.machine.RefuseUnusedPorts, p.To.Addr()
 	if flag == "" || flag == "cluster" || p.Protocol == "" || r.isOwn(to) {

@@ -291,9 +291,10 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	d.live("with an endpoint that left before the start", list, false)
 }
 
-// Another program translates a host port: a port of the node's address leads to a pod. A Service claims the address as its external IP, with the same port and
-// with the annotation, and its slices name the pod, then not. The connection to the host port is older than the claim, and stays. Connections to the cluster
-// IP of the Service are terminated in the same pass.
+// Another program translates a host port: a port of the node's address leads to a pod. A Service claims the address as
+// its external IP, with the same port and with the annotation, and its slices name the pod, then not. The connection to
+// the host port is older than the claim, and stays. Connections to the cluster IP of the Service are terminated in the
+// same pass.
 func TestConnectionsToAHostPortStay(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2})
 	if _, err := l.Pods[0].ServeEcho(echoPort); err != nil {

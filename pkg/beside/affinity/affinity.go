@@ -115,8 +115,9 @@ func New(c Config) *Watcher {
 	return w
 }
 
-// Own announces that the clients of service ports belong to the named Services, or that a service port has none any more
-// if the name is the zero name. The first call must have all service ports: clients without a Service may be forgotten.
+// Own announces that the clients of service ports belong to the named Services, or that a service port has none any
+// more if the name is the zero name. The first call must have all service ports: clients without a Service may be
+// forgotten.
 func (w *Watcher) Own(changed map[plan.Number]types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -279,8 +280,8 @@ func (w *Watcher) relieve(ctx context.Context, i, clients int) error {
 	return w.crowd(ctx, i, nil)
 }
 
-// crowd adds the namespaces that have lost clients to those whose new clients are not remembered. With nil, no namespace
-// is left.
+// crowd adds the namespaces that have lost clients to those whose new clients are not remembered. With nil, no
+// namespace is left.
 func (w *Watcher) crowd(ctx context.Context, i int, surplus map[string]int) error {
 	crowded := map[string]bool{}
 	for n := range surplus {

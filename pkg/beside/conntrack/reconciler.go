@@ -12,10 +12,12 @@ import (
 )
 
 const (
-	// defaultInterval is the minimum time between the end of one pass and the start of the next pass for the same namespace.
+	// defaultInterval is the minimum time between the end of one pass and the start of the next pass for the same
+	// namespace.
 	defaultInterval = time.Second
-	// maxShare limits the passes for one namespace to 1/maxShare of the time: reading a million entries takes seconds. maxShareOfAll limits all passes.
-	// So a namespace with many requests pays with its own delay, and delays the request of another namespace by little more than one pass.
+	// maxShare limits the passes for one namespace to 1/maxShare of the time: reading a million entries takes seconds.
+	// maxShareOfAll limits all passes. So a namespace with many requests pays with its own delay, and delays the
+	// request of another namespace by little more than one pass.
 	maxShare, maxShareOfAll = 5, 2
 	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
 	// could miss this entry, and the entry would stay.
@@ -61,9 +63,9 @@ type Config struct {
 	PerSecond int
 }
 
-// Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the previous pass.
-// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends. A pass is due as soon as one
-// of the requesting namespaces has not had a pass lately.
+// Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the
+// previous pass. Between passes, the reconciler keeps only these merged requests. Their size is limited by the number
+// of changed frontends. A pass is due as soon as one of the requesting namespaces has not had a pass lately.
 type Reconciler struct {
 	Config
 	wake chan struct{}
@@ -75,8 +77,8 @@ type Reconciler struct {
 
 	// Only Run uses the fields below.
 	//
-	// earliest is the earliest time of the next pass. owing has a later time for each namespace of recent passes: no pass is made only for namespaces
-	// that owe.
+	// earliest is the earliest time of the next pass. owing has a later time for each namespace of recent passes: no
+	// pass is made only for namespaces that owe.
 	earliest time.Time
 	owing    map[string]time.Time
 	table    Table

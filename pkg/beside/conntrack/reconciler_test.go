@@ -159,8 +159,8 @@ func TestLongPassesAreRare(t *testing.T) {
 	})
 }
 
-// One namespace requests passes all the time, and its passes are a fifth of the time. A request of another namespace waits for at most the running pass
-// and a pause of the same length.
+// One namespace requests passes all the time, and its passes are a fifth of the time. A request of another namespace
+// waits for at most the running pass and a pause of the same length.
 func TestANamespacePaysForItsOwnPasses(t *testing.T) {
 	const takes = 400 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {

@@ -70,8 +70,8 @@ type frontend struct {
 	gone     bool
 	// exempt is true if the state only excludes this frontend from a range.
 	exempt bool
-	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port. A range that is preferred takes precedence over node
-	// ports.
+	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port. A range that is
+	// preferred takes precedence over node ports.
 	ranged, preferred bool
 }
 
@@ -123,7 +123,8 @@ func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
 	d.set(k, f)
 }
 
-// PreferToNodePorts records that a range of ports takes precedence over node ports. Call it after [Desired.Frontend]. It ignores an unknown range.
+// PreferToNodePorts records that a range of ports takes precedence over node ports. Call it after [Desired.Frontend].
+// It ignores an unknown range.
 func (d *Desired) PreferToNodePorts(k model.Key) {
 	if f, known := d.frontends[k]; known {
 		f.preferred = true

@@ -214,7 +214,8 @@ func TestPodsAndLabels(t *testing.T) {
 	}
 }
 
-// TestCrowdedMapsAreFindings: a map of remembered clients with too many is one finding, which names the Service and the limit.
+// TestCrowdedMapsAreFindings: a map of remembered clients with too many is one finding, which names the Service and the
+// limit.
 func TestCrowdedMapsAreFindings(t *testing.T) {
 	list := newConsole(t, consoleObjects).crowded()
 	if len(list) != 1 || list[0].Reason != view.AffinityFull || list[0].Object != "Service evil/web" || !strings.Contains(list[0].What, "the limit of a namespace, 65,") {
