@@ -9,6 +9,7 @@ package affinity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -164,6 +165,9 @@ func (w *Watcher) follow(ctx context.Context, i int) {
 	failed := false
 	for w.awaitOwner(ctx) {
 		pause, err := w.look(ctx, i)
+		if errors.Is(err, unix.ENOENT) { // another program has deleted the table; the loop repairs it
+			pause, err = every, nil
+		}
 		if err != nil && !failed && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Cannot limit the remembered clients of session affinity",
 				"ipFamily", w.Maps[i].Set.Family)
