@@ -139,19 +139,21 @@ func conditions(ready, serving, terminating bool) func(discoveryv1.Endpoint) dis
 	}
 }
 
-// refused is the result for a port without a listener.
+// refused is the result for a port without a listener, and for an address whose connections are reset.
 const refused = "refused"
 
 var date = regexp.MustCompile(`(?m)^Date: .*$`)
 
 // exchange sends a request and returns the whole answer without the date, or "refused".
-func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request string) (string, error) {
+func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request string) (answer string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	defer func() {
+		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) && answer == "" {
+			answer, err = refused, nil
+		}
+	}()
 	conn, err := from.Dial(ctx, inet.TCP, to)
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return refused, nil
-	}
 	if err != nil {
 		return "", err
 	}

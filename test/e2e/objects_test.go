@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	objects "github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
@@ -78,11 +79,31 @@ func (w *world) delete(objs ...runtime.Object) {
 	must(w, w.api.Delete(w.Context(), objs...))
 }
 
-// clusterIPs returns the cluster IPs that the API server allocated to a Service, with the Services' port.
-func (w *world) clusterIPs(name string) []netip.AddrPort {
+// service returns a Service from the API server.
+func (w *world) service(name string) *corev1.Service {
 	w.Helper()
 	svc, err := w.api.Client().CoreV1().Services("default").Get(w.Context(), name, metav1.GetOptions{})
 	must(w, err)
+	return svc
+}
+
+// younger returns the name of the younger one of two Services. They may have been created in the same second.
+func (w *world) younger(a, b string) string {
+	w.Helper()
+	age := func(name string) model.Age {
+		s := w.service(name)
+		return model.Age{Created: s.CreationTimestamp.Unix(), UID: string(s.UID)}
+	}
+	if age(a).Compare(age(b)) > 0 {
+		return a
+	}
+	return b
+}
+
+// clusterIPs returns the cluster IPs that the API server allocated to a Service, with the Services' port.
+func (w *world) clusterIPs(name string) []netip.AddrPort {
+	w.Helper()
+	svc := w.service(name)
 	var out []netip.AddrPort
 	for _, ip := range svc.Spec.ClusterIPs {
 		out = append(out, netip.AddrPortFrom(netip.MustParseAddr(ip), servicePort))
