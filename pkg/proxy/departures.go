@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 const (
@@ -20,10 +21,9 @@ const (
 	absence = 5 * time.Second
 	// memory is the time for which a departed endpoint is remembered. A pass over a million connections takes two minutes.
 	memory = 10 * time.Minute
-	// mostDeparted is the largest number of remembered departures, and mostOfNamespace the largest number of one namespace. A departure counts even
-	// after the endpoint has returned.
-	mostDeparted    = 1 << 16
-	mostOfNamespace = mostDeparted / 4
+	// mostDeparted is the largest number of remembered departures. A departure counts even after the endpoint has
+	// returned.
+	mostDeparted = 1 << 18
 )
 
 // departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the
@@ -37,10 +37,10 @@ type departures struct {
 	now      func() time.Time
 	report   func(model.Problem)
 
-	services   map[types.NamespacedName]*departing
-	namespaces map[string]int // numbers of departures in the lists
-	total      int
-	addresses  [2][]netip.Addr
+	services map[types.NamespacedName]*departing
+	// room has the departures in the lists, by namespace.
+	room      *room.Room
+	addresses [2][]netip.Addr
 	// fresh are departures that are not committed yet. waiting are committed departures whose absence is still too short. done are departures whose
 	// connections are being terminated. Each list is in the order of time.
 	fresh, waiting, done []departure
@@ -73,7 +73,7 @@ func (d *departure) valid() bool {
 func newDepartures(c *Config) *departures {
 	return &departures{
 		to: c.Terminations, planner: c.Planner, families: c.Families, now: c.Now, report: c.Report,
-		services: map[types.NamespacedName]*departing{}, namespaces: map[string]int{},
+		services: map[types.NamespacedName]*departing{}, room: room.New(mostDeparted),
 	}
 }
 
@@ -114,16 +114,18 @@ func (d *departures) Service(name types.NamespacedName, s *model.Service) {
 
 // leave records a departure.
 func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Addr) {
-	if d.total == mostDeparted || d.namespaces[name.Namespace] == mostOfNamespace {
+	if lacks := d.room.Change(name.Namespace, 0, 1); lacks != room.None {
 		if !of.full {
-			d.report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField,
-				Reason: fmt.Sprintf("more than %d endpoints of the namespace, or %d of the node, have left within %s: TCP connections to further endpoints stay",
-					mostOfNamespace, mostDeparted, memory)})
+			limit := fmt.Sprintf("%d endpoints of the namespace", d.room.Most())
+			if lacks == room.OfNode {
+				limit = fmt.Sprintf("%d endpoints of the node", mostDeparted)
+			}
+			d.report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField, Reason: fmt.Sprintf(
+				"the limit of %s that have left within %s is reached: TCP connections to further endpoints stay", limit, memory)})
 		}
 		of.full = true
 		return
 	}
-	d.count(name, 1)
 	of.left[a] = time.Time{}
 	d.fresh = append(d.fresh, departure{service: of, name: name, addr: a})
 }
@@ -131,13 +133,6 @@ func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Add
 func (s *departing) forget(a netip.Addr) {
 	s.departed.Remove(a)
 	delete(s.left, a)
-}
-
-func (d *departures) count(name types.NamespacedName, n int) {
-	d.total += n
-	if d.namespaces[name.Namespace] += n; d.namespaces[name.Namespace] == 0 {
-		delete(d.namespaces, name.Namespace)
-	}
 }
 
 // Synced starts the time of absence: from now on, new connections do not reach the endpoints.
@@ -152,7 +147,7 @@ func (d *departures) Synced(s *Sync) {
 			e.service.left[e.addr] = now
 			d.waiting = append(d.waiting, e)
 		} else {
-			d.count(e.name, -1)
+			d.room.Change(e.name.Namespace, 1, 0)
 		}
 	}
 	d.fresh = nil
@@ -171,7 +166,7 @@ func (d *departures) Serve(on bool) {
 		e := d.waiting[0]
 		d.waiting = d.waiting[1:]
 		if !e.valid() {
-			d.count(e.name, -1)
+			d.room.Change(e.name.Namespace, 1, 0)
 			continue
 		}
 		e.service.departed.Add(e.addr)
@@ -194,7 +189,7 @@ func (d *departures) Serve(on bool) {
 	for len(d.done) > 0 && now.Sub(d.done[0].at) >= memory {
 		e := d.done[0]
 		d.done = d.done[1:]
-		d.count(e.name, -1)
+		d.room.Change(e.name.Namespace, 1, 0)
 		if e.valid() {
 			e.service.forget(e.addr)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // leaving are departures of Services with the cluster IP 10.96.0.1, and the last request.
@@ -170,8 +171,8 @@ func TestDeparturesAreBounded(t *testing.T) {
 		most = max(most, len(l.waiting)+len(l.done)+len(l.fresh))
 		l.time = l.time.Add(2 * time.Second)
 	}
-	if most != mostOfNamespace || len(l.problems) != 1 {
-		t.Errorf("%d departures and problems %v, want %d departures and one problem", most, l.problems, mostOfNamespace)
+	if most != room.New(mostDeparted).Most() || len(l.problems) != 1 {
+		t.Errorf("%d departures and problems %v, want %d departures and one problem", most, l.problems, room.New(mostDeparted).Most())
 	}
 	other := types.NamespacedName{Namespace: "other", Name: "web"}
 	l.planner.Set(web, nil)
@@ -184,7 +185,7 @@ func TestDeparturesAreBounded(t *testing.T) {
 	}
 	l.synced(nil, memory)
 	l.synced(nil, memory)
-	if n := len(l.waiting) + len(l.done) + len(l.fresh) + l.total + len(l.namespaces); n != 0 {
+	if n := len(l.waiting) + len(l.done) + len(l.fresh) + l.room.Total(); n != 0 {
 		t.Errorf("%d departures are left after all are forgotten", n)
 	}
 }
