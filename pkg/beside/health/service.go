@@ -345,14 +345,18 @@ func (s *Services) note(at checkAt, why *reason) {
 	}
 }
 
-// problem returns the problem of a Service.
+// problem returns the problem of a Service. The reason is that of kube-proxy, which reports only ports in use. The fix for
+// these depends on the node, so only the command services has it.
 func problem(at checkAt, why *reason) model.Problem {
-	return model.Problem{
+	p := model.Problem{
 		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort",
 		Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %s", at.service, at.addr.Port(), why.text),
-		Impact: "load balancers send no traffic of this Service to this node", Fix: why.fix,
 	}
+	if why.lacks != room.None {
+		p.Impact, p.Fix = "load balancers send no traffic of this Service to this node", why.fix
+	}
+	return p
 }
 
 // selective is a listener that closes connections to addresses that serve no checks.
