@@ -140,7 +140,7 @@ func (l *Lease) lastRenewal(known time.Time) time.Time {
 		if i > 0 && l.elements[i].Set == l.elements[i-1].Set {
 			continue
 		}
-		_ = l.conn.EachFound(l.elements[i].Set, func(f *nft.Found) { // without a table, nobody renews its lease
+		_ = l.conn.EachFound(l.elements[i].Set, func(f *nft.Found) { // a lease in a missing table is not renewed
 			if at := time.Now().Add(f.Expires - plan.Lease); at.After(known) {
 				known = at
 			}

@@ -167,16 +167,30 @@ const (
 	formAffine
 )
 
-// mostOf returns the form that a service port asks for.
-func mostOf(sp *model.ServicePort) form {
+// Forms in which the kinds of service ports are planned, the one that a port asks for first.
+var (
+	formsOfRanges   = []form{formAffine}
+	formsOfWeighted = []form{formAffine, formWeighted, formEqual, formSingle}
+	formsOfAffine   = []form{formAffine, formEqual, formSingle}
+)
+
+// formsOf returns the forms in which a service port may be planned, the one that it asks for first.
+func formsOf(sp *model.ServicePort) []form {
+	affine := sp.Affinity > 0 || sp.MaxConnections > 0
 	switch {
-	case sp.Affinity > 0 || sp.MaxConnections > 0 || sp.Ranged():
-		return formAffine
+	case sp.Ranged():
+		return formsOfRanges
+	case affine && isWeighted(sp):
+		return formsOfWeighted
+	case affine:
+		return formsOfAffine
 	case isWeighted(sp):
-		return formWeighted
+		return formsOfWeighted[1:]
 	}
-	return formEqual
+	return formsOfAffine[1:]
 }
+
+func mostOf(sp *model.ServicePort) form { return formsOf(sp)[0] }
 
 func isWeighted(sp *model.ServicePort) bool {
 	return sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
@@ -201,24 +215,19 @@ func (f form) elements(sp *model.ServicePort) int {
 // earlier form of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
 // is then served without them.
 func (p *Planner) admit(s *service, n, before *port, sp *model.ServicePort) bool {
-	asked, reason := mostOf(sp), ""
-	for f := asked; ; f-- {
-		if f == formWeighted && asked == formAffine && !isWeighted(sp) {
-			continue // the same as formEqual
-		}
-		if sp.Ranged() && f < formAffine {
-			p.lack(s, n, sp, formSingle, reason)
-			return false
-		}
+	reason := ""
+	for i, f := range formsOf(sp) {
 		refused := p.tryForm(s, n, before, sp, f)
 		if refused == "" {
-			if f < asked {
-				p.lack(s, n, sp, f, reason)
+			if i > 0 {
+				p.lack(s, n, sp, reason)
 			}
 			return true
 		}
 		reason = refused
 	}
+	p.lack(s, n, sp, reason)
+	return false
 }
 
 // tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
@@ -229,7 +238,6 @@ func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f 
 		return waitsForOthers
 	}
 	if reason := elements.refusal(namespace, before.elements, needed); reason != "" {
-		s.lacking().needs(elements, needed-before.elements)
 		return reason
 	}
 	ids, number := (*affinePort)(nil), uint32(0)
@@ -256,13 +264,19 @@ func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f 
 // first.
 const waitsForOthers = "other Services have been served before"
 
-// lack records that a service port is planned in a lower form than its Service asks for.
-func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, f form, reason string) {
+// lack records that a service port is planned in a lower form than its Service asks for, or not at all. The Service
+// then waits for the elements that the port would need in addition.
+func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, reason string) {
+	for _, f := range formsOf(sp) {
+		if q := &p.rooms.elements; q.Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
+			s.lacking().needs(q, f.elements(sp)-n.elements)
+		}
+	}
 	field, what := "spec.ports", "is served by one endpoint only, and not at node ports or with the external policy Local"
 	switch {
 	case sp.Ranged():
 		field, what = model.PortRangesField, "is not served"
-	case f == formSingle:
+	case n.form == formSingle:
 	case sp.Affinity > 0:
 		field, what = "spec.sessionAffinity", "has no session affinity"
 	case sp.MaxConnections > 0:

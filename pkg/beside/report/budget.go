@@ -52,7 +52,7 @@ func (r rooms) of(o object) *room.Room {
 func (r rooms) take(o object) room.Shortage { return r.of(o).Change(o.owner(), 0, 1) }
 func (r rooms) give(o object)               { r.of(o).Change(o.owner(), 1, 0) }
 
-// allowance is a quantity that is shared anew in each window.
+// allowance is a quantity that is shared again in each window.
 type allowance struct {
 	limit int
 	ends  time.Time
