@@ -108,3 +108,21 @@ func TestFreedRoomIsUsed(t *testing.T) {
 		})
 	}
 }
+
+// TestOneFreedElement: a Service in a lower form waits only for the elements that it lacks beyond this form.
+func TestOneFreedElement(t *testing.T) {
+	o := testOptions()
+	o.Families = inet.Families[:1]
+	c := crowd{New(o), map[types.NamespacedName]*model.Service{}}
+	record(t, c.Planner)
+	c.rooms.elements.Room = roomOfOne(10)
+	c.set("elements", "a", 1, 8)
+	affine := c.set("affinity", "a", 2, 1) // takes two elements, and three with affinity
+	if len(c.Excess(affine)) == 0 || c.ElementsFor(affine) != 2 {
+		t.Fatalf("without room for affinity, the Service has %d elements, and lacks %v", c.ElementsFor(affine), c.Excess(affine))
+	}
+	c.set("elements", "a", 1, 7)
+	if c.again(); len(c.Excess(affine)) != 0 {
+		t.Errorf("after an element became free, the Service lacks %v", c.Excess(affine))
+	}
+}
