@@ -264,7 +264,7 @@ func (l *Limits) readWeights(s *discoveryv1.EndpointSlice, invalid func(field, v
 		return w
 	}
 	w.own = map[netip.Addr]uint16{}
-	for item := range items {
+	for _, item := range items {
 		left, right, _ := strings.Cut(strings.TrimSpace(item), "=")
 		addr, err := parseRaw(left)
 		n, ok := weightOf(right)

@@ -2,7 +2,6 @@ package model
 
 import (
 	"fmt"
-	"iter"
 	"strings"
 )
 
@@ -49,12 +48,12 @@ func (l *Limits) Items() int { return max(mostItems, 2*l.SourceRanges) } //nolin
 
 // itemsOf returns the items of a list in an annotation. It parses no item of a list that is above a limit, and returns
 // an error.
-func (l *Limits) itemsOf(text string) (iter.Seq[string], error) {
+func (l *Limits) itemsOf(text string) ([]string, error) {
 	if len(text) > LongestList {
 		return nil, fmt.Errorf("the list has more than %d bytes", LongestList)
 	}
 	if n := strings.Count(text, ",") + 1; n > l.Items() {
 		return nil, fmt.Errorf("the list has %d items, above the limit of %d", n, l.Items())
 	}
-	return strings.SplitSeq(text, ","), nil
+	return strings.Split(text, ","), nil
 }

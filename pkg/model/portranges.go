@@ -95,7 +95,7 @@ func (l *Limits) parsePortRanges(text string) ([]portRange, error) {
 	if err != nil {
 		return nil, err
 	}
-	for item := range items {
+	for _, item := range items {
 		item = strings.TrimSpace(item)
 		name, ports, _ := strings.Cut(item, "/")
 		from, to, isRange := strings.Cut(ports, "-")

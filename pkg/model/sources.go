@@ -156,7 +156,7 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 			fmt.Sprintf("%v: each %s is closed to all sources; use fewer, larger ranges", err, kind)))
 		return list
 	}
-	for item := range items {
+	for _, item := range items {
 		b.addItem(&list, item)
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
@@ -173,7 +173,7 @@ func (b *builder) addDenied(list *sourceList) {
 		b.cannotDeny(list, list.field, err.Error())
 		return
 	}
-	for item := range items {
+	for _, item := range items {
 		if !b.addItem(list, item) {
 			b.cannotDeny(list, list.field, "a range is invalid")
 		}

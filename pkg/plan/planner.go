@@ -305,19 +305,20 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
+	limited, hashed := p.options.WithoutMaximum && sp.MaxConnections > 0, p.options.WithoutHash && sp.Method.Key != balance.Chance
+	if !limited && !hashed {
+		return sp
+	}
 	out := *sp
-	if p.options.WithoutMaximum && sp.MaxConnections > 0 {
+	if limited {
 		out.MaxConnections = 0
 		s.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
 			sp.Family, sp.Name.Port))
 	}
-	if p.options.WithoutHash && sp.Method.Key != balance.Chance {
+	if hashed {
 		out.Method = balance.Method{}
 		s.leaveOut(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
 			sp.Family, sp.Name.Port))
-	}
-	if out.MaxConnections == sp.MaxConnections && out.Method == sp.Method {
-		return sp
 	}
 	return &out
 }
