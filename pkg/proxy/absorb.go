@@ -56,11 +56,18 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 
 // sortByAge sorts the names of Services by the age of the Services.
 func (p *Proxy) sortByAge(names []types.NamespacedName) {
-	ages := make(map[types.NamespacedName]model.Age, len(names))
-	for _, n := range names {
-		ages[n] = p.Source.Age(n)
+	type aged struct {
+		types.NamespacedName
+		model.Age
 	}
-	slices.SortStableFunc(names, func(a, b types.NamespacedName) int { return ages[a].Compare(ages[b]) })
+	list := make([]aged, len(names))
+	for i, n := range names {
+		list[i] = aged{n, p.Source.Age(n)}
+	}
+	slices.SortStableFunc(list, func(a, b aged) int { return a.Age.Compare(b.Age) })
+	for i := range list {
+		names[i] = list[i].NamespacedName
+	}
 }
 
 // absorbNode reads this Node. It reports whether a field that affects the plan of Services has changed.
