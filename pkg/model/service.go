@@ -54,6 +54,15 @@ type Key struct {
 	Family   inet.Family
 }
 
+// AddrProtocol is an address and a protocol, without a port.
+type AddrProtocol struct {
+	Addr     netip.Addr
+	Protocol inet.Protocol
+}
+
+// AddrProtocol returns the address and the protocol of a key.
+func (k Key) AddrProtocol() AddrProtocol { return AddrProtocol{k.Addr, k.Protocol} }
+
 // Frontend is one way to reach a service port.
 type Frontend struct {
 	Key

@@ -38,16 +38,16 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 // and the ranges at the address. Without them, each flow to a deleted port would be stale, even if it began after
 // the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
-	var deleted map[place]bool
+	var deleted map[model.AddrProtocol]bool
 	var nodePorts []model.Key
 	for k := range keys {
 		if k.Last != 0 || p.winner(k).service != nil {
 			continue
 		}
 		if deleted == nil {
-			deleted = map[place]bool{}
+			deleted = map[model.AddrProtocol]bool{}
 		}
-		deleted[placeOf(k)] = true
+		deleted[k.AddrProtocol()] = true
 		if k.Addr = (netip.Addr{}); p.winner(k).service != nil {
 			nodePorts = append(nodePorts, k)
 		}
@@ -60,7 +60,7 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 	for at, ranges := range p.rangesAt {
 		for k := range ranges {
-			if p.winner(k).service != nil && (deleted[at] || deleted[place{protocol: k.Protocol}] && p.servesNodePorts(k)) {
+			if p.winner(k).service != nil && (deleted[at] || deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)) {
 				keys[k] = struct{}{}
 			}
 		}

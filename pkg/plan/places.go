@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -22,21 +21,13 @@ import (
 // frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about the
 // rest in parts.
 
-// place is an address and a protocol.
-type place struct {
-	addr     netip.Addr
-	protocol inet.Protocol
-}
-
-func placeOf(k model.Key) place { return place{k.Addr, k.Protocol} }
-
 // places has the decisions that depend on other keys at the same address.
 type places struct {
 	// beaten has the claimed keys that are not programmed, with the range of a better claim. The zero key stands for
 	// the cluster IP of another Service.
 	beaten map[model.Key]model.Key
-	// won has the ranges of each place that are programmed, by port. They do not overlap.
-	won map[place][]claim
+	// won has the ranges of each place (an address and a protocol) that are programmed, by port. They do not overlap.
+	won map[model.AddrProtocol][]claim
 	// fronts has the programmed single ports in a range of another Service, with the range. inFrontOf has the same by
 	// range.
 	fronts    map[model.Key]model.Key
@@ -49,7 +40,7 @@ type places struct {
 
 func newPlaces() places {
 	return places{
-		beaten: map[model.Key]model.Key{}, won: map[place][]claim{}, fronts: map[model.Key]model.Key{},
+		beaten: map[model.Key]model.Key{}, won: map[model.AddrProtocol][]claim{}, fronts: map[model.Key]model.Key{},
 		inFrontOf: map[model.Key]map[model.Key]struct{}{}, sharing: map[netip.Addr][]*service{}, unsettled: map[*service]struct{}{},
 	}
 }
@@ -154,15 +145,15 @@ func (p *Planner) isOthersClusterIP(c claim) bool {
 
 // settleRanges decides which ranges of the contests are programmed, after the Service now has changed.
 func (p *Planner) settleRanges(now *service) {
-	var settled map[place]bool
+	var settled map[model.AddrProtocol]bool
 	for i := range p.contests {
 		k := p.contests[i].key
-		at := placeOf(k)
+		at := k.AddrProtocol()
 		if k.Last == 0 || settled[at] {
 			continue
 		}
 		if settled == nil {
-			settled = map[place]bool{}
+			settled = map[model.AddrProtocol]bool{}
 		}
 		settled[at] = true
 		p.settlePlace(at, now)
@@ -175,7 +166,7 @@ func (p *Planner) settleRanges(now *service) {
 }
 
 // settlePlace decides which ranges of a place are programmed: the best claim first, each if it overlaps none before it.
-func (p *Planner) settlePlace(at place, now *service) {
+func (p *Planner) settlePlace(at model.AddrProtocol, now *service) {
 	list := make([]claim, 0, len(p.rangesAt[at]))
 	for k := range p.rangesAt[at] {
 		list = append(list, p.claims[k].winner)
@@ -206,7 +197,7 @@ func (p *Planner) settlePlace(at place, now *service) {
 		p.places.won[at] = won
 	}
 	if !slices.EqualFunc(before, won, func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(&b) == 0 }) {
-		p.unsettle(at.addr, now)
+		p.unsettle(at.Addr, now)
 	}
 }
 
@@ -218,7 +209,7 @@ func indexOfRange(list []claim, port uint16) int {
 
 // rangeAt returns the claim to the programmed range that contains a single port; the zero claim if there is none.
 func (p *Planner) rangeAt(k model.Key) claim {
-	list := p.places.won[placeOf(k)]
+	list := p.places.won[k.AddrProtocol()]
 	if i := indexOfRange(list, k.Port); i < len(list) && list[i].frontend.Port <= k.Port {
 		return list[i]
 	}

@@ -82,7 +82,7 @@ func (p *Planner) noteOverlaps() {
 				known[c.key] = true
 			}
 		}
-		for other := range p.rangesAt[placeOf(k)] {
+		for other := range p.rangesAt[k.AddrProtocol()] {
 			if !known[other] {
 				known[other] = true
 				p.contests = append(p.contests, contest{other, p.winner(other)})
@@ -109,10 +109,10 @@ func (p *Planner) claimPlace(k model.Key, claimed bool) {
 }
 
 // keysByPlace are claimed keys.
-type keysByPlace map[place]map[model.Key]struct{}
+type keysByPlace map[model.AddrProtocol]map[model.Key]struct{}
 
 func (m keysByPlace) set(k model.Key, claimed bool) {
-	at := placeOf(k)
+	at := k.AddrProtocol()
 	switch {
 	case !claimed:
 		if delete(m[at], k); len(m[at]) == 0 {
@@ -128,14 +128,14 @@ func (m keysByPlace) set(k model.Key, claimed bool) {
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have the same address and
 // protocol, or are node ports of the protocol, if the address may serve node ports. f may add to keys.
 func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
-	places := map[place]bool{}
+	places := map[model.AddrProtocol]bool{}
 	for k := range keys {
 		if k.Last == 0 {
 			continue
 		}
-		places[placeOf(k)] = true
+		places[k.AddrProtocol()] = true
 		if c := p.winner(k); p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
-			places[place{protocol: k.Protocol}] = true
+			places[model.AddrProtocol{Protocol: k.Protocol}] = true
 		}
 	}
 	for at := range places {
@@ -163,7 +163,7 @@ func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
 	}
 	for at, ranges := range p.places.won {
 		for _, c := range ranges {
-			if k := c.frontend.Key; nodePorts[at.protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
+			if k := c.frontend.Key; nodePorts[at.Protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
 				keys[k] = struct{}{}
 			}
 		}

@@ -158,6 +158,26 @@ func (l *lags) Synced(s *Sync) {
 	}
 }
 
+// startLoop runs the loop of a proxy after its first sync. It returns the times from changes to their commits. stop
+// ends the loop and waits for it.
+func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
+	l = &lags{marked: map[types.NamespacedName]time.Time{}}
+	p.listeners = append(p.listeners, l)
+	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
+	p.alarm.timer = time.NewTimer(0)
+	ctx, cancel := context.WithCancel(quietly(b))
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		for ctx.Err() == nil {
+			p.step(ctx)
+		}
+	})
+	return l, func() {
+		cancel()
+		loop.Wait()
+	}
+}
+
 // BenchmarkRate measures the cost of changes that arrive at a constant rate: each replaces one endpoint of another Service. The cluster has 10,000
 // Services with 10 endpoints. cpu-ms is the processor time of the process in a second, and syncs the number of syncs. lag-ms and slow-ms are the
 // median and the 99th percentile of the time from a change to its commit.
@@ -172,17 +192,7 @@ func BenchmarkRate(b *testing.B) {
 				kernel := openKernel(b)
 				p := proxyOn(b, s, s.services, kernel)
 				settle(b, p)
-				l := &lags{marked: map[types.NamespacedName]time.Time{}}
-				p.listeners = append(p.listeners, l)
-				p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
-				p.alarm.timer = time.NewTimer(0)
-				ctx, stop := context.WithCancel(quietly(b))
-				var loop sync.WaitGroup
-				loop.Go(func() {
-					for ctx.Err() == nil {
-						p.step(ctx)
-					}
-				})
+				l, stop := startLoop(b, p)
 				runtime.GC()
 				before, start := lab.ProcessorTime(b), time.Now()
 				b.StartTimer()
@@ -198,7 +208,6 @@ func BenchmarkRate(b *testing.B) {
 				b.StopTimer()
 				spent := lab.ProcessorTime(b) - before
 				stop()
-				loop.Wait()
 				l.mu.Lock()
 				slices.Sort(l.list)
 				seconds := duration.Seconds()

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -72,17 +70,7 @@ func BenchmarkTurns(b *testing.B) {
 		p := proxyOn(b, s, s.services, kernel)
 		p.Report = func(model.Problem) {}
 		settle(b, p)
-		l := &lags{marked: map[types.NamespacedName]time.Time{}}
-		p.listeners = append(p.listeners, l)
-		p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
-		p.alarm.timer = time.NewTimer(0)
-		ctx, stop := context.WithCancel(quietly(b))
-		var loop sync.WaitGroup
-		loop.Go(func() {
-			for ctx.Err() == nil {
-				p.step(ctx)
-			}
-		})
+		l, stop := startLoop(b, p)
 		change := func(version int) func(i int) {
 			return func(i int) {
 				s.mu.Lock()
@@ -142,7 +130,6 @@ func BenchmarkTurns(b *testing.B) {
 		}
 		b.StopTimer()
 		stop()
-		loop.Wait()
 		lab.Must(b, kernel.Close())
 		b.StartTimer()
 	}

@@ -8,16 +8,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// place is an address and a protocol.
-type place struct {
-	addr     netip.Addr
-	protocol inet.Protocol
-}
-
 // rangeIndex has the frontends that are ranges of ports, by place, for a binary search. The ranges of present frontends do not overlap, because each
 // port belongs to one Service. Ranges of deleted frontends may overlap other ranges.
 type rangeIndex struct {
-	present, gone map[place][]model.Key
+	present, gone map[model.AddrProtocol][]model.Key
 }
 
 // findRange returns the range that contains a destination. It prefers a present frontend to a deleted one.
@@ -28,7 +22,7 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 	if d.index == nil {
 		d.makeIndex()
 	}
-	where := place{at.Addr(), p}
+	where := model.AddrProtocol{Addr: at.Addr(), Protocol: p}
 	for _, list := range [][]model.Key{d.index.present[where], d.index.gone[where]} {
 		i, _ := slices.BinarySearchFunc(list, at.Port(), func(k model.Key, port uint16) int { return int(k.Last) - int(port) })
 		if i < len(list) && list[i].Has(at.Port()) {
@@ -40,7 +34,7 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 
 // makeIndex makes the index. It joins deleted ranges that overlap. The key of a joined range may be missing in the state.
 func (d *Desired) makeIndex() {
-	d.index = &rangeIndex{present: map[place][]model.Key{}, gone: map[place][]model.Key{}}
+	d.index = &rangeIndex{present: map[model.AddrProtocol][]model.Key{}, gone: map[model.AddrProtocol][]model.Key{}}
 	for k, f := range d.frontends {
 		if k.Last == 0 {
 			continue
@@ -49,7 +43,7 @@ func (d *Desired) makeIndex() {
 		if f.gone {
 			lists = d.index.gone
 		}
-		at := place{k.Addr, k.Protocol}
+		at := k.AddrProtocol()
 		lists[at] = append(lists[at], k)
 	}
 	byPort := func(a, b model.Key) int { return int(a.Port) - int(b.Port) }
