@@ -201,8 +201,9 @@ func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	if other == lead {
 		t.Fatalf("no element leads to affinity-for-10800: %q", lead)
 	}
+	_, chain, _ := strings.Cut(other, "goto ")
 	const in = " element ip kube-nftproxy dispatch "
-	run(t, "nft", "add chain ip kube-nftproxy affinity-for-3600; delete"+in+lead+"; add"+in+other)
+	run(t, "nft", "add chain ip kube-nftproxy "+strings.TrimSuffix(chain, " }")+"; delete"+in+lead+"; add"+in+other)
 	k.Doubt()
 	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
