@@ -79,6 +79,9 @@ func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
 	}
 }
 
+// Freed reports whether a Service that waits for room may have room since the last call of TakeWaiting.
+func (p *Planner) Freed() bool { return p.freed && len(p.waiting) > 0 }
+
 // TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again
 // in this order; then the next call may return more. If no room became free since the last call, it checks no Service
 // and returns nil.

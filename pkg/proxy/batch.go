@@ -51,8 +51,12 @@ func (p *Proxy) planFirst(names []types.NamespacedName) []types.NamespacedName {
 // planNext plans the next batch of the queue within the time for one batch. It returns the planned Services.
 func (p *Proxy) planNext() []types.NamespacedName {
 	s := timeSlice{Proxy: p, begun: p.Now()}
-	for p.queue.waiting() > 0 && len(s.planned) == 0 && !s.late() { // again, if all Services were put back
+	p.queue.rest.end(s.begun)
+	for len(s.planned) == 0 && !s.late() { // again, if all Services were put back
 		batch, of := p.queue.next()
+		if len(batch) == 0 {
+			break
+		}
 		p.Planner.Expect(len(batch))
 		if of == givers {
 			s.planGivers(batch)
@@ -62,8 +66,22 @@ func (p *Proxy) planNext() []types.NamespacedName {
 	}
 	p.unsettled = p.Planner.Settle(mostSettled)
 	p.reportConflicts(p.Planner)
-	p.enqueue(p.Planner.TakeWaiting(mostAgain)) // Services that lacked room on this node until now
+	p.planWaiting()
 	return s.planned
+}
+
+// restOfWaiting is the time between two looks at the Services that wait for room, as a multiple of the time of a look.
+const restOfWaiting = 20
+
+// planWaiting enqueues Services that lacked room on this node until now. It looks at each Service that waits: a crowd
+// of them must not delay other changes.
+func (p *Proxy) planWaiting() {
+	start := p.Now()
+	if p.waitingRest.end(start); !p.waitingRest.active() && p.Planner.Freed() {
+		p.enqueue(p.Planner.TakeWaiting(mostAgain))
+		now := p.Now()
+		p.waitingRest.after(now, now.Sub(start), restOfWaiting)
+	}
 }
 
 // enqueue puts changed Services into the queue.
@@ -104,7 +122,7 @@ func (s *timeSlice) plan(batch []*waiting, of kind) {
 		q.remove(w)
 		w.cost = max(1, plan.ElementsIn(service), s.Planner.ElementsFor(w.name))
 		switch {
-		case of == small && w.cost > turnElements && len(s.planned)+q.waiting() > 0:
+		case of == small && w.cost > turnElements && (len(s.planned)+q.waiting() > 0 || q.rest.active()):
 			q.put(&waiting{name: w.name, cost: w.cost, arrived: w.arrived, giver: w.giver})
 		case q.waiting() > 0 && s.postpone(w, service):
 		default:
@@ -151,4 +169,5 @@ func (s *timeSlice) planBuilt(w *waiting, service *model.Service) {
 	s.planService(w.name, service)
 	s.planned = append(s.planned, w.name)
 	s.elements += w.cost
+	s.queue.tired = s.queue.tired || w.cost > turnElements
 }

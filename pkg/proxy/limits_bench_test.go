@@ -213,6 +213,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	start := time.Now()
 	for again := true; again; again = p.queue.waiting() > 0 {
 		before := p.account.syncs
+		p.queue.rest, p.waitingRest = rest{}, rest{}
 		p.sync(ctx)
 		if p.failed {
 			b.Fatalf("the sync has failed: %v", p.account.failure)

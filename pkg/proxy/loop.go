@@ -60,6 +60,9 @@ func (p *Proxy) step(ctx context.Context) {
 		return
 	}
 	p.queueSteps(now)
+	if p.queue.rest.end(now) && p.queue.waiting() > 0 || p.waitingRest.end(now) && p.Planner.Freed() {
+		p.Schedule.Urgent()
+	}
 	if at, due := p.Schedule.Next(now); due {
 		p.sync(ctx)
 	} else {
@@ -112,7 +115,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	if dirty.Empty() && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
-	if p.commit(ctx, start, p.absorb(ctx, dirty)) && (p.queue.waiting() > 0 || p.problems.more() || p.unsettled) {
+	done := p.commit(ctx, start, p.absorb(ctx, dirty))
+	now := p.Now()
+	if p.queue.committed(now, now.Sub(start)); done && (p.queue.ready() || p.problems.more() || p.unsettled) {
 		p.Schedule.Urgent()
 	}
 }
@@ -200,7 +205,7 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		return sync
 	}
 	at := earliest(sync, p.guard.checkAt)
-	for _, other := range []time.Time{p.againAt, p.rebuilder.steps.at} {
+	for _, other := range []time.Time{p.againAt, p.rebuilder.steps.at, p.queue.rest.until, p.waitingRest.until} {
 		if !other.IsZero() {
 			at = earliest(at, other)
 		}

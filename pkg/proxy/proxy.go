@@ -142,6 +142,8 @@ type Proxy struct {
 	problems problemBook
 	// unsettled is true if the planner has conflicts left to decide about in the next batch.
 	unsettled bool
+	// waitingRest is the rest between two looks at the Services that wait for room.
+	waitingRest rest
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,6 +18,9 @@ import (
 // until the batch with the new owner. A new owner in another namespace precedes the giver only if it has its turn in
 // time: otherwise, a namespace with many changes could delay the changes of others. Services that exchange frontends
 // are in one batch, up to mostChained of them.
+//
+// After a batch with a large Service, all large Services rest for twice the time of this batch. So large Services use
+// at most a third of the loop's time, and most changes of small Services need not wait for a large one.
 type queue struct {
 	kinds [kinds]turns
 	// last is the index in rotation of the kind of the last batch.
@@ -25,6 +29,9 @@ type queue struct {
 	arrivals uint64
 	// takers maps a frontend to the giver that takes it over.
 	takers map[model.Key]*waiting
+	// tired is true if the current batch has a large Service. Then all large Services rest.
+	tired bool
+	rest  rest
 }
 
 // kind is a kind of Services in the queue.
@@ -46,6 +53,9 @@ type giver struct {
 	// after is the number of the last arrival for which the giver waits.
 	after uint64
 }
+
+// restOfLarge is the time for which large Services rest, as a multiple of the time of their last batch.
+const restOfLarge = 2
 
 // mostChained is the largest number of Services that exchange frontends in one batch.
 const mostChained = 64
@@ -112,26 +122,41 @@ func (q *queue) remove(w *waiting) {
 	}
 }
 
-// next returns the Services of the next batch, and their kind. Call done with the Services of the batch that were
-// planned or put back.
+// next returns the Services of the next batch, and their kind. The batch is empty if no Service is ready. Call done with
+// the Services of the batch that were planned or put back.
 func (q *queue) next() (batch []*waiting, of kind) {
 	for range rotation {
 		q.last = (q.last + 1) % len(rotation)
 		of = rotation[q.last]
-		ready := q.isReady
-		if of != givers {
-			ready = nil
-		}
-		if batch = q.kinds[of].next(batchElements, ready); len(batch) > 0 {
+		if batch = q.kinds[of].next(batchElements, q.isReady); len(batch) > 0 {
 			break
 		}
 	}
 	return batch, of
 }
 
-// isReady reports whether a giver may be planned.
+// ready reports whether next would return a Service.
+func (q *queue) ready() bool {
+	return slices.ContainsFunc(q.kinds[:], func(t turns) bool { return len(t.next(0, q.isReady)) > 0 })
+}
+
+// isReady reports whether a Service may be planned now.
 func (q *queue) isReady(w *waiting) bool {
-	return q.kinds[small].since(w.name.Namespace, w.after) && q.kinds[large].since(w.name.Namespace, w.after)
+	switch {
+	case q.rest.active() && w.cost > turnElements:
+		return false
+	case w.in == &q.kinds[givers]:
+		return q.kinds[small].since(w.name.Namespace, w.after) && q.kinds[large].since(w.name.Namespace, w.after)
+	}
+	return true
+}
+
+// committed ends the batch, which took some time. If it has a large Service, large Services rest.
+func (q *queue) committed(now time.Time, took time.Duration) {
+	if q.tired {
+		q.tired = false
+		q.rest.after(now, took, restOfLarge)
+	}
 }
 
 // chain removes and returns a giver, each giver that takes over one of its frontends, and so on.

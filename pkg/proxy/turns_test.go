@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -52,6 +53,48 @@ func TestOrderOfTurns(t *testing.T) {
 			lab.Same(t, c.want, strings.Join(batches, " | "), "order")
 		})
 	}
+}
+
+// Large Services rest after a batch with one of them, for twice its time. Small Services, and givers that are small, do
+// not.
+func TestLargeServicesRest(t *testing.T) {
+	q, start := newQueue(), time.Unix(1_000_000, 0)
+	handOut := func() (names []string) {
+		batch, of := q.next()
+		for _, w := range batch {
+			names = append(names, w.name.Name)
+			q.remove(w)
+			q.tired = q.tired || w.cost > turnElements
+		}
+		q.kinds[of].done(batch)
+		return names
+	}
+	arrive := func(texts ...string) {
+		for _, text := range texts {
+			name, cost := waitingFor(t, text)
+			q.push([]types.NamespacedName{name}, func(types.NamespacedName) int { return cost })
+		}
+	}
+	arrive("a/1:20000", "a/2:20000", "b/3:5000")
+	lab.Same(t, []string{"2"}, handOut(), "first batch")
+	q.committed(start, 100*time.Millisecond)
+	lab.Same(t, []string(nil), handOut(), "batch while large Services rest")
+	lab.Same(t, false, q.ready(), "ready")
+	w := &waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000, arrived: q.arrivals}
+	q.putGiver(w, nil, nil)
+	lab.Same(t, false, q.ready(), "ready with a large giver")
+	arrive("c/4:10")
+	lab.Same(t, true, q.ready(), "ready with a small Service")
+	lab.Same(t, []string{"4"}, handOut(), "small Service")
+	q.committed(start, time.Hour) // a batch without a large Service
+	lab.Same(t, false, q.rest.end(start.Add(199*time.Millisecond)), "end after 199 ms")
+	lab.Same(t, true, q.rest.end(start.Add(200*time.Millisecond)), "end after 200 ms")
+	var rest []string
+	for q.ready() {
+		rest = append(rest, handOut()...)
+	}
+	slices.Sort(rest)
+	lab.Same(t, []string{"1", "3", "5"}, rest, "after the rest")
 }
 
 // Namespaces with random changes share the queue. For each Service, the work of each other namespace between its

@@ -98,16 +98,6 @@ func (r *Room) Change(namespace string, was, now int) Shortage {
 	return lacks
 }
 
-// Restore grants units that a namespace had before a restart. It reports false if the limit of all namespaces does not
-// suffice. The share of a namespace does not matter: an earlier version, or other limits, may have granted more.
-func (r *Room) Restore(namespace string, n int) bool {
-	if r.total+n > r.limit {
-		return false
-	}
-	r.set(namespace, n)
-	return true
-}
-
 func (r *Room) set(namespace string, more int) {
 	before := r.taken[namespace]
 	after := before + more

@@ -92,14 +92,3 @@ func TestReasons(t *testing.T) {
 		t.Errorf("%d units are taken, want %d", r.Total(), r.Limit())
 	}
 }
-
-// TestRestore restores grants above the share of a namespace. A change that needs no more then succeeds.
-func TestRestore(t *testing.T) {
-	r := New(1024)
-	if !r.Restore("a", 1000) || r.Restore("b", 25) || !r.Restore("b", 24) {
-		t.Fatal("only the limit of all namespaces may refuse a restored grant")
-	}
-	if r.Change("a", 10, 10) != None || r.Change("a", 10, 11) != OfNamespace || r.Change("a", 1000, 0) != None || r.Taken("a") != 0 {
-		t.Error("a restored grant cannot be changed")
-	}
-}
