@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -54,7 +53,7 @@ func containerLimit(folder string) (int64, bool) {
 }
 
 // synced notifies the parts that wait for the first sync. Then it returns memory to the system. The lists of objects and the first
-// batch are garbage, several times the size of all other objects. A third of the resident code runs only at the start.
+// batch are garbage, several times the size of all other objects.
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
@@ -63,47 +62,8 @@ func (d *daemon) synced() {
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(growthLater)
 		}
-		go func() {
-			debug.FreeOSMemory()
-			if smaps, err := os.ReadFile("/proc/self/smaps"); err == nil {
-				releaseCode(string(smaps))
-			}
-		}()
+		go debug.FreeOSMemory()
 	})
-}
-
-// releaseCode unmaps the pages of the program's file that cannot be written: code and constant data. The argument has the mappings of the process, in
-// the format of proc_pid_smaps(5). The kernel maps a page again, from its page cache, when the program uses it. So mappings with pages that differ
-// from the file stay: relocated tables, and breakpoints.
-func releaseCode(smaps string) {
-	program, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		return
-	}
-	var from, to uintptr // the present mapping; equal if it stays
-	release := func() {
-		if to > from {
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED) // an error leaves the pages mapped
-		}
-	}
-	for line := range strings.Lines(smaps) {
-		fields := strings.Fields(line)
-		switch {
-		case len(fields) < 2:
-		case fields[0] == "Anonymous:" || fields[0] == "Swap:":
-			if fields[1] != "0" {
-				to = from
-			}
-		case !strings.HasSuffix(fields[0], ":"):
-			release()
-			var access string
-			_, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &access)
-			if err != nil || !strings.HasSuffix(line, " "+program+"\n") || strings.Contains(access, "w") {
-				to = from
-			}
-		}
-	}
-	release()
 }
 
 // containerUse reads the memory use of a control group, including the kernel's memory for tables. It excludes inactive files,

@@ -7,12 +7,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
-	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 func TestContainerLimit(t *testing.T) {
@@ -99,31 +95,4 @@ func TestFollowMemory(t *testing.T) {
 	}
 	cancel()
 	following.Wait()
-}
-
-// TestCodeIsReleased: the pages of the program's file become fewer, and the program continues. A page that differs from the file stays.
-func TestCodeIsReleased(t *testing.T) {
-	resident := func() float64 {
-		mib, err := program.MemoryOf(os.Getpid(), "RssFile")
-		lab.Must(t, err)
-		return mib
-	}
-	const text = "a text in the program's file"
-	first := unsafe.Pointer(unsafe.StringData(text))
-	size := os.Getpagesize()
-	at := int(uintptr(first) % uintptr(size))
-	page := unsafe.Slice((*byte)(unsafe.Add(first, -at)), size)
-	lab.Must(t, unix.Mprotect(page, unix.PROT_READ|unix.PROT_WRITE))
-	page[at] = 'A'
-	lab.Must(t, unix.Mprotect(page, unix.PROT_READ))
-	before := resident()
-	smaps, err := os.ReadFile("/proc/self/smaps")
-	lab.Must(t, err)
-	releaseCode(string(smaps))
-	if after := resident(); before == 0 || after >= before {
-		t.Errorf("%v MiB of files are mapped, and %v MiB afterwards", before, after)
-	}
-	if page[at] != 'A' {
-		t.Error("a changed page has been unmapped")
-	}
 }
