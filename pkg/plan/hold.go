@@ -35,16 +35,27 @@ const (
 const mostHolders = 4096
 
 // holdChain is the chain of packets to a service port that scales to zero. The first rule that looks up the set held matches the first packet of an
-// episode. If a set is full, the chain refuses or drops packets.
+// episode. If a set is full, the chain refuses or drops packets. A packet of a connection that began earlier is refused: no retry continues it, and the
+// client shall open another connection.
 func (l *layout) holdChain() *nft.Chain {
 	number := nft.Priority()
-	return &nft.Chain{Name: kindHold.name(selector{}), Comment: "no endpoint: held, so that the client retries", Rules: []nft.Rule{
+	return &nft.Chain{Name: kindHold.name(selector{}), Comment: "no endpoint: held, so that the client retries", Rules: append(refuseBegun(),
 		rule("", keepBits(portBits)),
 		rule(meanings[kindHold], in(l.held, []nft.Field{number}, true), enter(l.holding, number, HoldTime), enter(l.held, number, DemandTime), countedDrop()),
 		rule("no endpoints for too long", in(l.holding, []nft.Field{number}, true), goTo(kindReject.name(selector{}))),
 		rule("demand", enter(l.held, number, DemandTime)),
 		rule("", countedDrop()),
-	}}
+	)}
+}
+
+// refuseBegun refuses packets of connections that began earlier, and whose entry in connection tracking is gone.
+func refuseBegun() []nft.Rule {
+	const began = "a connection that began earlier"
+	refused := goTo(kindReject.name(selector{}))
+	return []nft.Rule{
+		rule(began, protocol(inet.TCP), withoutSYN(), refused),
+		rule(began, protocol(inet.SCTP), withoutINIT(), refused),
+	}
 }
 
 // Holder is a service port that holds packets, by its number in the set [HeldSet].

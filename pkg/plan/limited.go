@@ -104,8 +104,10 @@ func (l *layout) admit() []nft.Rule {
 	}
 }
 
+// refuse refuses packets, or drops them so that clients retry. It refuses packets of connections that began earlier in any case, see [layout.holdChain].
 func (l *layout) refuse() []nft.Rule {
-	return []nft.Rule{rule("", l.overMaximum()), rule("all endpoints have their maximum of connections", dispatch(wordBits, l.dispatch[stepFull])), rule(undone, goTo("clear-register"))}
+	rules := append([]nft.Rule{rule("", l.overMaximum())}, refuseBegun()...)
+	return append(rules, rule("all endpoints have their maximum of connections", dispatch(wordBits, l.dispatch[stepFull])), rule(undone, goTo("clear-register")))
 }
 
 // overMaximum counts the packet for its service port, and loads the class for it.

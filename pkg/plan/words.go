@@ -286,6 +286,25 @@ func typeOfService(value byte) []expr.Any {
 	}
 }
 
+// withoutSYN: tcp flags & syn == 0
+func withoutSYN() []expr.Any {
+	const flags, syn = 13, 0x02
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{syn}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}},
+	}
+}
+
+// withoutINIT: @th,96,8 != 0x01, the type of the first SCTP chunk
+func withoutINIT() []expr.Any {
+	const chunk, initiation = 12, 1
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: chunk, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{initiation}},
+	}
+}
+
 // accept: accept
 func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
 

@@ -94,6 +94,9 @@ func (d *departing) endpoints(list string) {
 		if n != off {
 			annotations += ", kube-nftproxy.io/terminate-connections: " + map[bool]string{true: "at-once", false: "gone"}[n == atOnce]
 		}
+		if n != stays {
+			annotations += `, kube-nftproxy.io/scale-to-zero: "true"`
+		}
 		fmt.Fprintf(&text, `---
 apiVersion: v1
 kind: Service
@@ -224,8 +227,8 @@ func (d *departing) live(when string, list []*client, cut bool) {
 	}
 }
 
-// The next segment of an idle client gets a reset after its endpoint has left the slices, from another endpoint or, without one, from the node. An
-// endpoint that is unready, terminating or absent for a moment keeps its connections, and so does a Service without the annotation, and one that still
+// The next segment of an idle client gets a reset after its endpoint has left the slices, from another endpoint or, without one, from the node, also if
+// the Service scales to zero. An endpoint that is unready, terminating or absent for a moment keeps its connections, and so does a Service without the annotation, and one that still
 // has the endpoint.
 func TestConnectionsToGoneEndpoints(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
@@ -276,6 +279,9 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	d.pass(absence)
 	d.ends(perFamily)
 	d.live("without an endpoint", list, true)
+	if got := held(t, l); got != "" {
+		t.Errorf("segments of terminated connections are demand: %s", got)
+	}
 
 	d.endpoints("pod-0")
 	for _, c := range list {
@@ -349,4 +355,52 @@ spec:
 	d.pass(absence)
 	d.ends(1)
 	d.live("after the endpoint left", list, true)
+}
+
+// At the maximum of connections, a Service with queue drops only packets that begin a connection: the next segment of a connection to an endpoint that
+// left gets a reset.
+func TestConnectionsToGoneEndpointsWithoutAPlace(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
+	for _, host := range []*lab.Host{l.Pods[0], l.Remotes[0]} {
+		if _, err := host.ServeEcho(echoPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &departing{T: t, lab: l, pipeline: pipelineForTest(t, l)}
+	load := func(endpoints string) {
+		text := `apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: shop
+  annotations:
+    kube-nftproxy.io/terminate-connections: gone
+    kube-nftproxy.io/max-connections: "1"
+    kube-nftproxy.io/at-max-connections: queue
+spec:
+  clusterIPs: [10.96.0.10, "fd00:10:96::10"]
+  ports: [{port: 70}]
+` + documentSeparator + mustSlices(t, fmt.Sprintf("shop/web %d: %s", echoPort, endpoints))
+		lab.Must(t, os.WriteFile(filepath.Join(d.folder, "web.yaml"), []byte(text), 0o600))
+		lab.Must(t, d.load())
+	}
+	var list []*client
+	for _, endpoint := range []string{"pod-0", "remote-0"} {
+		load(endpoint)
+		for _, a := range []string{"10.96.0.10", "fd00:10:96::10"} {
+			to := netip.AddrPortFrom(netip.MustParseAddr(a), 70)
+			c := &client{&connection{text: fmt.Sprintf("to %s of %s", endpoint, to)}, l.Pods[1], to, stays}
+			if endpoint == "remote-0" {
+				c.of = gone
+			}
+			d.open(c)
+			list = append(list, c)
+		}
+	}
+	load("pod-0 remote-0")
+	d.live("with both endpoints", list, false)
+	load("pod-0")
+	d.pass(absence)
+	d.ends(1)
+	d.live("after one endpoint left", list, true)
 }

@@ -130,13 +130,20 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 	}
 }
 
-// header returns the known part of a header. An unknown source port is 0.
+// header returns the known part of a header. An unknown source port is 0. A TCP packet has the flag SYN, and an SCTP packet the chunk INIT.
 func (w *world) header(p Packet, base expr.PayloadBase) []byte {
-	const ttl = 64
+	const ttl, syn, initiation = 64, 0x02, 1
 	switch {
 	case base == expr.PayloadBaseTransportHeader:
 		b := binary.BigEndian.AppendUint16(nil, p.FromPort)
-		return binary.BigEndian.AppendUint16(b, w.to.Port())
+		b = binary.BigEndian.AppendUint16(b, w.to.Port())
+		switch p.Protocol {
+		case inet.TCP:
+			b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 5<<4, syn)
+		case inet.SCTP:
+			b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, initiation)
+		}
+		return b
 	case base != expr.PayloadBaseNetworkHeader:
 		return nil
 	}
