@@ -51,6 +51,7 @@ func (l *ledger) take(now time.Time) *change {
 			c.forget = append(c.forget, added)
 		}
 	}
+	l.planner.TakeAwoken(func(e nft.Element) { c.forget = append(c.forget, e) })
 	l.remake(c)
 	d.reset()
 	return c

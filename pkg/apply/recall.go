@@ -68,13 +68,7 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	if err != nil {
 		return nil // another version wrote the state
 	}
-	var held []nft.Element
-	if set := p.Held(t.Family); k.readable[set] {
-		if held, err = k.conn.Elements(set); err != nil {
-			return err
-		}
-	}
-	p.Resume(t.Family, state.next, held)
+	p.Resume(t.Family, state.next)
 	k.ledger.resume(t.Family, state.key)
 	return nil
 }

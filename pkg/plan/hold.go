@@ -17,7 +17,8 @@ import (
 //	held     for DemandTime after the last held packet: an episode. pkg/beside/demand reads it.
 //	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
 //
-// So the kernel enforces the time limit, even while no process runs.
+// So the kernel enforces the time limit, even while no process runs. A service port that stops to hold packets leaves both sets: when it holds packets
+// again, the first one begins another episode.
 
 const (
 	// HoldTime is the time for which a service port holds packets. Linux clients give up after about as long (tcp_syn_retries).
@@ -104,7 +105,13 @@ func (p *Planner) noteHolders(s *service, present bool) {
 	}
 	for _, port := range s.ports {
 		if port.holds {
-			p.holders.note(Holder{port.family, port.number}, s.name, present)
+			h := Holder{port.family, port.number}
+			p.holders.note(h, s.name, present)
+			if present {
+				delete(p.awoken, h)
+			} else {
+				p.awoken[h] = struct{}{}
+			}
 		}
 		if port.timeout > 0 {
 			p.sticky.note(Number{port.family, port.number}, s.name, present)
@@ -112,13 +119,20 @@ func (p *Planner) noteHolders(s *service, present bool) {
 	}
 }
 
-// Held returns the set [HeldSet] of a family.
-func (p *Planner) Held(f inet.Family) *nft.Set { return p.layouts[f].held }
+// TakeAwoken calls each for the elements that packets may have added for the service ports that stopped to hold packets since the last call.
+func (p *Planner) TakeAwoken(each func(nft.Element)) {
+	for h := range p.awoken {
+		l, key := p.layouts[h.Family], nft.Value{}.Uint32(h.Number)
+		each(nft.Element{Set: l.held, Key: key})
+		each(nft.Element{Set: l.holding, Key: key})
+	}
+	clear(p.awoken)
+}
 
 // HeldSets returns the sets [HeldSet] of all families.
 func (p *Planner) HeldSets() (sets []*nft.Set) {
 	for _, f := range p.options.Families {
-		sets = append(sets, p.Held(f))
+		sets = append(sets, p.layouts[f].held)
 	}
 	return sets
 }

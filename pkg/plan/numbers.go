@@ -103,50 +103,21 @@ const (
 )
 
 // numbers assigns the numbers of one family.
-type numbers struct {
-	affine, others *ring
-	// avoided are numbers of affine service ports that a Service of an earlier process may have had a short time ago.
-	// They are assigned last. This is not necessary for other numbers: a process continues after the last number of the
-	// earlier process.
-	avoided map[uint32]struct{}
-}
+type numbers struct{ affine, others *ring }
 
 func newNumbers() *numbers {
-	return &numbers{affine: newRing(firstAffine, endAffine), others: newRing(firstNumber, endOthers), avoided: map[uint32]struct{}{}}
+	return &numbers{affine: newRing(firstAffine, endAffine), others: newRing(firstNumber, endOthers)}
 }
 
 // assign assigns a number. It returns 0 if no number is free.
 func (t *numbers) assign(affine bool) uint32 {
 	if affine {
-		return t.assignAffine() << affineShift
+		return t.affine.take() << affineShift
 	}
 	if n := t.others.take(); n != 0 {
 		return topBit | n<<portShift
 	}
 	return 0
-}
-
-func (t *numbers) assignAffine() uint32 {
-	n := t.affine.take()
-	var skipped []uint32
-	for _, avoided := t.avoided[n]; avoided; _, avoided = t.avoided[n] {
-		skipped = append(skipped, n)
-		n = t.affine.take()
-	}
-	for _, s := range skipped {
-		t.affine.giveBack(s)
-	}
-	if n == 0 {
-		n = t.affine.take()
-	}
-	return n
-}
-
-// avoid makes the planner assign a number last, if it is the number of an affine service port.
-func (t *numbers) avoid(number uint32) {
-	if isAffine(number) {
-		t.avoided[number>>affineShift] = struct{}{}
-	}
 }
 
 func isAffine(number uint32) bool { return number >= firstAffine<<affineShift }

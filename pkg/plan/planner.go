@@ -46,6 +46,8 @@ type Planner struct {
 	waiting map[types.NamespacedName]struct{}
 	freed   bool
 	holders owners[Holder]
+	// awoken are the service ports that stopped to hold packets since the last call of [Planner.TakeAwoken].
+	awoken map[Holder]struct{}
 	// sticky are the service ports that remember clients.
 	sticky owners[Number]
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
@@ -130,6 +132,7 @@ func New(o Options) *Planner {
 		rooms:         newRooms(o.Room),
 		waiting:       map[types.NamespacedName]struct{}{},
 		holders:       newOwners[Holder](),
+		awoken:        map[Holder]struct{}{},
 		sticky:        newOwners[Number](),
 		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},

@@ -32,14 +32,10 @@ func newRecalled() *recalled {
 }
 
 // Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's
-// [Planner.Next], and held are the elements of its [Planner.Held]. Call Resume before [Planner.Set].
-func (p *Planner) Resume(f inet.Family, next uint32, held []nft.Element) {
-	numbers := p.numbers[f]
+// [Planner.Next]. Call Resume before [Planner.Set].
+func (p *Planner) Resume(f inet.Family, next uint32) {
 	if next >= firstNumber && next < endOthers {
-		numbers.others.next = next
-	}
-	for i := range held {
-		numbers.avoid(held[i].Key.AsUint32())
+		p.numbers[f].others.next = next
 	}
 	if p.recalled == nil {
 		p.recalled = newRecalled()
@@ -102,7 +98,7 @@ func (p *Planner) Numbers() *Numbers {
 func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = n.recalled
 	for _, f := range p.options.Families {
-		p.Resume(f, n.next[f], nil)
+		p.Resume(f, n.next[f])
 		p.SetCrowded(f, n.crowded[f])
 	}
 }

@@ -47,12 +47,18 @@ type Watcher struct {
 
 	mu    sync.Mutex
 	ports map[plan.Holder]port
-	// asleep counts the service ports of each Service that hold packets.
-	asleep map[types.NamespacedName]int
+	// asleep are the Services with service ports that hold packets.
+	asleep map[types.NamespacedName]*sleep
 	// last is the time of the last held packet of each Service with demand.
 	last map[types.NamespacedName]time.Time
 	// changed has a value after a service port began to hold packets.
 	changed chan struct{}
+}
+
+// sleep is the time since which a Service has no endpoint. ports is the number of its service ports that hold packets.
+type sleep struct {
+	ports int
+	since time.Time
 }
 
 // port is a service port that holds packets, since a time.
@@ -63,7 +69,7 @@ type port struct {
 
 // New returns a watcher. [Watcher.Run] reads the sets.
 func New(c Config) *Watcher {
-	return &Watcher{Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]int{}, last: map[types.NamespacedName]time.Time{},
+	return &Watcher{Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]*sleep{}, last: map[types.NamespacedName]time.Time{},
 		changed: make(chan struct{}, 1)}
 }
 
@@ -77,7 +83,8 @@ func (w *Watcher) Holds(h plan.Holder, service types.NamespacedName, since time.
 			return
 		}
 		delete(w.ports, h)
-		if w.asleep[p.service]--; w.asleep[p.service] == 0 {
+		s := w.asleep[p.service]
+		if s.ports--; s.ports == 0 {
 			delete(w.asleep, p.service)
 		}
 	}
@@ -85,8 +92,12 @@ func (w *Watcher) Holds(h plan.Holder, service types.NamespacedName, since time.
 		return
 	}
 	const tick = 20 * time.Millisecond // the kernel rounds the time that an element has left
-	w.ports[h] = port{service, since.Add(-tick)}
-	w.asleep[service]++
+	p := port{service, since.Add(-tick)}
+	w.ports[h] = p
+	if w.asleep[service] == nil {
+		w.asleep[service] = &sleep{since: p.since}
+	}
+	w.asleep[service].ports++
 	select {
 	case w.changed <- struct{}{}:
 	default:
@@ -156,7 +167,8 @@ func (w *Watcher) read() (time.Duration, error) {
 	return max(every, share*time.Since(start)), nil
 }
 
-// note records the age of a service port's last held packet. It reports whether an episode of its Service begins.
+// note records the age of a service port's last held packet. It reports whether an episode of its Service begins: no packet was held for DemandTime, or
+// an endpoint has served in between.
 func (w *Watcher) note(h plan.Holder, age time.Duration) (service types.NamespacedName, isNew bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,7 +182,7 @@ func (w *Watcher) note(h plan.Holder, age time.Duration) (service types.Namespac
 		return service, false
 	}
 	w.last[p.service] = at
-	return p.service, !known || at.Sub(last) > plan.DemandTime
+	return p.service, !known || at.Sub(last) > plan.DemandTime || last.Before(w.asleep[p.service].since)
 }
 
 // Each calls a function for each Service that has no endpoint and holds packets, and for each with a held packet within [plan.DemandTime], in no
@@ -181,7 +193,7 @@ func (w *Watcher) Each(f func(service types.NamespacedName, wanted bool)) {
 	now := w.Now()
 	for service, at := range w.last {
 		if now.Sub(at) > plan.DemandTime {
-			if w.asleep[service] == 0 {
+			if w.asleep[service] == nil {
 				delete(w.last, service)
 			}
 			continue

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -86,6 +84,16 @@ func TestEpisodes(t *testing.T) {
 	s.Holds(web, types.NamespacedName{}, s.now)
 	s.Holds(web6, types.NamespacedName{}, s.now)
 	s.after(t, time.Second, "", map[string]bool{"web": true, "db": false})
+	// The endpoint leaves: the next packet is new demand.
+	s.Holds(web, name("web"), s.now)
+	s.Holds(web6, name("web"), s.now)
+	s.after(t, time.Second, "", map[string]bool{"web": true, "db": false})
+	s.held[web] = s.now
+	s.after(t, 50*time.Millisecond, "web", map[string]bool{"web": true, "db": false})
+	s.held[web6] = s.now
+	s.after(t, 50*time.Millisecond, "", map[string]bool{"web": true, "db": false})
+	s.Holds(web, types.NamespacedName{}, s.now)
+	s.Holds(web6, types.NamespacedName{}, s.now)
 	s.after(t, plan.DemandTime, "", map[string]bool{"db": false})
 }
 
@@ -118,7 +126,7 @@ func TestReadingsNeedAHolder(t *testing.T) {
 	<-wanted
 	stop()
 	<-ended
-	if got := maps.Collect(maps.All(s.asleep)); !cmp.Equal(got, map[types.NamespacedName]int{name("web"): 1}) {
+	if got := s.asleep[name("web")]; len(s.asleep) != 1 || got.ports != 1 {
 		t.Errorf("service ports that hold packets: %v", got)
 	}
 }
