@@ -37,7 +37,7 @@ const (
 	Allowed
 	// Arrived: at a frontend with the external policy Local. Another element, of the service port, counts the outcome.
 	Arrived
-	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Such a connection also counts as Forwarded or Arrived.
+	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Such a connection also counts as Forwarded.
 	AtMaximum
 	// Held: dropped, because the Service scales to zero and has no endpoint; or refused after HoldTime.
 	Held

@@ -192,6 +192,21 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 			}
 		})
 	}
+	t.Run("dropped packets are no connections", func(t *testing.T) {
+		var v view.Services
+		must(t, d.read(&v, "services", "default/local", "-o", "json"))
+		m, err := d.program.Metrics(t.Context())
+		must(t, err)
+		for _, f := range v.Services[0].Ports[0].Frontends {
+			metric := m[`kubenftproxy_service_refused_total{namespace="default",port="http",reason="no_local_endpoints",service="local"}`]
+			if f.Kind == "NodePort" && (*f.Connections != 0 || f.Dropped == 0 || *f.Refused != f.Dropped || float64(f.Dropped) != metric) {
+				t.Errorf("%d connections, %d refused, %d dropped of them; the metric of dropped packets is %v", *f.Connections, *f.Refused, f.Dropped, metric)
+			}
+		}
+		if text, _ := d.command("services", "default/local"); !regexp.MustCompile(`NodePort +30007 .* 0 connections\n(.|\n)*connections: \d+ dropped`).MatchString(text) {
+			t.Error(text)
+		}
+	})
 	t.Run("list", func(t *testing.T) { d.testList() })
 	t.Run("plan", func(t *testing.T) { d.testPlan(manifests) })
 	t.Run("watch", func(t *testing.T) { d.testWatch(manifests) })

@@ -21,29 +21,57 @@ type Counts struct {
 // Reason is the reason why a connection was rejected or dropped.
 type Reason uint8
 
-// The reasons.
+// The reasons. [reasons] has their properties.
 const (
-	// NoEndpoints: the Service has no endpoints; rejected.
+	// NoEndpoints: the Service has no endpoints.
 	NoEndpoints Reason = iota
-	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node; dropped.
+	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node.
 	NoLocalEndpoints
-	// AtMaximum: the endpoints had their maximum of connections; rejected or dropped. Service ports have this count, frontends do not.
+	// AtMaximum: the endpoints had their maximum of connections. Service ports have this count, frontends do not.
 	AtMaximum
-	// Held: the Service has no endpoints, and scales to zero; dropped, or rejected after a while.
+	// Held: the Service has no endpoints, and scales to zero.
 	Held
-	// SourceRange: the source ranges of the Service do not admit the client; dropped.
+	// SourceRange: the source ranges of the Service do not admit the client.
 	SourceRange
-	// UnusedPort: the Service has no such port on its address; rejected. The Service has this count, its ports do not.
+	// UnusedPort: the Service has no such port on its address. The Service has this count, its ports do not.
 	UnusedPort
-	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. No Service has this count.
+	// UnusedAddress: no Service has that address of a ServiceCIDR. No Service has this count.
 	UnusedAddress
 	// Reasons is the number of reasons.
 	Reasons
 )
 
+// reasons have the label of each reason in metrics, and the verdict of the rules.
+var reasons = [Reasons]struct {
+	label string
+	// drops is true if the rules always drop such a packet. Otherwise, they may reject it.
+	drops bool
+	// ofPort is true if frontends do not have the count.
+	ofPort bool
+}{
+	NoEndpoints:      {label: "no_endpoints"},
+	NoLocalEndpoints: {label: "no_local_endpoints", drops: true},
+	AtMaximum:        {label: "max_connections", ofPort: true},
+	Held:             {label: "held"}, // rejected after a while
+	SourceRange:      {label: "source_range", drops: true},
+	UnusedPort:       {label: "unused_port", ofPort: true},
+	UnusedAddress:    {label: "unused_address", drops: true, ofPort: true},
+}
+
 // String returns the reason as a metric label.
-func (r Reason) String() string {
-	return [...]string{"no_endpoints", "no_local_endpoints", "max_connections", "held", "source_range", "unused_port", "unused_address"}[r]
+func (r Reason) String() string { return reasons[r].label }
+
+// OfFrontend returns the numbers of connections to a frontend that the rules rejected or dropped, and of those that they always drop.
+func (c *Counts) OfFrontend() (refused, dropped uint64) {
+	for r, n := range c.Refused {
+		if reasons[r].ofPort {
+			continue
+		}
+		if refused += n; reasons[r].drops {
+			dropped += n
+		}
+	}
+	return refused, dropped
 }
 
 // Counters adds up the counts of elements. Its methods are safe for concurrent use.
@@ -243,6 +271,7 @@ func (c *Counters) finish(r reading) {
 	if r.allowed && len(c.replaced) == 0 && !c.replacedAll {
 		c.settle()
 	}
+	c.split()
 	if c.torn++; c.torn == 1 {
 		c.tornSince = c.round
 	}

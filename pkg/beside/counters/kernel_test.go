@@ -217,10 +217,6 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 				arrived := n.wanted(name)
 				note(arrived)
 				note(n.wanted("total"))
-				if to != clusterIP { // with policy Local, an external frontend counts arrivals; only the service port counts them as refused
-					arrived.Connections += arrived.Refused[NoLocalEndpoints]
-					arrived.Refused[NoLocalEndpoints] = 0
-				}
 				arrived.Connections += arrived.Refused[AtMaximum] // only the service port counts them as refused
 				arrived.Refused[AtMaximum] = 0
 			}
@@ -372,8 +368,9 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.ask(n.Client, external, servicePort, 2, lab.TimedOut, refused(NoLocalEndpoints))
 	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
 	n.ask(n.Pods[0], clusterIP, servicePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
-	n.ask(n.Pods[0], external, servicePort, 1, lab.Answered, connected)
 	n.check("without local endpoints")
+	n.ask(n.Pods[0], external, servicePort, 1, lab.Answered, connected)
+	n.check("without local endpoints, from a pod of this node")
 
 	n.set(shape{sources: n.firstClient}, apply.Partial)
 	n.ask(n.Client, external, servicePort, 2, lab.Refused, refused(NoEndpoints))

@@ -36,6 +36,8 @@ type entry struct {
 	tally
 	owner string
 	round int
+	// local is set for a service port with connections to its frontends with the external policy Local, by IP family.
+	local [2]*local
 }
 
 // tally has a count for each meaning. dropped is the number of packets that source ranges have dropped. It is the largest known
@@ -43,8 +45,8 @@ type entry struct {
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
-	// forwarded is the largest known number of forwarded connections. Connections at the maximum are also among Forwarded and Arrived, which are
-	// read earlier: a later difference may be too small.
+	// forwarded is the largest known number of forwarded connections. Connections at the maximum are also among Forwarded, which is read earlier: a
+	// later difference may be too small.
 	forwarded uint64
 }
 
@@ -62,7 +64,7 @@ func (t *tally) settle() {
 }
 
 func (t *tally) counts() Counts {
-	if all, over := t.by[plan.Forwarded]+t.by[plan.Arrived], t.by[plan.AtMaximum]; all > over {
+	if all, over := t.by[plan.Forwarded], t.by[plan.AtMaximum]; all > over {
 		t.forwarded = max(t.forwarded, all-over)
 	}
 	return Counts{Connections: t.forwarded, Refused: [Reasons]uint64{
@@ -84,11 +86,16 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 		if m == plan.UnusedAddress {
 			continue
 		}
-		owner := e.Comment
-		if !meanings.OfPort(e.Set) {
+		family, owner := e.Set.Family, e.Comment
+		if meanings.OfPort(e.Set) {
+			t.port(owner).outcome(family, m, n)
+		} else {
 			f := t.frontend(frontendOf(e), owner)
-			f.add(m, n)
-			owner = f.owner
+			if owner = f.owner; m == plan.Arrived {
+				t.port(owner).arrive(family, f, n)
+			} else {
+				f.add(m, n)
+			}
 		}
 		if owner != "" && m != plan.Arrived {
 			t.port(owner).add(m, n)
@@ -154,6 +161,15 @@ func (t *tallies) claimAddress(e *nft.Counted, round int) {
 		p.add(plan.UnusedPort, f.by[plan.UnusedPort])
 	}
 	f.owner = service
+}
+
+// split adds outcomes of service ports to their frontends. See [local].
+func (t *tallies) split() {
+	for _, e := range t.ports {
+		for _, l := range e.local {
+			l.split()
+		}
+	}
 }
 
 // settle updates the dropped packets of all tallies.

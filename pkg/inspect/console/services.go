@@ -218,9 +218,8 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 				n := counts[0]
 				counts = counts[1:]
 				v.Services[i].Ports[j].Full = n.Refused[counters.AtMaximum]
-				fronts[k].Dropped = n.Refused[counters.NoLocalEndpoints] + n.Refused[counters.SourceRange]
-				refused := n.Refused[counters.NoEndpoints] + n.Refused[counters.Held] + fronts[k].Dropped
-				fronts[k].Connections, fronts[k].Refused = &n.Connections, &refused
+				refused, dropped := n.OfFrontend()
+				fronts[k].Connections, fronts[k].Refused, fronts[k].Dropped = &n.Connections, &refused, dropped
 			}
 			c.countEndpoints(&v.Services[i], &v.Services[i].Ports[j])
 		}
