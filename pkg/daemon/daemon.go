@@ -342,6 +342,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)
 	}
+	cfg.Succeeded = d.api.Succeeded
 	cfg.Client, cfg.Connection = client, connection
 	d.source, err = watch.NewInformers(cfg)
 	return err
@@ -469,6 +470,7 @@ func (d *daemon) newConsole() *console.Console {
 			older, newer = d.instance.Guests()
 			return older, newer, d.instance.Unreachable()
 		},
+		Earlier: func() (bool, error) { return apply.Earlier(d.families, d.ServiceProxyName) },
 		Lacks: func(families []inet.Family) ([]probe.Missing, error) {
 			return askKernel(d.PlanOptions(families))
 		},

@@ -103,6 +103,13 @@ type Finding struct {
 	Affects string `json:"affects"`
 }
 
+// Absorb adds a finding that follows from this one. The finding then has the higher severity of the two.
+func (f *Finding) Absorb(effect *Finding) {
+	f.Severity = severities[min(slices.Index(severities, f.Severity), slices.Index(severities, effect.Severity))]
+	f.What += "; so " + effect.What
+	f.Impact += "; " + effect.Impact
+}
+
 // IsWrong reports whether any finding is wrong.
 func IsWrong(list []Finding) bool { return CountOf(list, Wrong) > 0 }
 

@@ -411,7 +411,7 @@ func (v *Services) tried() bool {
 // unread warns of objects that have not been read yet.
 func (v *Services) unread(p *Printer) {
 	if len(v.Unread) > 0 {
-		p.Printf("%s %s: nothing is programmed yet, and this output may be incomplete; kube-nftproxy status shows the reason\n\n",
+		p.Printf("%s %s: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy status shows the reason\n\n",
 			p.Paint(Bad, "NOT READ YET"), strings.Join(v.Unread, ", "))
 	}
 }

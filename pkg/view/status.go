@@ -149,9 +149,14 @@ type API struct {
 	Answers      bool   `json:"answers"`
 	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
 	Error        string `json:"error,omitempty"`
+	// Since is the time since when the API server has not answered; absent while it answers. Answered is true if it has answered since the start of
+	// the program. Untrusted is true if its certificate is not valid for the program.
+	Since     *time.Time `json:"unansweredSince,omitempty"`
+	Answered  bool       `json:"hasAnswered,omitempty"`
+	Untrusted bool       `json:"-"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
-	// Failures are the last failures to list or watch, by resource.
+	// Failures are the last failures to list or watch, by resource. They are absent after the resource is watched again.
 	Failures []WatchFailure `json:"failures,omitempty"`
 }
 
@@ -164,8 +169,11 @@ type WatchFailure struct {
 	// Forbidden and Unauthorized mark the kinds of failures with a known fix.
 	Forbidden    bool `json:"forbidden,omitempty"`
 	Unauthorized bool `json:"unauthorized,omitempty"`
-	// Unanswered is true if there was no connection, or no answer on it.
+	// Unanswered is true if there was no connection, or no answer on it. Untrusted is true if the reason is the certificate of the API server.
 	Unanswered bool `json:"-"`
+	Untrusted  bool `json:"-"`
+	// Over is true if a later attempt succeeded.
+	Over bool `json:"-"`
 }
 
 // Conclude sorts the findings, and sets Healthy.
@@ -263,20 +271,21 @@ func (s *Status) apiRows(row rowFunc) {
 	}
 	switch {
 	case !s.API.Answers:
-		row(name, Bad, "%s: does not answer: %s", what, s.API.Error)
+		since := "does not answer"
+		if s.API.Since != nil {
+			since = "has not answered for " + short(s.Time.Sub(*s.API.Since))
+		}
+		row(name, Bad, "%s: %s: %s", what, since, s.API.Error)
 	case s.API.AnswerMicros == 0:
 		row("objects", Plain, "%s", what)
 	default:
 		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
 	}
-	for _, f := range s.API.Failures {
-		row("", Warn, "listing or watching %s has failed %s since the start, the last one %s: %s", f.Resource, times(f.Times), ago(s.Time, f.Last), Printable(f.Error))
-	}
 }
 
 func (l *Loop) rows(now time.Time, row rowFunc) {
 	if l.Waits != "" {
-		row("loop", Bad, "nothing is programmed yet: waiting %s", l.Waits)
+		row("loop", Bad, "this process has programmed nothing yet: waiting %s", l.Waits)
 		return
 	}
 	if l.Last != nil {
@@ -352,13 +361,6 @@ func elements(n map[string]int) string {
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-func times(n int) string {
-	if n == 1 {
-		return "once"
-	}
-	return fmt.Sprintf("%d times", n)
 }
 
 func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }

@@ -259,7 +259,7 @@ No problem found on this node.
 	got := printed(t, bad.Text)
 	for _, want := range []string{
 		"health      unhealthy: a fact (1 warning)\n", "does not answer: connection refused",
-		"watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
+		"failing     since 1h0m0s ago, 9 times: no space",
 		"pending     2 Services, the oldest change is 1h0m0s old", "0s ago (foreign_change): no table, ruleset last changed by nft (pid 1)",
 		"ports       healthz cannot listen at 0.0.0.0:10256, metrics at 127.0.0.1:10249, other off\n", "config      /config.conf\n",
 		"WRONG a fact\n    reason:  SyncFailing, Node n\n    impact:  much\n    fix:     do this\n    affects: only this node\nWARNING another fact\n",

@@ -31,6 +31,8 @@ type Config struct {
 	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
 	// regular end of a watch is not a failure.
 	Failed func(resource string, err error)
+	// Succeeded, if not nil, is called from any goroutine each time the API server has accepted a watch of a resource.
+	Succeeded func(resource string)
 	// Report, if not nil, is called from any goroutine for each object or file that cannot be used.
 	Report func(model.Problem)
 }

@@ -84,8 +84,11 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			known := listed
 			listed = ""
 			w, err := from.watchFrom(ctx, o, known)
-			*watched = *watched || err == nil
 			i.link.record(ctx, err)
+			if err == nil {
+				*watched = true
+				cfg.reportSuccess(name)
+			}
 			if isSilent(err) {
 				cfg.reportFailure(name, err)
 			}
@@ -290,6 +293,12 @@ func (c *Config) reporting(resource string, then cache.WatchErrorHandlerWithCont
 func (c *Config) reportFailure(resource string, err error) {
 	if c.Failed != nil {
 		c.Failed(resource, err)
+	}
+}
+
+func (c *Config) reportSuccess(resource string) {
+	if c.Succeeded != nil {
+		c.Succeeded(resource)
 	}
 }
 

@@ -60,11 +60,12 @@ func convertDecoded(item message, convert converter) (*object, error) {
 
 // service returns the stored form of an encoded Service.
 func (t transformer) service(data []byte) (*object, error) {
-	const spec, clusterIP = 2, 3
+	const spec, clusterIP, kind = 2, 3, 4
 	metadata := find(data, fieldMetadata)
 	name, labelled := entry(metadata, fieldLabels, labelServiceProxyName)
 	ofThisProxy := labelled == (t.serviceProxyName != "") && name == t.serviceProxyName
-	if !ofThisProxy || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
+	of := find(data, spec)
+	if !ofThisProxy || string(find(of, clusterIP)) == corev1.ClusterIPNone || string(find(of, kind)) == string(corev1.ServiceTypeExternalName) {
 		return exclude(metadata), nil
 	}
 	return t.stored("Service", metadata, t.ofService, data), nil

@@ -168,13 +168,13 @@ func TestStoreOrderAndSelection(t *testing.T) {
 	for _, c := range store.ServiceCIDRs() {
 		cidrs = append(cidrs, c.Name)
 	}
-	lab.Same(t, []string{"a/z", "shop/db", "shop/name", "shop/web"}, services, "Services")
+	lab.Same(t, []string{"a/z", "shop/db", "shop/web"}, services, "Services")
 	lab.Same(t, []string{"web-1", "web-2"}, slices, "Slices")
 	lab.Same(t, []string{"first", "second"}, cidrs, "ServiceCIDRs")
 	if got := store.Node(); got != nil {
 		t.Errorf("Node() = %v, want nil: only another Node is known", got)
 	}
-	for _, name := range []string{"mesh", "headless", "unknown"} {
+	for _, name := range []string{"mesh", "headless", "name", "unknown"} {
 		if got := store.Service(types.NamespacedName{Namespace: "shop", Name: name}); got != nil {
 			t.Errorf("Service(%s) = %v, want nil", name, got)
 		}

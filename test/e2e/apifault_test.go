@@ -310,7 +310,8 @@ func heldBack(t *testing.T, b *besieged) {
 	b.d = b.startOn(b.Node, b.kubeconfig, "--control-socket", d.socket)
 	b.change()
 	f := d.finds("wrong WaitingForObjects").Findings[0]
-	if f.What != "nothing is programmed yet: waiting to read all Services and EndpointSlices" || !strings.HasPrefix(f.Object, "API server https://") {
+	if f.What != "this process has programmed nothing yet: waiting to read all Services and EndpointSlices" || !strings.HasPrefix(f.Object, "API server https://") ||
+		f.Impact != "the rules of the previous process keep serving, without changes" {
 		t.Errorf("%+v", f)
 	}
 	if err := b.unchanged(); err != nil {

@@ -386,6 +386,42 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 		}
 		return nil
 	})
+	status := func(code int, patterns ...string) {
+		t.Helper()
+		eventually(t, patience, func() error {
+			text, got := runCommand(t, w.Node, "status", "--control-socket", socket)
+			return fits(text, got, code, patterns)
+		})
+	}
+	status(1, `API server .*has not answered for \d\S*: .*connection refused\n`, "impact: +the rules stay as they are and keep serving", "fix: +none on this node, if the control plane is down")
+
+	// A restart during the outage. The rules of the previous process serve, and no command denies it.
+	d.Kill()
+	d = w.start("--control-socket", socket)
+	status(1, `loop +this process has programmed nothing yet: waiting`, "impact: +the rules of the previous process keep serving, without changes",
+		"fix: +if the control plane is down, none on this node. Otherwise, correct the address")
+	for _, c := range []struct {
+		command, says string
+		code          int
+	}{
+		{"services", "NOT READ YET .*: this output is incomplete, and does not describe the rules in the kernel", 1},
+		{"services 10.96.0.99", "cannot know whether a Service has 10.96.0.99: it has not read .* yet", 2},
+		{"services default/web", "cannot know whether there is a Service default/web: it has not read .* yet", 2},
+		{"verify", "there is no plan yet: the program waits to read all Services", 2},
+		{"diff", "the program has not read .* yet", 2},
+	} {
+		text, code := runCommand(t, w.Node, append(strings.Fields(c.command), "--control-socket", socket)...)
+		if err := fits(text, code, c.code, []string{c.says}); err != nil {
+			t.Errorf("%s: %v", c.command, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	must(t, w.api.RestartServer(ctx))
+	status(0, "health +healthy\n", "API server .*answers in", "No problem found on this node")
+	if text, _ := runCommand(t, w.Node, "status", "--control-socket", socket); regexp.MustCompile("failed|has not answered").MatchString(text) {
+		t.Errorf("after the outage:\n%s", text)
+	}
 }
 
 // checkBundle checks the content of an archive, and searches it for the secrets of a kubeconfig.

@@ -48,7 +48,7 @@ endpoints: [{addresses: [10.244.1.40], nodeName: "<script>document.title=1</scri
 apiVersion: v1
 kind: Service
 metadata: {name: outside, namespace: default}
-spec: {type: ExternalName, externalName: example.org}
+spec: {ports: [{port: 80, protocol: TCP}]}
 `
 
 // longNames are Services with the longest name that an EndpointSlice can have, with and without a problem.

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -29,6 +31,10 @@ type API struct {
 	user     func(context.Context) (string, error)
 	mu       sync.Mutex
 	failures map[string]view.WatchFailure
+	// answered is true after the first answer. lost is the time since when there is no answer; zero while the API server answers. failed is the time
+	// of the last request without an answer.
+	answered     bool
+	lost, failed time.Time
 }
 
 // NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets. user returns the name by which
@@ -44,21 +50,58 @@ func (a *API) Failed(resource string, err error) {
 	f := view.WatchFailure{Resource: resource, Times: a.failures[resource].Times + 1, Last: time.Now()}
 	whyFailed(&f, err)
 	a.failures[resource] = f
+	a.note(err)
+}
+
+// Succeeded records that the API server has accepted a watch of a resource. It removes the record of failures, unless the API server had
+// answered them: such a failure may occur again at once.
+func (a *API) Succeeded(resource string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.note(nil)
+	if f := a.failures[resource]; f.Unanswered {
+		delete(a.failures, resource)
+	} else if f.Times > 0 {
+		f.Over = true
+		a.failures[resource] = f
+	}
+}
+
+// note records whether the API server has answered a request, by the error of the request. The caller must hold mu.
+func (a *API) note(err error) {
+	var answer apierrors.APIStatus
+	var unanswered *url.Error
+	switch {
+	case err == nil, errors.As(err, &answer):
+		a.answered, a.lost = true, time.Time{}
+	case errors.As(err, &unanswered):
+		now := time.Now()
+		if a.lost.IsZero() || now.Sub(a.failed) > lately { // in an outage, the program tries again earlier
+			a.lost = now
+		}
+		a.failed = now
+	}
 }
 
 // State queries the API server's health, for two seconds at most.
 func (a *API) State(ctx context.Context) view.API {
-	s := a.recorded()
 	const patience = 2 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	query, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	start := time.Now()
-	err := a.client.REST.Get().AbsPath("/readyz").Do(ctx).Error()
+	err := a.client.REST.Get().AbsPath("/readyz").Do(query).Error()
+	took := time.Since(start)
+	if ctx.Err() == nil {
+		a.mu.Lock()
+		a.note(err)
+		a.mu.Unlock()
+	}
+	s := a.recorded()
 	// An API server that rejects the query is reachable.
 	if s.Answers = err == nil || answered(err); s.Answers {
-		s.AnswerMicros = max(1, time.Since(start).Microseconds())
+		s.AnswerMicros = max(1, took.Microseconds())
 	} else {
-		s.Error = config.Redact(err.Error())
+		s.Error, s.Untrusted = config.Redact(err.Error()), untrusted(err)
 	}
 	return s
 }
@@ -68,8 +111,13 @@ func (a *API) recorded() view.API {
 	s := view.API{Source: config.WithoutSecrets(a.server())}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if s.Answered = a.answered; !a.lost.IsZero() {
+		s.Since = new(a.lost)
+	}
 	for _, f := range a.failures {
-		s.Failures = append(s.Failures, f)
+		if !f.Over || time.Since(f.Last) <= lately {
+			s.Failures = append(s.Failures, f)
+		}
 	}
 	slices.SortFunc(s.Failures, func(a, b view.WatchFailure) int { return strings.Compare(a.Resource, b.Resource) })
 	return s
@@ -116,11 +164,17 @@ func whyFailed(f *view.WatchFailure, err error) {
 	var said apierrors.APIStatus
 	switch {
 	case errors.As(err, &failed):
-		text, f.Unanswered = failed.Err.Error(), true // omits the address, which is long and known
+		text, f.Unanswered, f.Untrusted = failed.Err.Error(), true, untrusted(err) // omits the address, which is long and known
 	case errors.As(err, &said) && said.Status().Message != "":
 		text = said.Status().Message
 	}
 	f.Error = config.Redact(text)
+}
+
+// untrusted reports whether an error means that the certificate of the API server is not valid for this program.
+func untrusted(err error) bool {
+	_, is := errors.AsType[*tls.CertificateVerificationError](err)
+	return is
 }
 
 // answered reports whether an error is an answer of an API server that rejects the query.
@@ -128,14 +182,11 @@ func answered(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
 }
 
-// failing returns the resources that could not be listed or watched, sorted.
+// failing returns the resources that cannot be listed or watched, sorted.
 func (a *API) failing() (resources []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, f := range a.failures {
+	for _, f := range a.recorded().Failures {
 		resources = append(resources, f.Resource)
 	}
-	slices.Sort(resources)
 	return resources
 }
 
@@ -160,6 +211,27 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 		list = append(list, declaredAs(&found.Items[i], serviceProxyName))
 	}
 	return list, true
+}
+
+// mostOthers is the largest number of Services of other proxies that a query reads.
+const mostOthers = 2000
+
+// others queries the API server for the Services of other proxies, by their label. known is false without an answer, or if there are too many.
+func (a *API) others(ctx context.Context, namespace, serviceProxyName string) (list []corev1.Service, known bool) {
+	if a == nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	selector := labelServiceProxyName
+	if serviceProxyName != "" {
+		selector += "!=" + serviceProxyName
+	}
+	found, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: mostOthers})
+	if err != nil {
+		return nil, false
+	}
+	return found.Items, found.Continue == ""
 }
 
 // labelled queries the API server for the names of the Services that match a label selector. The program does not store labels.

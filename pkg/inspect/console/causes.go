@@ -55,16 +55,16 @@ func (c *Console) readObjects(s *view.Status) *objects {
 	o := &objects{}
 	facts := c.Loop.Facts()
 	for _, name := range c.Source.Services() {
-		s.Counts.Services++
 		slices := c.Source.Slices(name)
+		built := model.Build(c.Source.Service(name), slices, facts.Node, c.ModelOptions())
+		if built == nil {
+			continue // not served, and not in the output of services
+		}
+		s.Counts.Services++
 		for _, slice := range slices {
 			s.Counts.Endpoints += len(slice.Endpoints)
 		}
 		o.local = append(o.local, model.LocalAddresses(slices, c.NodeName)...)
-		built := model.Build(c.Source.Service(name), slices, facts.Node, c.ModelOptions())
-		if built == nil {
-			continue
-		}
 		for _, f := range inet.Families {
 			o.families[f] = o.families[f] || built.Serves(f)
 		}
@@ -231,17 +231,16 @@ const lately = 30 * time.Second
 // unread reports resources that the program cannot read from the API server. permit returns the fix for missing permissions.
 func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list []view.Finding) {
 	waits := s.Loop != nil && s.Loop.Waits != ""
-	impact := "the program sees no changes, and the rules stay as they are"
+	impact := "the rules stay as they are and keep serving. The program sees no changes"
 	if waits {
-		impact = "no Service is programmed until the program has read these. The rules of an earlier process stay in place"
+		impact = c.impactOfWaiting()
 	}
 	add := func(severity view.Severity, reason view.Reason, what, fix, affects string) {
 		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: "API server " + s.API.Source, What: what, Impact: impact, Fix: fix, Affects: affects})
 	}
-	const users = "only the programs that use the same kubeconfig"
 	if !s.API.Answers {
-		add(view.Wrong, view.APIServerUnreachable, "the API server does not answer: "+s.API.Error, "check the address and the certificate authority in the "+
-			"kubeconfig. The address must be reachable without Services: do not use a cluster IP such as 10.96.0.1", users)
+		fix, affects := reach(&s.API)
+		add(view.Wrong, view.APIServerUnreachable, "the API server does not answer: "+s.API.Error, fix, affects)
 		return list
 	}
 	for _, same := range alikeFailures(s.API.Failures) {
@@ -267,9 +266,36 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		}
 	}
 	if waits && len(list) == 0 && s.Loop.Other == "" {
-		add(view.Wrong, view.WaitingForObjects, "nothing is programmed yet: waiting "+s.Loop.Waits, "wait: the first list of a large cluster takes seconds", "nothing")
+		add(view.Wrong, view.WaitingForObjects, "this process has programmed nothing yet: waiting "+s.Loop.Waits, "wait: the first list of a large cluster takes seconds", "nothing")
 	}
 	return list
+}
+
+// users are the programs that a change of a kubeconfig affects.
+const users = "only the programs that use the same kubeconfig"
+
+// reach returns the fix for an API server that does not answer. If it has answered before, the kubeconfig is right.
+func reach(api *view.API) (fix, affects string) {
+	switch {
+	case api.Untrusted:
+		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of the API server", users
+	case api.Answered:
+		return "none on this node, if the control plane is down: the program continues as soon as it answers. If other nodes reach it, check the network of this node", "nothing"
+	}
+	return "if the control plane is down, none on this node. Otherwise, correct the address in the kubeconfig. It must be reachable without Services: do not " +
+		"use a cluster IP such as 10.96.0.1", users
+}
+
+// impactOfWaiting returns the state of Services while the program waits for its first sync.
+func (c *Console) impactOfWaiting() string {
+	found, err := c.Earlier()
+	switch {
+	case err != nil:
+		return "this process has programmed no Service yet. If a previous process has left rules, they keep serving, without changes"
+	case found:
+		return "the rules of the previous process keep serving, without changes"
+	}
+	return "no Service is served on this node: there are no rules of a previous process"
 }
 
 // alikeFailures groups failures with the same fix.

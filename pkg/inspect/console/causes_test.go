@@ -1,9 +1,12 @@
 package console
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,5 +113,88 @@ func TestPermissions(t *testing.T) {
 		if got, affects := permitUser(user); got != want || affects == "" {
 			t.Errorf("%q: %q, %q; want %q", user, got, affects, want)
 		}
+	}
+}
+
+// TestAPIOutage: the texts about an API server that does not answer are true whether it has answered before or not, and whether rules of a previous
+// process serve or not.
+func TestAPIOutage(t *testing.T) {
+	refused := &url.Error{Op: "Get", URL: "https://10.0.0.1/api", Err: errors.New("connection refused")}
+	untrusted := &url.Error{Op: "Get", URL: "https://10.0.0.1/api", Err: &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}}
+	const serves = "the rules of the previous process keep serving, without changes"
+	for _, c := range []struct {
+		name        string
+		waits       string
+		answered    bool
+		earlier     bool
+		cannotKnow  error
+		err         error
+		impact, fix string
+	}{
+		{"while it serves", "", true, true, nil, refused, "the rules stay as they are and keep serving", "none on this node, if the control plane is down"},
+		{"after a restart", "for objects", false, true, nil, refused, serves, "if the control plane is down, none on this node. Otherwise, correct the address in the kubeconfig"},
+		{"on a new node", "for objects", false, false, nil, refused, "no Service is served on this node: there are no rules of a previous process", "if the control plane is down"},
+		{"a wrong authority", "for objects", false, true, nil, untrusted, serves, "correct the certificate authority"},
+		{"the kernel does not answer", "for objects", false, false, errors.New("no"), refused, "this process has programmed no Service yet", "if the control plane is down"},
+	} {
+		a := NewAPI(func() string { return "https://10.0.0.1" }, nil, nil)
+		if c.answered {
+			a.Succeeded("services")
+		}
+		for _, resource := range []string{"services", "endpointslices", "nodes"} {
+			a.Failed(resource, c.err)
+		}
+		con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}, API: a, Earlier: func() (bool, error) { return c.earlier, c.cannotKnow }}}
+		s := &view.Status{Time: time.Now(), API: a.recorded(), Loop: &view.Loop{Waits: c.waits}}
+		s.API.Answers, s.API.Error, s.API.Untrusted = answersOf(s.API.Failures, s.Time)
+		list := con.unread(s, nil)
+		if len(list) != 1 || list[0].Reason != view.APIServerUnreachable || !strings.HasPrefix(list[0].Impact, c.impact) || !strings.HasPrefix(list[0].Fix, c.fix) {
+			t.Errorf("%s: %+v", c.name, list)
+		}
+		if s.API.Since == nil || s.API.Answered != c.answered {
+			t.Errorf("%s: %+v", c.name, s.API)
+		}
+	}
+}
+
+// TestFailuresEndWithTheOutage: after an outage, no failure is left. Failures that the API server answers stay for a while, because a watch may fail
+// again at once.
+func TestFailuresEndWithTheOutage(t *testing.T) {
+	a := NewAPI(func() string { return "" }, nil, nil)
+	a.Failed("services", &url.Error{Op: "Get", Err: errors.New("connection refused")})
+	a.Failed("nodes", apierrors.NewInternalError(errors.New("corrupt")))
+	a.Succeeded("services")
+	a.Succeeded("nodes")
+	s := a.recorded()
+	if len(s.Failures) != 1 || s.Failures[0].Resource != "nodes" || s.Since != nil || !s.Answered {
+		t.Errorf("after the recovery: %+v", s)
+	}
+	f := a.failures["nodes"]
+	f.Last = f.Last.Add(-2 * lately)
+	a.failures["nodes"] = f
+	if s := a.recorded(); len(s.Failures) > 0 {
+		t.Errorf("some time after the recovery: %+v", s)
+	}
+}
+
+// TestCauseBeforeSymptom: a port that another proxy or instance has is not a finding of its own.
+func TestCauseBeforeSymptom(t *testing.T) {
+	inUse := view.Finding{Severity: view.Wrong, Reason: view.PortNotBound, What: "the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "no probes"}
+	denied := view.Finding{Severity: view.Wrong, Reason: view.PortNotBound, What: "the program cannot listen at 0.0.0.0:80: permission denied"}
+	proxy := view.Finding{Severity: view.Wrong, Reason: view.KubeProxyRunning, What: "a kube-proxy runs", Impact: "the first rule wins", Fix: "stop it"}
+	older := view.Finding{Severity: view.Warning, Reason: view.OlderInstance, What: "an older instance stands by"}
+	full := view.Finding{Severity: view.Wrong, Reason: view.ConntrackFull, What: "full"}
+	for _, c := range []struct {
+		name       string
+		list, want []view.Finding
+	}{
+		{"a kube-proxy", []view.Finding{inUse, full, proxy}, []view.Finding{full, {Severity: view.Wrong, Reason: view.KubeProxyRunning, Fix: "stop it",
+			What: "a kube-proxy runs; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "the first rule wins; no probes"}}},
+		{"an older instance", []view.Finding{inUse, older}, []view.Finding{{Severity: view.Wrong, Reason: view.OlderInstance,
+			What: "an older instance stands by; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "; no probes"}}},
+		{"another process", []view.Finding{inUse, full}, []view.Finding{inUse, full}},
+		{"another error", []view.Finding{denied, proxy}, []view.Finding{denied, proxy}},
+	} {
+		lab.Same(t, c.want, absorb(c.list), "%s", c.name)
 	}
 }

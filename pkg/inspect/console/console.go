@@ -88,6 +88,8 @@ type Parts struct {
 	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
 	Rejected func() []model.Problem
+	// Earlier reports whether the kernel has rules of a previous process.
+	Earlier func() (bool, error)
 	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the
 	// kernel lacks.
 	Appeared func() (inet.Family, bool)

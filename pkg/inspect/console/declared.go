@@ -7,6 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
 // declared describes a Service for the query of a user, whether the Service is served or not.
 type declared struct {
 	Name types.NamespacedName
@@ -20,7 +22,7 @@ type declared struct {
 // watched Service has only the fields that are needed to serve it.
 func declaredAs(svc *corev1.Service, serviceProxyName string) declared {
 	d := declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
-	const label = "service.kubernetes.io/service-proxy-name"
+	const label = labelServiceProxyName
 	name, labelled := svc.Labels[label]
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:

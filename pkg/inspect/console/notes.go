@@ -93,15 +93,40 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive"))
 	}
 	text := fmt.Sprintf("there is no Service %s in the cluster", full)
+	unread := c.unreadKinds()
 	switch {
+	case !known && len(unread) > 0:
+		return fmt.Sprintf("the program cannot know whether there is a Service %s: it has not read %s yet", full, strings.Join(unread, ", "))
 	case c.API == nil:
-		text = fmt.Sprintf("there is no Service %s in the manifests of this node, except for headless Services and Services with the label "+
-			"service.kubernetes.io/service-proxy-name", full)
+		text = fmt.Sprintf("there is no Service %s in the manifests of this node, except for Services that it does not serve: headless ones, type ExternalName, "+
+			"and Services of another proxy (label service.kubernetes.io/service-proxy-name)", full)
 	case !known:
 		text = fmt.Sprintf("this node has read no Service %s, and the API server does not answer", full)
 	}
 	if alike := c.alike(namespace, name); len(alike) > 0 {
 		text += "; did you mean " + strings.Join(alike, ", ") + "?"
+	}
+	return text
+}
+
+// notServedAt returns the reason why no served Service has an address or a node port: another proxy serves the Service that has it, or there is no
+// such Service.
+func (c *Console) notServedAt(ctx context.Context, namespace, want string, address target) string {
+	if unread := c.unreadKinds(); len(unread) > 0 {
+		return fmt.Sprintf("the program cannot know whether a Service has %s: it has not read %s yet", want, strings.Join(unread, ", "))
+	}
+	others, known := c.API.others(ctx, namespace, c.ServiceProxyName)
+	for i := range others {
+		if d := declaredAs(&others[i], c.ServiceProxyName); d.WhyNot != "" && claims(&others[i], address) {
+			return fmt.Sprintf("Service %s has %s, and is not served by kube-nftproxy: %s", d.Name, want, d.WhyNot)
+		}
+	}
+	text := fmt.Sprintf("no Service that this node serves has %s, and no endpoint of such a Service", want)
+	if known {
+		text = fmt.Sprintf("no Service has %s, and no endpoint of a Service that this node serves", want)
+	}
+	if address.Addr.IsValid() && within(c.Loop.Facts().ServiceCIDRs[inet.FamilyOf(address.Addr)], address.Addr) {
+		text += "; it is an address of a ServiceCIDR, so this node drops packets to it, unless another program translates them"
 	}
 	return text
 }

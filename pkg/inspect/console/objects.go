@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
@@ -24,6 +25,10 @@ func (c *Console) settings() (*view.Settings, error) {
 func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
+		return
+	}
+	if unread := c.unreadKinds(); len(unread) > 0 {
+		http.Error(w, fmt.Sprintf("the program has not read %s yet: set -f with all objects, or ask again later", strings.Join(unread, ", ")), http.StatusServiceUnavailable)
 		return
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(control.AnswerTime))

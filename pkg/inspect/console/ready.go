@@ -14,7 +14,7 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in " + c.Manifests, Answers: true}}
 	if c.API != nil {
 		s.API = c.API.recorded()
-		s.API.Answers, s.API.Error = answersOf(s.API.Failures, s.Time)
+		s.API.Answers, s.API.Error, s.API.Untrusted = answersOf(s.API.Failures, s.Time)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -32,11 +32,11 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 }
 
 // answersOf derives from the recent failures whether the API server answers. If it does not, answersOf returns the error.
-func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string) {
+func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string, untrusted bool) {
 	for _, f := range list {
 		if f.Unanswered && now.Sub(f.Last) <= lately {
-			return false, f.Error
+			return false, f.Error, f.Untrusted
 		}
 	}
-	return true, ""
+	return true, "", false
 }

@@ -63,7 +63,7 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 	var missing []string
 	seen := map[types.NamespacedName]bool{}
 	for _, want := range wanted {
-		found, whyNone := c.find(q.namespace, want)
+		found, address, isTarget := c.find(q.namespace, want)
 		served := 0
 		for _, n := range found {
 			if svc := c.Source.Service(n); svc == nil || want != "" && declaredAs(svc, c.ServiceProxyName).WhyNot != "" {
@@ -75,11 +75,12 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 			}
 		}
 		if served == 0 && want != "" {
-			if whyNone == "" {
-				namespace, name := split(q.namespace, want)
-				whyNone = c.notServed(ctx, namespace, name, found)
+			if isTarget {
+				missing = append(missing, c.notServedAt(ctx, q.namespace, want, address))
+				continue
 			}
-			missing = append(missing, whyNone)
+			namespace, name := split(q.namespace, want)
+			missing = append(missing, c.notServed(ctx, namespace, name, found))
 		}
 	}
 	slices.SortFunc(names, model.CompareNames)
@@ -256,9 +257,9 @@ func split(namespace, want string) (string, string) {
 	return namespace, want
 }
 
-// find returns the names of the Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is empty.
-// If no Service has the address, it also returns a message.
-func (c *Console) find(namespace, want string) (found []types.NamespacedName, whyNone string) {
+// find returns the names of the stored Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is
+// empty. It also returns the address.
+func (c *Console) find(namespace, want string) (found []types.NamespacedName, address target, isTarget bool) {
 	to, isTarget := parseTarget(want)
 	facts := c.Loop.Facts()
 	to.NodePorts = slices.Contains(facts.NodeAddresses[inet.IPv4], to.Addr) || slices.Contains(facts.NodeAddresses[inet.IPv6], to.Addr)
@@ -272,13 +273,7 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, wh
 			found = append(found, n)
 		}
 	}
-	if isTarget && len(found) == 0 {
-		whyNone = fmt.Sprintf("no Service has %s, and no endpoint has it", want)
-		if to.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(to.Addr)], to.Addr) {
-			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so this node drops packets to it", want)
-		}
-	}
-	return found, whyNone
+	return found, to, isTarget
 }
 
 // parseTarget parses an address, an address with a port, or a node port. A name of a Service is none of these.

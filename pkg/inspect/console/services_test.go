@@ -120,11 +120,11 @@ func TestRequestedServices(t *testing.T) {
 		{query{wanted: []string{"10.244.0.9:8080"}}, "shop/web", nil},
 		{query{wanted: []string{"30080"}}, "shop/web", nil},
 		{query{wanted: []string{"192.0.2.1:30080"}}, "shop/web", nil},
-		{query{namespace: "other", wanted: []string{"30080"}}, "", []string{"no Service has 30080"}},
+		{query{namespace: "other", wanted: []string{"30080"}}, "", []string{"no Service that this node serves has 30080"}},
 		{query{wanted: []string{"10.96.7.7"}}, "", []string{"it is an address of a ServiceCIDR"}},
-		{query{wanted: []string{"10.9.9.9:80", "shop/api"}}, "shop/api", []string{"no Service has 10.9.9.9:80, and no endpoint has it"}},
-		{query{wanted: []string{"shop/headless"}}, "", []string{"except for headless Services"}},
-		{query{wanted: []string{"shop/ext"}}, "", []string{"it is of type ExternalName"}},
+		{query{wanted: []string{"10.9.9.9:80", "shop/api"}}, "shop/api", []string{"no Service that this node serves has 10.9.9.9:80, and no endpoint of such a Service"}},
+		{query{wanted: []string{"shop/headless"}}, "", []string{"except for Services that it does not serve: headless ones"}},
+		{query{wanted: []string{"shop/ext"}}, "", []string{"headless ones, type ExternalName"}},
 		{query{wanted: []string{"shop/wbe", "nosuch"}}, "", []string{"did you mean shop/web?", "there is no Service nosuch in the manifests"}},
 	} {
 		v, err := c.services(t.Context(), tc.query)
@@ -159,8 +159,8 @@ func TestObjects(t *testing.T) {
 		return w.Body.String()
 	}
 	first := page(newConsole(t, consoleObjects))
-	if n := strings.Count(first, "\n"); n != 7 {
-		t.Errorf("%d objects, want 7:\n%s", n, first)
+	if n := strings.Count(first, "\n"); n != 6 {
+		t.Errorf("%d objects, want 6:\n%s", n, first)
 	}
 	if again := page(newConsole(t, first)); again != first {
 		t.Errorf("the objects change:\n%s\n%s", first, again)
@@ -184,6 +184,10 @@ func TestPodsAndLabels(t *testing.T) {
 		slice("web-1", "web", "web-abc", "10.244.0.9"), slice("api-1", "api", "api-abc", "10.244.0.10"), slice("api-2", "api", "api-abc", "fd00::10"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: "web", Labels: map[string]string{labelServiceProxyName: "other"}}, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.21", ClusterIPs: []string{"10.96.0.21", "fd00:10:96::21"}, ExternalIPs: []string{"203.0.113.21"},
+			Ports: []corev1.ServicePort{{Port: 443, NodePort: 30443}},
+		}},
 	)
 	c.API = NewAPI(func() string { return "" }, &kubeapi.Client{
 		Services: func(namespace string) kubeapi.Reader[*corev1.ServiceList] { return client.CoreV1().Services(namespace) },
@@ -198,6 +202,16 @@ func TestPodsAndLabels(t *testing.T) {
 	v, err = c.services(t.Context(), query{wanted: []string{"shop/web"}})
 	if err != nil || len(v.Services) != 1 {
 		t.Fatalf("%+v, %v", v, err)
+	}
+	for want, says := range map[string]string{
+		"10.96.0.21": "Service mesh/web has 10.96.0.21, and is not served by kube-nftproxy: its label service.kubernetes.io/service-proxy-name=other assigns it to another proxy",
+		"[fd00:10:96::21]:443": "Service mesh/web has", "203.0.113.21": "Service mesh/web has", "30443": "Service mesh/web has",
+		"10.96.0.21:80": "no Service has 10.96.0.21:80, and no endpoint of a Service that this node serves; it is an address of a ServiceCIDR", "10.96.0.22": "no Service has 10.96.0.22",
+	} {
+		v, err := c.services(t.Context(), query{wanted: []string{want}})
+		if err != nil || len(v.NotFound) != 1 || !strings.HasPrefix(v.NotFound[0], says) {
+			t.Errorf("%s: %+v, %v; want %q", want, v, err, says)
+		}
 	}
 	pods := map[string]string{}
 	for _, e := range v.Services[0].Ports[0].Endpoints {

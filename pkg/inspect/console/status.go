@@ -54,7 +54,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {
 		node.Monitors = nil // the other instance monitors nftables
 	}
-	s.Findings = append(s.Findings, doctor.Look(ctx, node)...)
+	s.Findings = absorb(append(s.Findings, doctor.Look(ctx, node)...))
 	s.Conclude()
 	return s
 }

@@ -35,7 +35,7 @@ func (c *Console) search(ctx context.Context, q statuspage.Query) (*statuspage.F
 			others = append(others, n)
 		}
 	}
-	found := &statuspage.Found{Total: len(all), WithProblem: len(names)}
+	found := &statuspage.Found{Total: len(all), WithProblem: len(names), Unread: c.unreadKinds()}
 	if wrong == nil {
 		found.WithProblem = -1
 	}

@@ -52,6 +52,8 @@ type Found struct {
 	Total, Matching, WithProblem int
 	NodeAddresses                []string
 	Services                     []view.Service
+	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are incomplete.
+	Unread []string
 }
 
 // Limits of a query.

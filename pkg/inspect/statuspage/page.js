@@ -53,9 +53,10 @@
     if (id("state").textContent !== s.health) id("state").textContent = s.health;
     document.title = (s.healthy && !warnings ? "" : "! ") + s.node + " – kube-nftproxy";
     id("node").textContent = "on " + s.node;
-    const last = s.loop && s.loop.last;
+    const last = s.loop && s.loop.last, sent = s.loop && s.loop.lastSent;
+    const rules = [sent ? "rules updated " + since(s, sent.time) + " ago" : "", last && !(sent && sent.time === last.time) ? "checked " + since(s, last.time) + " ago" : ""].filter(text => text);
     id("facts").textContent = [count(s.counts.services, "Service") + " with " + count(s.counts.endpoints, "endpoint"), (s.families || []).join(" and "),
-      last ? "rules updated " + since(s, last.time) + " ago" : "no rules written yet" + (s.loop && s.loop.waits ? ": waiting " + s.loop.waits : "")].join(" · ");
+      last ? rules.join(", ") : "this process has written no rules yet" + (s.loop && s.loop.waits ? ": waiting " + s.loop.waits : "")].join(" · ");
     const notes = s.findings.filter(f => f.severity === "note"), others = s.findings.filter(f => f.severity !== "note");
     id("findings").replaceChildren(...others.map(finding));
     id("notes").hidden = notes.length === 0;
@@ -161,6 +162,8 @@
   // normal is true for a policy Local without endpoints on this node, and for a Service that scales to zero.
   const normal = f => f.doesReason === "NoLocalEndpoints" || f.doesReason === "Held";
 
+  const failed = (n, how) => n > 0 ? number(n) + " " + how : "";
+
   function portPart(name, p, nodes) {
     const rows = p.frontends.map(f => {
       const notes = [];
@@ -171,7 +174,7 @@
         {text: f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address, style: "wide"}, {text: p.protocol}, {text: f.kind},
         {text: f.policy, label: true},
         {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount, label: true, style: f.endpoints === 0 && !normal(f) ? "bad" : undefined},
-        {text: f.connections === undefined ? "" : number(f.connections) + (f.refused ? ", " + number(f.refused) + " refused" : ""), label: true},
+        {text: f.connections === undefined ? "" : [number(f.connections), failed(f.refused - (f.dropped || 0), "refused"), failed(f.dropped, "dropped")].filter(text => text).join(", "), label: true},
         {text: notes.join("; "), style: f.does && !normal(f) ? "wide warn" : "wide dim"}];
     });
     const part = el("div", {class: "port"}, table(["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", "Note"], rows));
@@ -190,7 +193,7 @@
   function inside(s, name, nodes) {
     const part = el("div", {class: "inside"}, ...s.ports.map(p => portPart(name, p, nodes.filter(a => a.includes(":") === (p.family === "IPv6")).join(", "))));
     if (s.ports.length === 0 && !s.morePorts) {
-      part.append(el("p", {class: "dim"}, "Not served on this node: it is headless, of type ExternalName, without a cluster IP, or labelled for another proxy; or none of its ports can be served."));
+      part.append(el("p", {class: "dim"}, "Not served on this node: it has no cluster IP, or none of its ports can be served."));
     }
     if (s.morePorts) part.append(el("p", {class: "dim"}, "and " + number(s.morePorts) + " more ports: kube-nftproxy services " + name));
     if (s.unusable) part.append(el("div", {class: "port"}, el("p", {class: "dim"}, "endpoints that cannot be used for any port:"), el("ul", {}, ...s.unusable.map(endpointLine))));
@@ -242,6 +245,8 @@
     const at = document.activeElement && document.activeElement.id, nodes = v.nodePortAddresses || [];
     const wrong = v.services.filter(s => s.wrong), good = v.services.filter(s => !s.wrong);
     const problems = Math.max(0, v.withProblem), unknown = v.withProblem < 0;
+    id("unread").hidden = !v.unread;
+    id("unread").textContent = v.unread ? "Not read yet: " + v.unread.join(", ") + ". This list is incomplete, and does not describe the kernel’s rules." : "";
     id("wrong-count").textContent = unknown ? "" : number(problems);
     id("good-count").textContent = unknown ? "" : number(v.matching - problems);
     id("good").hidden = query.wrong;

@@ -20,6 +20,7 @@ type services struct {
 	Offset        int       `json:"offset"`
 	NodeAddresses []string  `json:"nodePortAddresses"`
 	Services      []service `json:"services"`
+	Unread        []string  `json:"unread,omitempty"`
 }
 
 // service is one Service in the answer. Items beyond the limits are only counted.
@@ -44,7 +45,7 @@ type shortener struct{ lines int }
 
 func shorten(f *Found, offset int) services {
 	s := shortener{mostLines}
-	out := services{f.Total, f.Matching, f.WithProblem, offset, few(&s, f.NodeAddresses), make([]service, 0, len(f.Services))}
+	out := services{f.Total, f.Matching, f.WithProblem, offset, few(&s, f.NodeAddresses), make([]service, 0, len(f.Services)), f.Unread}
 	for i := range f.Services {
 		out.Services = append(out.Services, s.service(&f.Services[i]))
 	}
