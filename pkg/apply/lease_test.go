@@ -8,7 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TestAfterTheLeaseAnotherProxyIsFirst: the DNAT rules of another proxy have a priority between the two lookups of Services. The kernel evaluates them
+// TestAfterTheLeaseAnotherProxyIsFirst: the DNAT rules of another proxy have the priority dstnat, between the two lookups of Services. The kernel evaluates them
 // after the first lookup while the lease lasts, and before the second one after the lease has expired. Without another proxy, an expired lease has no
 // effect on packets.
 func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
@@ -31,7 +31,7 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 			arrive("with a lease", own)
 			expire()
 			arrive("without", own)
-			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority 0; };
+			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority dstnat; };
 				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, foreign))
 			arrive("another proxy, without a lease", foreign)
 			renewOnce(t, k, p)

@@ -68,11 +68,13 @@ const (
 	unusedPortAddresses = 1 << 16
 )
 
-// Lease is the timeout of the lease. While the lease lasts, the DNAT rules of this program are evaluated before the rules of other programs.
-// After it has expired, they translate only packets that no other program has translated. LeaseSet is the name of its set.
+// Lease is the timeout of the lease. While the lease lasts, Services are found before the DNAT rules of other programs. After it has expired, they are
+// found behind the DNAT rules of a proxy that has taken over. LeaseAtExit is the rest of the lease after an orderly exit. It is longer than the time
+// between two renewals, so that another process of the program can renew the lease before it expires. LeaseSet is the name of its set.
 const (
-	Lease    = 2 * time.Minute
-	LeaseSet = "lease"
+	Lease       = 2 * time.Minute
+	LeaseAtExit = 15 * time.Second
+	LeaseSet    = "lease"
 )
 
 // StateSet is the name of the set with one element, which describes the table for a later process.
@@ -144,7 +146,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
 	l.regions = l.hash(RegionsSet, "networks of service addresses, and of the node's own addresses", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
-		Comment: "renewed while kube-nftproxy runs; without renewal, other DNAT rules are first"}
+		Comment: "renewed while kube-nftproxy runs; without renewal, another proxy is first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "form and digest of the table, for the next start"}
 	for _, s := range l.sets() {
 		s.Family, s.Table = family, Table(o.ServiceProxyName)

@@ -11,10 +11,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Hook priorities. DNAT has the priority at which other software expects a service proxy. Masquerading is just before the priority of other programs:
-// a packet that another program has masqueraded would keep the word in its scratch register. The kernel evaluates the chains at afterOthers only for
-// packets that no program has translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all nat
-// chains of a hook at dstnat, in the order of their priorities, until one translates the packet.
+// Hook priorities. All of these chains are nat chains: the kernel evaluates the nat chains of a hook at dstnat, in the order of their priorities, until
+// one translates the packet. Of two chains with one priority, it evaluates the younger one first. So the rules of Services share no priority with the
+// chains of other proxies, container runtimes and iptables, which are at dstnat: see docs/decisions/0008-first.md.
+//
+// Masquerading is just before the priority of other programs: a packet that another program has masqueraded would keep the word in its scratch
+// register.
 const (
 	dstnat      = -100
 	srcnat      = 100
@@ -22,25 +24,34 @@ const (
 	afterOthers = 1000
 )
 
-// priorities returns the priorities of the chains that translate, and of the chains for packets that no program has translated. An instance with a
-// name translates after the other proxy, whose DNAT is at dstnat: frontends of the other proxy take precedence. It handles untranslated packets
-// before the default instance, which drops packets to service addresses that it does not serve.
-func priorities(o *Options) (translating, unclaimed int32) {
+// FirstPriority is the priority at which the default instance looks for Services while the lease lasts: before all chains at dstnat.
+const FirstPriority = dstnat - early
+
+// priorities are the priorities of the chains that look for Services while the lease lasts, of those that look for them after it has expired, and of
+// those for packets that no program has translated.
+type priorities struct{ leased, expired, unclaimed int32 }
+
+// prioritiesOf returns the priorities of an instance. The default instance is first while the lease lasts. Afterwards, it is directly behind a proxy at
+// dstnat that has taken over. An instance with a name is always behind the other proxy, also behind the expired chains of the default instance. It
+// handles unclaimed packets before the default instance, which drops packets to service addresses that it does not serve.
+func prioritiesOf(o *Options) priorities {
 	if o.ServiceProxyName != "" {
-		return dstnat + 1, afterOthers - 1
+		return priorities{leased: dstnat + 2, expired: dstnat + 3, unclaimed: afterOthers - 1}
 	}
-	return dstnat, afterOthers
+	return priorities{leased: FirstPriority, expired: dstnat + 1, unclaimed: afterOthers}
 }
 
 // table builds the constant part of one family's table.
 func (l *layout) table(o *Options) *nft.Table {
-	translating, unclaimed := priorities(o)
+	at := prioritiesOf(o)
 	chains := []*nft.Chain{
-		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive", l.toServices(o)...),
-		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node", l.toServices(o)...),
-		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, unclaimed, "arrived, and no program has translated them",
+		base("prerouting", unix.NF_INET_PRE_ROUTING, at.leased, "packets that arrive", l.toServices(o)...),
+		base("output", unix.NF_INET_LOCAL_OUT, at.leased, "packets of this node", l.toServices(o)...),
+		base("prerouting-expired", unix.NF_INET_PRE_ROUTING, at.expired, "arrived, and the lease has expired", l.afterLease(o)),
+		base("output-expired", unix.NF_INET_LOCAL_OUT, at.expired, "of this node, and the lease has expired", l.afterLease(o)),
+		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, at.unclaimed, "arrived, and no program has translated them",
 			l.unclaimed(o, true)...),
-		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
+		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, at.unclaimed, "of this node, and no program has translated them",
 			l.unclaimed(o, false)...),
 		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
 			rule("", hasBits(topBit), goTo("clear-register"))),
@@ -94,6 +105,16 @@ func (l *layout) toServices(o *Options) []nft.Rule {
 		rules = append(rules, rule("an address of this node", destinationIsThisNode(expr.CmpOpEq), l.leased(true), goTo("services")))
 	}
 	return rules
+}
+
+// afterLease sends packets that may be for a Service to the chain services, after the lease has expired. Node ports are served in other networks than
+// those of Services, too. While the lease lasts, the rule needs one lookup for most packets.
+func (l *layout) afterLease(o *Options) nft.Rule {
+	var network []expr.Any
+	if !o.AnyNodeAddress[l.family] {
+		network = l.inRegions(false)
+	}
+	return rule("the lease has expired", network, l.leased(false), goTo("services"))
 }
 
 // find looks up the destination: the class of an address, else the class of a node port.
@@ -163,7 +184,6 @@ func (l *layout) reject() []nft.Rule {
 }
 
 // unclaimed handles packets that no program has translated:
-//   - to Services, after the lease has expired: another proxy may have taken over since,
 //   - to ranges of ports, see portranges.go,
 //   - to service addresses and ports that no service port has, and echo requests, see vips.go.
 //
@@ -172,11 +192,7 @@ func (l *layout) reject() []nft.Rule {
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
-	elsewhere, expired := rule(noServiceNetwork, l.inRegions(true), back()), rule("the lease has run out", l.leased(false), jump("services"))
-	rules := []nft.Rule{elsewhere, expired}
-	if o.AnyNodeAddress[l.family] {
-		rules = []nft.Rule{expired, elsewhere} // node ports are served in other networks, too
-	}
+	rules := []nft.Rule{rule(noServiceNetwork, l.inRegions(true), back())}
 	if arrived {
 		forwarded = destinationIsThisNode(expr.CmpOpNeq)
 		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))

@@ -74,7 +74,7 @@ func (w *world) stopped() string {
 	}
 	why = cmp.Or(last.Comment, why)
 	// If a packet to a Service reaches the rules for untranslated packets, the earlier rules should have translated it.
-	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") && s.To != plan.ServicesSet }
+	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") }
 	if found(w.steps) && slices.ContainsFunc(w.steps, unclaimed) {
 		why = w.whyUntranslated() + ", and then: " + why
 	}
@@ -140,7 +140,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	leased := func(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 	for _, w := range worlds {
 		if slices.ContainsFunc(w.misses, expired) && !hasFact(w.steps, leased) {
-			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; DNAT rules of other programs take precedence")
+			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; the rules of another proxy take precedence")
 			break
 		}
 	}
