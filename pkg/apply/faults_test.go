@@ -504,7 +504,7 @@ func (f *faulty) renew(decide func(*fault.Call) fault.Result) {
 	f.must(err)
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	f.calls.Decide(decide)
-	_ = l.renew()
+	_ = l.set(0)
 }
 
 func (f *faulty) expect(when string, err error, word string) {

@@ -73,7 +73,7 @@ type Lease struct {
 	every, abandoned time.Duration
 	// May reports whether this process serves the tables.
 	May func() bool
-	// Failed receives the error of a failed renewal. Failures that follow are not reported until a renewal succeeds.
+	// Failed receives the error of a failed commit. Failed renewals that follow are not reported until a renewal succeeds.
 	Failed func(error)
 	// Abandoned is called while this process does not serve, if no process has renewed the lease for a while. Only a
 	// process with CAP_NET_ADMIN can renew it, so no other process can pretend to serve.
@@ -102,8 +102,9 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	return l, nil
 }
 
-// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection.
-// While this process does not serve, Run watches whether another process renews the lease.
+// Run renews the lease immediately and then periodically, until the context is done. Then it shortens the lease to
+// [plan.LeaseAtExit], so that another proxy need not wait for its end, and closes the connection. While this process does
+// not serve, Run watches whether another process renews the lease.
 func (l *Lease) Run(ctx context.Context) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	failing, last := false, time.Now()
@@ -117,7 +118,7 @@ func (l *Lease) Run(ctx context.Context) {
 		} else {
 			last = time.Now()
 			pause = l.every
-			err := l.renew()
+			err := l.set(0)
 			if err != nil {
 				pause = min(l.every, renewAgain)
 				if !failing {
@@ -128,6 +129,12 @@ func (l *Lease) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+			if !l.May() {
+				return
+			}
+			if err := l.set(plan.LeaseAtExit); err != nil {
+				l.Failed(fmt.Errorf("shorten the lease: %w", err))
+			}
 			return
 		case <-time.After(pause):
 		}
@@ -149,8 +156,9 @@ func (l *Lease) lastRenewal(known time.Time) time.Time {
 	return known
 }
 
-// renew renews the lease of the tables that exist and have a set lease of the same form.
-func (l *Lease) renew() error {
+// set restarts the lease of the tables that exist and have a set lease of the same form, with a timeout in whole seconds, or
+// 0 for [plan.Lease].
+func (l *Lease) set(timeout time.Duration) error {
 	b := nft.NewBatch(0)
 	for i := range l.elements {
 		set := l.elements[i].Set
@@ -162,7 +170,7 @@ func (l *Lease) renew() error {
 			return err
 		}
 		if there {
-			restart(b, set, l.elements)
+			l.restart(b, set, timeout)
 		}
 	}
 	if b.Empty() {
@@ -198,12 +206,13 @@ func (l *Lease) exists(s *nft.Set) (bool, error) {
 	return false, err
 }
 
-// restart adds commands to a batch that replace the elements of a set lease, so that their timeouts restart. It ignores elements of other sets.
-func restart(b *nft.Batch, set *nft.Set, elements []nft.Element) {
+// restart adds commands to a batch that replace the elements of a set lease, so that their timeouts restart.
+func (l *Lease) restart(b *nft.Batch, set *nft.Set, timeout time.Duration) {
 	b.FlushSet(set, 0) // the kernel cannot delete an expired element by its key
-	for i := range elements {
-		if elements[i].Set == set {
-			b.AddElement(&elements[i])
+	for _, e := range l.elements {
+		if e.Set == set {
+			e.Timeout = uint16(timeout / time.Second)
+			b.AddElement(&e)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func renewOnce(t *testing.T, k *Kernel, p *plan.Planner) {
 	l, err := k.Lease(p)
 	lab.Must(t, err)
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
-	lab.Must(t, l.renew())
+	lab.Must(t, l.set(0))
 }
 
 // leaseLasts reports whether the lease of a family has all its elements.
@@ -127,7 +127,7 @@ func TestOnlyExistingLeasesAreRenewed(t *testing.T) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	run(t, "nft", "delete table ip kube-nftproxy; delete table ip6 kube-nftproxy; "+
 		"add table ip6 kube-nftproxy; add set ip6 kube-nftproxy lease { type inet_proto; timeout 1s; }")
-	if err := l.renew(); err != nil {
+	if err := l.set(0); err != nil {
 		t.Error(err)
 	}
 	if count := k.renewals.count; count != 0 {

@@ -66,7 +66,7 @@ func (d *daemon) keepLease(logger klog.Logger) (err error) {
 		return err
 	}
 	d.lease.May = d.instance.Alone
-	d.lease.Failed = func(err error) { logger.Error(err, "Failed to renew the lease of the tables, will retry") }
+	d.lease.Failed = func(err error) { logger.Error(err, "Cannot renew the lease of the tables") }
 	d.lease.Abandoned = func() {
 		if other := d.instance.Other(); d.instance.Reclaim() {
 			d.metrics.TookOver()

@@ -410,19 +410,22 @@ func (d *daemon) run(ctx context.Context) error {
 		background("takeover", d.takeover.Run)
 	}
 	background("control", func(ctx context.Context) { control.Serve(ctx, d.ControlSocket, d.console.Handler()) })
-	background("lease", d.lease.Run)
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
 		// This process leaves the other instances only after it has stopped committing. Before this, it also deletes the table of node ports on
-		// loopback, because the next instance writes a table with the same name.
+		// loopback, because the next instance writes a table with the same name, and shortens the lease, because the next instance renews it.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
-		var others sync.WaitGroup
+		renewing, release := context.WithCancel(context.WithoutCancel(ctx))
+		var lease, others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
+		lease.Go(func() { d.lease.Run(renewing) })
 		err := d.loop.Run(ctx)
 		if err != nil {
 			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
 		}
 		<-loopbackEnded
+		release()
+		lease.Wait()
 		leave()
 		others.Wait()
 		return err

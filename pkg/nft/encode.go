@@ -161,6 +161,10 @@ func (b *encoder) elementData(e *Element) {
 	case e.Set.IsMap():
 		b.value(unix.NFTA_SET_ELEM_DATA, &e.Data)
 	}
+	if e.Timeout > 0 {
+		const milliseconds = 1000
+		b.attr(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, milliseconds*uint64(e.Timeout)))
+	}
 	if e.Comment != "" {
 		b.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
 	}

@@ -168,6 +168,8 @@ type Element struct {
 	// MaxConnections is the maximum of an element of a set with [Set.MaxConnections]; 0 for the maximum of the set. An element that replaces
 	// another one starts to count at 0.
 	MaxConnections uint16
+	// Timeout is the timeout of a new element in seconds; 0 for the default timeout of its set.
+	Timeout uint16
 	// Comment is a text that nft shows. [CutComment] cuts it.
 	Comment string
 }
