@@ -427,6 +427,17 @@ type BaseChain struct {
 	ChainInfo
 }
 
+// String names the chain with its place.
+func (ch *BaseChain) String() string {
+	return fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, HookName(ch.Hook), ch.Priority)
+}
+
+// MayTranslateBefore reports whether the chain may translate packets before a chain of type nat with the same hook and a priority. Of two chains with
+// the same priority, the kernel evaluates the younger one first, and does not show which one that is.
+func (ch *BaseChain) MayTranslateBefore(priority int32) bool {
+	return ch.Type == "nat" && ch.Priority <= priority && ch.Uses > 0
+}
+
 // BaseChains returns the base chains of all tables that apply to packets of a family.
 func (c *Conn) BaseChains(family inet.Family) (list []BaseChain, err error) {
 	for _, of := range []struct {

@@ -69,6 +69,7 @@ const (
 	ForwardingDisabled          Reason = "ForwardingDisabled"
 	InterfaceForwardingDisabled Reason = "InterfaceForwardingDisabled"
 	ForwardPolicyDrop           Reason = "ForwardPolicyDrop"
+	OtherChainFirst             Reason = "OtherChainFirst"
 	ReversePathStrict           Reason = "ReversePathStrict"
 	ConntrackFull               Reason = "ConntrackFull"
 	ConntrackStrict             Reason = "ConntrackStrict"

@@ -251,13 +251,15 @@ not a Service's address and port
 	}
 }
 
-// TestTraceNamesOtherTables: the output names a chain of another table with policy drop, and a dormant table.
+// TestTraceNamesOtherTables: the output names the chains of other tables that may translate the packet before the rule that decides, a chain with policy
+// drop, and a dormant table.
 func TestTraceNamesOtherTables(t *testing.T) {
 	l := newTracedLab(t)
 	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }; "+
 		"add chain inet guard post { type filter hook input priority 0; policy drop; }; "+
-		"add table ip early; add chain ip early nat { type nat hook prerouting priority -110; }; "+
-		"add table ip late; add chain ip late nat { type nat hook prerouting priority 0; }")
+		"add table ip early; add chain ip early nat { type nat hook prerouting priority -110; }; add rule ip early nat counter; "+
+		"add chain ip early empty { type nat hook prerouting priority -110; }; "+
+		"add table ip late; add chain ip late nat { type nat hook prerouting priority dstnat; }; add rule ip late nat counter")
 	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
 	want := `
 Chains of other programs on the path (not evaluated):
@@ -271,7 +273,7 @@ Chains of other programs on the path (not evaluated):
 	want = `
 Chains of other programs on the path (not evaluated):
   chain ip early nat (hook prerouting, priority -110) may translate it first
-  chain ip late nat (hook prerouting, priority 0) may translate it first
+  chain ip late nat (hook prerouting, priority -100) may translate it first
 `
 	if !errors.Is(err, errWrong) || !strings.HasSuffix(out, want) {
 		t.Errorf("a port that is refused after all translations: error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))

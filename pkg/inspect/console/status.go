@@ -48,7 +48,8 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	node := doctor.Config{
 		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
 	}
-	if c.ServiceProxyName == "" { // with a name, the rules of kube-proxy are not leftovers
+	if c.ServiceProxyName == "" { // with a name, other chains are first, and the rules of kube-proxy are not leftovers
+		node.Earlier = doctor.Earlier
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
 	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {

@@ -164,7 +164,7 @@ func (c *Client) silent() error {
 		"a new process takes over without a gap; %s", pid, inForce)
 }
 
-const inForce = "its rules stay in force, but changes are not programmed, and after two minutes the rules of other programs take precedence; " +
+const inForce = "its rules stay in force, but changes are not programmed, and after two minutes the rules of another proxy take precedence; " +
 	"kube-nftproxy trace works without it"
 
 // errStopped is the error for a stopped process.

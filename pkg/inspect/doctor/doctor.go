@@ -9,6 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -22,6 +23,8 @@ type Config struct {
 	Families []inet.Family
 	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]inet.Family) ([]Drop, error)
+	// Earlier returns the chains that may translate packets before the rules of Services.
+	Earlier func([]inet.Family) ([]nft.BaseChain, error)
 	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) takeover.Rival
@@ -50,6 +53,13 @@ func Look(ctx context.Context, c Config) []view.Finding {
 			list = append(list, d.finding(c.NodeName))
 		}
 		unable("chains of other programs", err)
+	}
+	if c.Earlier != nil {
+		chains, err := c.Earlier(c.Families)
+		for i := range chains {
+			list = append(list, c.earlier(&chains[i]))
+		}
+		unable("the order of chains", err)
 	}
 	if c.Leftovers != nil {
 		left, err := c.Leftovers()
@@ -96,7 +106,7 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view
 		return []view.Finding{{
 			Severity: view.Wrong, Reason: view.KubeProxyRunning, Object: c.node(),
 			What:   fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
-			Impact: "both programs translate connections to Services: the first rule that matches wins", Fix: fix, Affects: affects,
+			Impact: "both programs translate connections to Services. The rules of kube-nftproxy are evaluated first", Fix: fix, Affects: affects,
 		}}
 	case rival.Unknown != nil:
 		return []view.Finding{{
@@ -108,7 +118,7 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view
 	case there != "":
 		return []view.Finding{{
 			Severity: view.Warning, Reason: view.KubeProxyLeftovers, Object: c.node(), What: "a kube-proxy has left rules on this node: " + there,
-			Impact: "new connections may match stale rules of kube-proxy first. Some IPVS entries stay until their connections end",
+			Impact: "packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules of kube-proxy. Some IPVS entries stay until their connections end",
 			Fix: fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
 				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save | grep KUBE-", c.NodeName),
 			Affects: "only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay",

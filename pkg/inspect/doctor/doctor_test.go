@@ -19,6 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -99,6 +100,9 @@ func TestEverythingElse(t *testing.T) {
 	c := Config{
 		NodeName: "n", Sysctls: settings(t, nil),
 		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
+		Earlier: func([]inet.Family) ([]nft.BaseChain, error) {
+			return []nft.BaseChain{{Family: "ip", Table: "x", ChainInfo: nft.ChainInfo{Name: "c", Priority: -150}}}, nil
+		},
 		Leftovers: func() (takeover.Leftovers, error) {
 			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
 		},
@@ -113,13 +117,14 @@ func TestEverythingElse(t *testing.T) {
 	want := []string{
 		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
 		"warning: cannot check chains of other programs: not permitted",
+		"warning: chain ip x c (hook prerouting, priority -150) is evaluated before the rules of Services",
 		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
 		"warning: terminated connections are not reset at once: no capability",
 		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
 	}
 	got := Look(t.Context(), c)
 	lab.Same(t, want, brief(got), "")
-	if collision := got[2]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
+	if collision := got[3]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
 		t.Errorf("the collision: %+v", collision)
 	}
 	for text, rival := range map[string]takeover.Rival{
@@ -182,6 +187,35 @@ func TestChainsThatDrop(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEarlierChains: the chains of type nat that have rules, and that the kernel may evaluate before the rules of Services. At one priority, the younger
+// chain is first.
+func TestEarlierChains(t *testing.T) {
+	lab.EnterNamespace(t)
+	for _, table := range []string{"ip x", "ip6 x", "inet y", "ip kube-nftproxy"} {
+		run(t, "nft", "add table "+table)
+		for hook, priorities := range map[string][]int{"prerouting": {-150, plan.FirstPriority, -100}, "output": {-102}, "postrouting": {-150}} {
+			for _, priority := range priorities {
+				chain := fmt.Sprintf("%s %s%d", table, hook, -priority)
+				run(t, "nft", fmt.Sprintf("add chain %s { type nat hook %s priority %d; }; add rule %[1]s counter", chain, hook, priority))
+			}
+		}
+		run(t, "nft", "add chain "+table+" empty { type nat hook prerouting priority -150; }; "+
+			"add chain "+table+" filter { type filter hook prerouting priority -150; }; add rule "+table+" filter counter")
+	}
+	chains, err := Earlier(inet.Families[:])
+	lab.Must(t, err)
+	var got, want []string
+	for i := range chains {
+		got = append(got, chains[i].String())
+	}
+	for _, table := range []string{"inet y", "ip x", "ip6 x"} {
+		want = append(want, "chain "+table+" output102 (hook output, priority -102)", "chain "+table+" prerouting101 (hook prerouting, priority -101)",
+			"chain "+table+" prerouting150 (hook prerouting, priority -150)")
+	}
+	slices.Sort(got)
+	lab.Same(t, want, got, "")
 }
 
 // TestMonitors starts nft's monitor beside a listener of this process.

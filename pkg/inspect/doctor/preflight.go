@@ -40,7 +40,7 @@ const (
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
-	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops}
+	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: Earlier}
 	s.kernel(v, families)
 	rival := takeover.FindRival(ctx, "", "")
 	holder, err := instance.Find(instance.Name)

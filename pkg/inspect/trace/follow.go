@@ -229,12 +229,11 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		if !hooks[ch.Hook] || ch.Family == c.Table.Family.Keyword() && ch.Table == c.Table.Name {
 			continue
 		}
-		where := fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, nft.HookName(ch.Hook), ch.Priority)
 		switch {
 		case ch.Drops:
-			list = append(list, where+" drops packets that it does not accept")
-		case ch.Type == "nat" && ch.Priority <= e.reached(ch.Hook, worlds):
-			list = append(list, where+" may translate it first")
+			list = append(list, ch.String()+" drops packets that it does not accept")
+		case ch.MayTranslateBefore(e.reached(ch.Hook, worlds)):
+			list = append(list, ch.String()+" may translate it first")
 		case ch.Type != "nat" && ch.Uses > 0:
 			other = append(other, fmt.Sprintf("%s %s %s", ch.Family, ch.Table, ch.Name))
 		}

@@ -1,0 +1,50 @@
+package doctor
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// earlier reports a chain of another program that may decide about packets to Services before the rules of the program.
+func (c *Config) earlier(ch *nft.BaseChain) view.Finding {
+	return view.Finding{
+		Severity: view.Warning, Reason: view.OtherChainFirst, Object: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
+		What:   ch.String() + " is evaluated before the rules of Services",
+		Impact: "if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. kube-nftproxy trace --live shows the path of a packet",
+		Fix: c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority %d or a higher one",
+			ch.Family, ch.Table, ch.Name, plan.FirstPriority+1)),
+		Affects: "only the program that made the chain: its rules no longer affect packets to Services",
+	}
+}
+
+// Earlier returns the chains of other programs that may translate packets before the default instance.
+func Earlier(families []inet.Family) (list []nft.BaseChain, err error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // read only
+	seen := map[string]bool{}
+	for _, f := range families {
+		chains, err := conn.BaseChains(f)
+		if err != nil {
+			return list, err
+		}
+		for i := range chains {
+			ch := &chains[i]
+			name := ch.String()
+			before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT
+			if before && ch.Table != plan.TableName && ch.MayTranslateBefore(plan.FirstPriority) && !seen[name] {
+				seen[name] = true
+				list = append(list, *ch)
+			}
+		}
+	}
+	return list, nil
+}
