@@ -47,7 +47,6 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 	c := &o.Config.ClientConnection
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "Path of the kubeconfig file with the address and credentials of the API server. Default: the address and credentials of the pod.")
 	fs.StringVar(&o.Master, "master", "", "Address of the API server, or several, separated by commas; overrides the address in the kubeconfig file. After a failure of one address, the program uses the next one.")
-	fs.BoolVar(&o.LearnAPIServers, "learn-api-servers", false, "After a failure of the API server, also use the first 16 addresses in the EndpointSlice default/kubernetes. The certificates of the API servers must be valid for these addresses.")
 	fs.StringVar(&o.StartupTaint, "startup-taint", "", "Key of a taint to remove from this Node after the first sync. Requires the permission to patch Nodes: see deploy/startup-taint.")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")

@@ -36,8 +36,6 @@ type Options struct {
 	File, WriteTo string
 	// Master is the API server's URL, or a comma-separated list of URLs. It overrides the URL of the kubeconfig file.
 	Master string
-	// LearnAPIServers enables the addresses of the EndpointSlice default/kubernetes after a failure of the API server.
-	LearnAPIServers bool
 	// StartupTaint is the key of a taint that the program removes from the Node after the first sync; empty for none.
 	StartupTaint string
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside another proxy.

@@ -30,7 +30,7 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 	}
 	if cfg, err = load(); err == nil {
 		cfg.ServerName = cmp.Or(cfg.ServerName, serverName)
-		server, err = watch.Failover(cfg, addresses[1:], d.learned(), logger)
+		server, err = watch.Failover(cfg, addresses[1:], logger)
 	}
 	if err == nil {
 		err = hidePassword(cfg)
@@ -66,14 +66,6 @@ func (d *daemon) addresses() (list []string, serverName string) {
 		return []string{""}, ""
 	}
 	return list, cluster.TLSServerName
-}
-
-// learned returns a function that returns the hosts of the API servers that the cluster lists, or nil if they are not to be used.
-func (d *daemon) learned() func() []string {
-	if !d.LearnAPIServers {
-		return nil
-	}
-	return func() []string { return d.source.APIServers() }
 }
 
 // withoutSecrets returns an error without the secrets of configured addresses.

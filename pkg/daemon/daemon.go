@@ -121,8 +121,6 @@ type source interface {
 	proxy.Source
 	settings.Source
 	Run(context.Context) error
-	// APIServers returns the addresses of the API servers that the objects list.
-	APIServers() []string
 }
 
 // daemon holds the parts of the program, in the order of the data flow.

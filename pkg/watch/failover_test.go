@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -31,8 +30,6 @@ func newFakeServer(t *testing.T, name string) *fakeServer {
 	t.Cleanup(f.Close)
 	return f
 }
-
-func (f *fakeServer) host() string { return strings.TrimPrefix(f.URL, "http://") }
 
 // newClient returns a function that sends a request and returns the answer.
 func newClient(t *testing.T, cfg *rest.Config) func(method string) (string, int) {
@@ -61,8 +58,7 @@ func newClient(t *testing.T, cfg *rest.Config) func(method string) (string, int)
 func TestFailover(t *testing.T) {
 	a, b, c := newFakeServer(t, "a"), newFakeServer(t, "b"), newFakeServer(t, "c")
 	cfg := &rest.Config{Host: a.URL}
-	learned := []string{b.host(), c.host()}
-	current, err := Failover(cfg, []string{" " + b.URL}, func() []string { return learned }, klog.Background())
+	current, err := Failover(cfg, []string{" " + b.URL, c.URL}, klog.Background())
 	lab.Must(t, err)
 	ask := newClient(t, cfg)
 	check := func(when, method, want string, status int, at *fakeServer) {
@@ -91,7 +87,7 @@ func TestFailover(t *testing.T) {
 
 func TestOneServerHasNoFailover(t *testing.T) {
 	cfg := &rest.Config{Host: "https://192.0.2.1:6443"}
-	current, err := Failover(cfg, nil, nil, klog.Background())
+	current, err := Failover(cfg, nil, klog.Background())
 	if err != nil || current() != "https://192.0.2.1:6443" || cfg.WrapTransport != nil || cfg.Dial != nil {
 		t.Errorf("%v, %v, %+v", current(), err, cfg)
 	}
@@ -102,31 +98,9 @@ func TestServersThatDiffer(t *testing.T) {
 	for address, want := range map[string]string{
 		"http://192.0.2.2": other, "https://192.0.2.2/cluster": other, "": other, "https://me:secret@192.0.2.2": password, "https://192.0.2.2:port": "host must be a URL",
 	} {
-		_, err := Failover(&rest.Config{Host: "https://192.0.2.1"}, []string{address}, nil, klog.Background())
+		_, err := Failover(&rest.Config{Host: "https://192.0.2.1"}, []string{address}, klog.Background())
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want an error with %q", address, err, want)
 		}
-	}
-}
-
-// TestAPIServersAreFromOneSlice: the program sends its credentials to the servers, and a tenant may write other slices of the Service.
-func TestAPIServersAreFromOneSlice(t *testing.T) {
-	servers := func(s *discoveryv1.EndpointSlice) {
-		s.Ports = []discoveryv1.EndpointPort{{Name: ptr("https"), Port: ptr(int32(6443))}}
-		s.Endpoints = nil
-		for n := range 100 {
-			ready := discoveryv1.EndpointConditions{Ready: ptr(n > 0)}
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("192.0.2.%d", n)}, Conditions: ready})
-		}
-	}
-	store := newTestStore()
-	put(t, store, with(slice("default", "a-tenants", "kubernetes"), servers), with(slice("default", "kubernetes", "another"), servers))
-	if got := store.APIServers(); got != nil {
-		t.Errorf("API servers of other slices: %v", got)
-	}
-	store = newTestStore()
-	put(t, store, with(slice("default", "kubernetes", "kubernetes"), servers))
-	if got := store.APIServers(); len(got) != mostAPIServers || got[0] != "192.0.2.1:6443" {
-		t.Errorf("API servers: %v, want %d without the one that is not ready", got, mostAPIServers)
 	}
 }

@@ -8,11 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -25,7 +20,7 @@ func TestAPIServerFailover(t *testing.T) {
 	other, err := w.api.AddServer(t.Context())
 	must(t, err)
 	defer other.Stop()
-	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)), kubernetesSlice(other))
+	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 	to := w.clusterIPs("web")[0]
 	both := "https://" + w.api.Server().String() + ",https://" + other.Server().String()
 	listing := filepath.Join(w.dir, "both.kubeconfig")
@@ -33,7 +28,7 @@ func TestAPIServerFailover(t *testing.T) {
 	text = strings.ReplaceAll(text, "https://"+w.api.Server().String(), both)
 	must(t, os.WriteFile(listing, []byte(text), 0o600))
 	for name, flags := range map[string][]string{
-		"flag": {"--master=" + both}, "kubeconfig": {"--kubeconfig=" + listing}, "learned": {"--learn-api-servers"},
+		"flag": {"--master=" + both}, "kubeconfig": {"--kubeconfig=" + listing},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := w.start(flags...)
@@ -55,15 +50,5 @@ func TestAPIServerFailover(t *testing.T) {
 			serve(w.api, w.Pods[1], "xx")
 			must(t, other.RestartServer(t.Context()))
 		})
-	}
-}
-
-// kubernetesSlice lists an API server as servers list themselves outside of tests. All servers of a slice have the same port.
-func kubernetesSlice(c *cluster.Cluster) *discoveryv1.EndpointSlice {
-	return &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "kubernetes", Namespace: corev1.NamespaceDefault, Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(c.Server().Port())), Protocol: ptr.To(corev1.ProtocolTCP)}},
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{c.Server().Addr().String()}}},
 	}
 }
