@@ -31,6 +31,16 @@ func Commands(text string) (found []Command) {
 			found = append(found, Command{Line: line, Text: command})
 		}
 	}
+	open, opened := "", 0
+	code := func(line int, text string) { // a command ends at the end of a line, unless a quotation is open
+		if open == "" {
+			opened = line
+		}
+		if open += remark.ReplaceAllString(strings.TrimRight(text, "\n"), "") + "\n"; strings.Count(open, "'")%2 == 0 {
+			add(opened, open)
+			open = ""
+		}
+	}
 	fence, fenced, prose, began := "", false, "", 0
 	paragraph := func() {
 		for _, at := range inline.FindAllStringSubmatchIndex(prose, -1) {
@@ -44,7 +54,7 @@ func Commands(text string) (found []Command) {
 	n := 0
 	for line := range strings.Lines(text) {
 		n++
-		code, indented := strings.CutPrefix(line, "    ")
+		shifted, indented := strings.CutPrefix(line, "    ")
 		prompted, isPrompted := prompt(line)
 		language, isFence := strings.CutPrefix(strings.TrimSpace(line), "```")
 		switch {
@@ -52,15 +62,15 @@ func Commands(text string) (found []Command) {
 			paragraph()
 			fence, fenced = language, !fenced
 		case fenced && (fence == "" || fence == "sh"):
-			add(n, line)
+			code(n, line)
 		case fenced && fence == "console" && isPrompted:
-			add(n, prompted)
+			code(n, prompted)
 		case fenced:
 		case strings.TrimSpace(line) == "":
 			paragraph()
 		case indented && prose == "":
-			code, _ = prompt(code)
-			add(n, code)
+			shifted, _ = prompt(shifted)
+			code(n, shifted)
 		default:
 			if prose == "" {
 				began = n

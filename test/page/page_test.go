@@ -33,10 +33,12 @@ func TestCommands(t *testing.T) {
 	const text = "# make it\n\n    $ make demo   # two minutes\n    kube-nftproxy status | jq '.a # b'\n\n" +
 		"Say `kubectl get\n    pods -A`, not `status`, `nft` or `ip saddr`; or `A=1 make test`, `make`.\n" +
 		"```\n  nft list   ruleset\n```\n```console\n$ make x\nmake: done\n# make y\n```\n```yaml\na: b\n```\n" +
-		"| `services default/web` | `go_*`, `bin/kube-nftproxy -v 2` |\n"
+		"| `services default/web` | `go_*`, `bin/kube-nftproxy -v 2` |\n" +
+		"```sh\nkubectl patch a -p '\n  b: c' # d\nkubectl get a\n```\n"
 	want := []Command{
 		{3, "make demo"}, {4, "kube-nftproxy status | jq '.a # b'"}, {6, "kubectl get pods -A"}, {7, "A=1 make test"}, {7, "make"},
 		{9, "nft list ruleset"}, {12, "make x"}, {14, "make y"}, {19, "services default/web"}, {19, "bin/kube-nftproxy -v 2"},
+		{21, "kubectl patch a -p ' b: c' # d"}, {23, "kubectl get a"},
 	}
 	lab.Same(t, want, Commands(text), "")
 }
