@@ -75,7 +75,7 @@ const perSlice = 100
 
 // putSlice stores one slice of a Service. replaced is the number of its endpoints that each round replaces.
 func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number, replaced, round int) {
-	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
+	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: fmt.Sprintf("%s-%d", name.Name, number)},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -86,8 +86,7 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 		if e < replaced {
 			addr = netip.AddrFrom4([4]byte{12 + byte(number>>8), byte(round), byte(number), byte(e)})
 		}
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+		slice.Endpoints = append(slice.Endpoints, endpointAt(addr))
 	}
 	for len(s.slices[name]) <= number {
 		s.slices[name] = append(s.slices[name], nil)
@@ -101,12 +100,22 @@ func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) string {
 	return string(data)
 }
 
+// endpointAt returns an endpoint with the fields that the program stores, such as the name of a node.
+func endpointAt(addr netip.Addr) discoveryv1.Endpoint {
+	last := addr.As4()[3]
+	return discoveryv1.Endpoint{
+		Addresses: []string{addr.String()}, NodeName: new(fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", last%8, last)),
+		Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
+	}
+}
+
 // put stores a Service with one slice. Each round replaces the first endpoint.
 func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
 	name := types.NamespacedName{Namespace: fmt.Sprint("tenant-", i%16), Name: fmt.Sprintf("svc-%d", i)}
-	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
+	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, CreationTimestamp: metav1.Unix(int64(i), 0)},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: name.Namespace, Name: name.Name, UID: types.UID(fmt.Sprintf("7f1c2b9e-5d4a-4c3b-9e2f-%012x", i)), CreationTimestamp: metav1.Unix(int64(i), 0)},
 		Spec: corev1.ServiceSpec{
 			Type:      corev1.ServiceTypeClusterIP,
 			ClusterIP: fmt.Sprintf("10.%d.%d.%d", 96+i/62500, i/250%250, i%250+1),
@@ -128,8 +137,7 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 		if e == 0 && round%2 == 1 {
 			addr = netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)})
 		}
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+		slice.Endpoints = append(slice.Endpoints, endpointAt(addr))
 	}
 	s.services[name], s.slices[name] = encoded(b, service), []*encodedSlice{{encoded(b, slice)}}
 	return name
