@@ -7,7 +7,7 @@
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
 #   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
-#   STARTS=50          only the load of the API server by 50 nodes that start at once
+#   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
@@ -37,7 +37,7 @@ if [ -n "${LIMITS:-}" ]; then limits && exit; fi
 if [ -n "${GROWTH:-}" ]; then bin/compare -growth -output "${OUTPUT:-}" && exit; fi
 if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
 if [ -n "${VIPS:-}" ]; then bin/compare -vips -output "${OUTPUT:-}" && exit; fi
-if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" && exit; fi
+if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"

@@ -53,7 +53,7 @@ func benchmarks(root string) error {
 		return err
 	}
 	for file, what := range map[string]string{
-		"change.svg": "one endpoint replaced", "first-sync.svg": "first sync", "memory.svg": "steady resident memory",
+		"change.svg": "one endpoint replaced", "first-sync.svg": "first sync", "memory.svg": "memory at rest, PSS",
 	} {
 		if err := bySize(report.Figures, what, filepath.Join(out, file)); err != nil {
 			return fmt.Errorf("%s: %w", file, err)

@@ -103,7 +103,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	i.followers = append(i.followers, follower{reflector, watched, cfg.reporting(name, failed)})
 }
 
-// plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes a sixth of the bytes, and less of
+// plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes about half of the bytes, and less of
 // the API server's processor time (docs/decisions/0005-speed.md).
 type plainLists struct{ *cache.ListWatch }
 

@@ -17,7 +17,7 @@ import (
 var algorithms = []string{balance.Random, balance.SourceHash, balance.Maglev}
 
 // algorithmRows are the rows of their table, before that of a new connection.
-var algorithmRows = []quantity{elements, kernelMemory, steadyMemory, bareBatch, firstSync, replaceEndpoint, followEndpoint, written}
+var algorithmRows = []quantity{elements, kernelMemory, pssMemory, anonymousMemory, bareBatch, firstSync, replaceEndpoint, followEndpoint, written}
 
 // algorithmsFile is the file of a checkout with the raw figures.
 const algorithmsFile = "docs/benchmarks-algorithms.json"

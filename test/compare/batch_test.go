@@ -3,8 +3,6 @@ package main
 import (
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -13,11 +11,7 @@ import (
 
 // planFor plans the Services of a cluster of one size.
 func planFor(z size) *plan.Planner {
-	w := &world{size: z, template: &corev1.Service{Spec: corev1.ServiceSpec{
-		ClusterIP: "10.96.0.200", Type: corev1.ServiceTypeClusterIP, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-		Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
-	}}}
-	return w.plan()
+	return (&world{size: z}).plan()
 }
 
 // TestBareBatch: the kernel has every planned element, and none after the deletion.

@@ -90,7 +90,7 @@ func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow ti
 	err = p.running.Await(ctx, time.Millisecond, "a sync and its duration", func(ctx context.Context) error {
 		after, err := p.metrics(ctx)
 		synced, spent = after.LastSync(inet.IPv4), spentOf(after)-spentOf(before)
-		if err == nil && (spent == 0 || !synced.After(before.LastSync(inet.IPv4))) {
+		if err == nil && (spent == 0 || !synced.After(asked)) {
 			err = errors.New("not counted yet")
 		}
 		return err
@@ -143,68 +143,36 @@ func (p *proxy) measureBurst(ctx context.Context, w *world, e effort, f *Figures
 // burst returns the number of Services that change at once.
 func (w *world) burst() int { return min(1000, w.services) }
 
-// errLost means that the API server has not delivered some changes.
-var errLost = errors.New("changes were not delivered")
-
-// syncBurst replaces an endpoint of many Services, waits until all are programmed, and returns the time spent in syncs. The store
-// writes many objects in one revision. If the API server closes a slow watch, as on a busy machine, the next watch begins after
-// the last seen revision, and the rest of that revision is never delivered. This cannot happen with objects that the API server
-// itself has written. The burst is then repeated.
+// syncBurst replaces an endpoint of many Services, waits until all are programmed, and returns the time spent in syncs. It writes each object by itself,
+// as the API server does: if the API server closes a slow watch, the next watch continues behind the last object that the client has seen.
 func (p *proxy) syncBurst(ctx context.Context, w *world) (spent time.Duration, err error) {
-	const attempts = 3
-	for range attempts {
-		if spent, err = p.tryBurst(ctx, w); !errors.Is(err, errLost) {
-			return spent, err
-		}
-		log.Printf("%s, %s: once more, %v", w.size, p.name, err)
-		if _, err := p.settle(ctx); err != nil {
-			return 0, err
-		}
-	}
-	return 0, err
-}
-
-func (p *proxy) tryBurst(ctx context.Context, w *world) (spent time.Duration, err error) {
 	before, err := p.metrics(ctx)
 	if err != nil {
 		return 0, err
 	}
-	n := w.burst()
-	for i := range n {
-		w.store.Put(w.slice(w.spread(i), w.next(), w.endpoints))
+	store := w.Store(ctx).Singly()
+	for i := range w.burst() {
+		store.Put(w.slice(w.spread(i), w.next(), w.endpoints))
 	}
-	if err := w.store.Flush(); err != nil {
+	if err := store.Flush(); err != nil {
 		return 0, err
 	}
-	if err := p.awaitChanges(ctx, changesSeen(before), n); err != nil {
+	if err := p.awaitChanges(ctx, changesSeen(before)+float64(w.burst())); err != nil {
 		return 0, err
 	}
 	after, err := p.settle(ctx)
 	return spentOf(after) - spentOf(before), err
 }
 
-// awaitChanges waits until n changes were seen since counted. It returns errLost if some are missing for long.
-func (p *proxy) awaitChanges(ctx context.Context, counted float64, n int) error {
-	const long = 10 * time.Second
-	seen, since := 0.0, time.Now()
-	for {
+// awaitChanges waits until the proxy has received a number of changes since its start.
+func (p *proxy) awaitChanges(ctx context.Context, n float64) error {
+	return p.running.Await(ctx, 20*time.Millisecond, "changes", func(ctx context.Context) error {
 		m, err := p.metrics(ctx)
-		if err != nil {
-			return err
+		if seen := changesSeen(m); err == nil && seen < n {
+			err = fmt.Errorf("%.0f of %.0f", seen, n)
 		}
-		if now := changesSeen(m) - counted; now > seen {
-			seen, since = now, time.Now()
-		}
-		if seen >= float64(n) {
-			return nil
-		}
-		if time.Since(since) > long {
-			return fmt.Errorf("%.0f of %d: %w", float64(n)-seen, n, errLost)
-		}
-		if err := wait(ctx, max(20*time.Millisecond, p.rest)); err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // rolling are Services of several sizes, with endpoints in slices of a hundred.
@@ -219,26 +187,29 @@ const perSlice = 100
 // putRolling stores those Services.
 func (w *world) putRolling() {
 	for n, r := range rolling {
-		w.store.Put(w.serviceAt(rollingName(r.endpoints), w.addr(96, 254, byte(1+n))))
+		w.store.Put(w.rollingService(n))
 		for i := range r.endpoints / perSlice {
-			w.store.Put(rollingSlice(r.endpoints, i, 0, 0))
+			w.store.Put(w.rollingSlice(n, i, 0, 0))
 		}
 	}
 }
 
-func rollingName(endpoints int) string { return fmt.Sprintf("rolling-%d", endpoints) }
+// rollingService returns the Service of a row of rolling.
+func (w *world) rollingService(n int) *corev1.Service {
+	return serviceOf(special(fmt.Sprintf("rolling-%d", rolling[n].endpoints)), w.addr(96, 254, byte(1+n)))
+}
 
 // rollingSlice returns a slice of a large Service with a number of endpoints replaced in a round, which is at least 1.
-func rollingSlice(endpoints, number, replaced, round int) *discoveryv1.EndpointSlice {
+func (w *world) rollingSlice(n, number, replaced, round int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for e := range perSlice {
 		generation := 0
 		if e < replaced {
 			generation = round
 		}
-		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(110 + generation), byte(endpoints/1000*20 + number), byte(1 + e)}))
+		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(110 + generation), byte(rolling[n].endpoints/1000*20 + number), byte(1 + e)}))
 	}
-	return endpointSlice(rollingName(endpoints), number+1, corev1.ProtocolTCP, endpointPort, addrs)
+	return sliceOf(w.rollingService(n), number+1, endpointPort, addrs)
 }
 
 // measureRolling replaces ten endpoints of a slice at a time, and records the time for each.
@@ -248,12 +219,12 @@ func (p *proxy) measureRolling(ctx context.Context, w *world, e effort, f *Figur
 	}
 	w.rolled++ // the present state would be no change
 	const steps, replaced = 5, 10
-	for _, r := range rolling {
+	for n, r := range rolling {
 		log.Printf("%s, %s: %s", w.size, p.name, r.quantity)
 		slices := r.endpoints / perSlice
 		for i := range steps {
 			spent, _, err := p.sync(ctx, func() error {
-				w.store.Put(rollingSlice(r.endpoints, i%slices, replaced*(1+i/slices), w.rolled))
+				w.store.Put(w.rollingSlice(n, i%slices, replaced*(1+i/slices), w.rolled))
 				return w.store.Flush()
 			})
 			if err != nil {

@@ -36,10 +36,12 @@ const (
 	rolling1000     quantity = "rolling update, one of 1,000 endpoints"
 	rolling5000     quantity = "rolling update, one of 5,000 endpoints"
 
-	peakMemory   quantity = "peak resident memory"
-	steadyMemory quantity = "steady resident memory"
-	idleCPU      quantity = "processor when idle"
-	spreadCPU    quantity = "processor time for 1,000 single changes"
+	peakMemory quantity = "peak resident memory"
+	// The proportional set size counts a page of a file once for all programs that use it. Anonymous memory is the program's own data.
+	pssMemory       quantity = "memory at rest, PSS"
+	anonymousMemory quantity = "memory at rest, anonymous"
+	idleCPU         quantity = "processor when idle"
+	spreadCPU       quantity = "processor time for 1,000 single changes"
 	// The memory of the kernel, of a bare batch.
 	kernelMemory quantity = "memory of the kernel for the tables"
 	elements     quantity = "elements"

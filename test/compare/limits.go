@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -48,8 +49,8 @@ func (e *evil) slices() int { return max(1, e.pairs/evilEndpoints/e.ports()) }
 func (e *evil) large() int { return e.elements / (e.ports() + e.ports()*e.slices()*evilEndpoints) }
 
 func (e *evil) service(i, ports int) *corev1.Service {
-	s := e.serviceAt(fmt.Sprintf("big-%d", i), e.addr(96, 240, byte(1+i)))
-	s.Namespace, s.Spec.Ports = evilNamespace, nil
+	s := serviceOf(types.NamespacedName{Namespace: evilNamespace, Name: fmt.Sprintf("big-%d", i)}, e.addr(96, 240, byte(1+i)))
+	s.Spec.Ports = nil
 	for p := range ports {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", p), Protocol: corev1.ProtocolTCP, Port: int32(1 + p)})
 	}
@@ -62,8 +63,8 @@ func (e *evil) slice(i, number, round int) *discoveryv1.EndpointSlice {
 	for n := range evilEndpoints {
 		addrs = append(addrs, e.addr(byte(140+number), byte(n/250), byte(1+n%250)))
 	}
-	s := endpointSlice(fmt.Sprintf("big-%d", i), number+1, corev1.ProtocolTCP, endpointPort, addrs)
-	s.Namespace, s.Ports = evilNamespace, nil
+	s := sliceOf(e.service(i, 1), number+1, endpointPort, addrs)
+	s.Ports = nil
 	protocol := corev1.ProtocolTCP
 	for p := range e.ports() {
 		name, port := fmt.Sprint("p", p), int32(10_000+p+round%1000)

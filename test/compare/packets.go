@@ -49,15 +49,15 @@ func (z size) connectVIP() netip.Addr { return z.addr(96, 255, 4) }
 
 func (w *world) putPacketServices() {
 	pod := w.lab.Pods[0].Addrs()[w.family]
-	echo := w.serviceAt("echo", w.echoVIP())
+	echo := serviceOf(special("echo"), w.echoVIP())
 	echo.Spec.Ports[0].Protocol, echo.Spec.Ports[0].Port = corev1.ProtocolUDP, echoPort
 	w.store.Put(echo)
-	w.store.Put(endpointSlice("echo", 1, corev1.ProtocolUDP, echoPort, []netip.Addr{pod}))
-	w.store.Put(w.serviceAt("connect", w.connectVIP()))
-	w.store.Put(endpointSlice("connect", 1, corev1.ProtocolTCP, endpointPort, []netip.Addr{pod}))
+	w.store.Put(sliceOf(echo, 1, echoPort, []netip.Addr{pod}))
+	connect := serviceOf(special("connect"), w.connectVIP())
+	w.store.Put(connect)
+	w.store.Put(sliceOf(connect, 1, endpointPort, []netip.Addr{pod}))
 	for _, n := range []int{10, 1000} {
-		name := fmt.Sprintf("affinity-%d", n)
-		s := w.serviceAt(name, w.affinityVIP(n))
+		s := serviceOf(special(fmt.Sprintf("affinity-%d", n)), w.affinityVIP(n))
 		timeout := int32(10800)
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
@@ -67,7 +67,7 @@ func (w *world) putPacketServices() {
 			addrs = append(addrs, w.addr(119, byte(e/250), byte(1+e%250)))
 		}
 		for i := 0; i*perSlice < n; i++ {
-			w.store.Put(endpointSlice(name, i+1, corev1.ProtocolTCP, endpointPort, addrs[i*perSlice:min(n, (i+1)*perSlice)]))
+			w.store.Put(sliceOf(s, i+1, endpointPort, addrs[i*perSlice:min(n, (i+1)*perSlice)]))
 		}
 	}
 }

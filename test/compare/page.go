@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,7 +25,7 @@ var (
 	following = []quantity{
 		replaceEndpoint, addEndpoint, flipPolicy, addService, deleteService, followEndpoint, burst, rolling100, rolling1000, rolling5000,
 	}
-	cost    = []quantity{elements, kernelMemory, peakMemory, steadyMemory, idleCPU, spreadCPU, allocations, allocatedBytes}
+	cost    = []quantity{elements, kernelMemory, peakMemory, pssMemory, anonymousMemory, idleCPU, spreadCPU, allocations, allocatedBytes}
 	clients = []quantity{
 		handshakeDirect50, handshakeDirect90, handshakeDirect99, handshakeService50, handshakeService90, handshakeService99,
 		requestsDirect, requestsService,
@@ -200,7 +201,7 @@ func (f *Figures) cell(q quantity) string {
 	switch q {
 	case kernelMemory:
 		show = func(v float64) string { return fmt.Sprintf("%.1f MiB", v) }
-	case peakMemory, steadyMemory:
+	case peakMemory, pssMemory, anonymousMemory:
 		show = func(v float64) string { return fmt.Sprintf("%.0f MiB", v) }
 	case allocations, elements, written, requestsDirect, requestsService:
 		show = func(v float64) string { return fmt.Sprintf("%.0f", v) }
@@ -262,18 +263,18 @@ func (r *Report) short(quantities ...quantity) string {
 // memory returns the table of docs/sizing.md: the memory of both programs at each size, IPv4.
 func (r *Report) memory() string {
 	var b strings.Builder
-	b.WriteString("| Services | endpoints of each | kube-nftproxy, peak | steady | kube-proxy nftables, steady |\n|---|---|---|---|---|\n")
+	b.WriteString("| Services | endpoints of each | kube-nftproxy, peak | PSS | anonymous | kube-proxy nftables, PSS | anonymous |\n|---|---|---|---|---|---|---|\n")
 	for _, z := range r.sizes() {
-		ours := r.find(kubeNftproxy, z)
-		if _, measured := ours.median(steadyMemory); !measured {
+		ours, theirs := r.find(kubeNftproxy, z), r.find(kubeProxyNftables, z)
+		if _, measured := ours.median(pssMemory); !measured {
 			continue
 		}
-		theirs := "not measured"
-		if f := r.find(kubeProxyNftables, z); f != nil && f.cell(steadyMemory) != "" {
-			theirs = f.cell(steadyMemory)
-		}
 		services, endpoints, _ := strings.Cut(z, "x")
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", services, endpoints, ours.cell(peakMemory), ours.cell(steadyMemory), theirs)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", services, endpoints, ours.cell(peakMemory), ours.cell(pssMemory), ours.cell(anonymousMemory))
+		for _, q := range []quantity{pssMemory, anonymousMemory} {
+			fmt.Fprintf(&b, " %s |", cmp.Or(theirs.cell(q), "not measured"))
+		}
+		b.WriteString("\n")
 	}
 	return b.String()
 }
@@ -287,8 +288,8 @@ type part struct {
 func (r *Report) parts() []part {
 	return []part{
 		{"docs/benchmarks-details.md", "comparison", r.page()},
-		{"README.md", "comparison", r.short(followEndpoint, restart, steadyMemory)},
-		{"docs/benchmarks.md", "short", r.short(startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU)},
+		{"README.md", "comparison", r.short(followEndpoint, restart, pssMemory, anonymousMemory)},
+		{"docs/benchmarks.md", "short", r.short(startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, pssMemory, anonymousMemory, spreadCPU)},
 		{"docs/sizing.md", "memory", r.memory()},
 	}
 }

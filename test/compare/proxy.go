@@ -212,10 +212,15 @@ func (p *proxy) measureRestart(ctx context.Context, w *world, e effort, f *Figur
 	return nil
 }
 
-// measureMemory measures the program's peak and present resident memory, without its child processes.
+// measureMemory measures the program's peak resident memory and its present memory, without its child processes.
 func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures) error {
-	for field, into := range map[string]quantity{"VmHWM": peakMemory, "VmRSS": steadyMemory} {
-		mib, err := p.running.Memory(field)
+	peak, err := p.running.Memory("VmHWM")
+	if err != nil {
+		return err
+	}
+	f.add(peakMemory, peak)
+	for field, into := range map[string]quantity{"Pss": pssMemory, "Anonymous": anonymousMemory} {
+		mib, err := p.running.Rollup(field)
 		if err != nil {
 			return err
 		}

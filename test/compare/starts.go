@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -25,6 +27,34 @@ import (
 type fleet struct {
 	*world
 	proxies []*proxy
+	// columns are the programs, and rows the quantities with the text of each program.
+	columns []string
+	rows    []startRow
+}
+
+// startRow is a row of the table: a quantity with the text of each program.
+type startRow struct {
+	name  string
+	cells []string
+}
+
+// note adds the present program's cell to the row of a quantity.
+func (f *fleet) note(name, format string, value float64) {
+	i := slices.IndexFunc(f.rows, func(r startRow) bool { return r.name == name })
+	if i < 0 {
+		i, f.rows = len(f.rows), append(f.rows, startRow{name: name})
+	}
+	f.rows[i].cells = append(f.rows[i].cells, fmt.Sprintf(format, value))
+}
+
+// table returns all rows in Markdown.
+func (f *fleet) table() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s | %s |\n|---|%s\n", titleOf(f.size.String()), strings.Join(f.columns, " | "), strings.Repeat("---|", len(f.columns)))
+	for _, r := range f.rows {
+		fmt.Fprintf(&b, "| %s | %s |\n", r.name, strings.Join(r.cells, " | "))
+	}
+	return b.String()
 }
 
 // apiLoad is what programs have made the API server do.
@@ -47,8 +77,6 @@ func measureStarts(ctx context.Context, s settings) error {
 	fill := func(w *world) error { return w.fill(ctx, w.putPacketServices, w.putConflict) }
 	return inWorld(ctx, z, lab.Config{Pods: s.starts}, fill, func(w *world, kubeconfig, dir string) error {
 		f := &fleet{world: w}
-		fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | their peak memory | Events of a conflict |\n|---|---|---|---|---|---|---|---|\n",
-			s.starts, z)
 		for _, name := range []string{kubeProxyNftables, kubeNftproxy} {
 			if !wanted(s.programs, name) {
 				continue
@@ -57,21 +85,25 @@ func measureStarts(ctx context.Context, s settings) error {
 				return fmt.Errorf("measure %s: %w", name, err)
 			}
 		}
-		return nil
+		fmt.Print(f.table())
+		if s.output == "" {
+			return nil
+		}
+		return page.Write(filepath.Join(s.output, "docs/benchmarks-details.md"), fmt.Sprintf("starts-%d", s.starts), f.table())
 	})
 }
 
 // putConflict stores two Services that claim one address.
 func (w *world) putConflict() {
 	for i := range 2 {
-		s := w.serviceAt(fmt.Sprintf("claims-%d", i), w.vip(w.services+300+i))
+		s := serviceOf(special(fmt.Sprintf("claims-%d", i)), w.vip(w.services+300+i))
 		s.Spec.ExternalIPs = []string{"203.0.113.9"}
 		w.store.Put(s)
 	}
 }
 
 func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir string) (err error) {
-	f.proxies = nil
+	f.proxies, f.columns = nil, append(f.columns, fmt.Sprintf("%d × %s", s.starts, name))
 	for i, host := range f.lab.Pods {
 		node := fmt.Sprintf("node-%d", 100+i)
 		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
@@ -95,7 +127,8 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 			return p.host.Command(context.WithoutCancel(ctx), "nft", "flush", "ruleset").Run()
 		}))
 	}()
-	phase := func(what string, do func(before *apiLoad) error) error {
+	// phase measures what the programs cause: by a number of changes, or by lists of all objects if it is 0.
+	phase := func(what string, changed int, do func(before *apiLoad) error) error {
 		before, err := f.load(ctx)
 		if err != nil {
 			return err
@@ -120,18 +153,21 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		if err != nil {
 			return err
 		}
-		events, err := f.conflictEvents(ctx)
-		if err != nil {
-			return err
-		}
 		d := after.minus(before)
 		n := float64(len(f.proxies))
-		fmt.Printf("| %s | %s | %.1f s | %.0f (%.1f a node) | %.1f MB (%.0f kB a node) | %.1f s (%.3f a node) | %.0f MiB | %d |\n", name, what, took.Seconds(),
-			d.requests, d.requests/n, d.bytes/1e6, d.bytes/1e3/n, d.cpu.Seconds(), d.cpu.Seconds()/n, peak, events)
+		if changed > 0 {
+			f.note(what+": bytes of a change to a node", "%.1f kB", d.bytes/1e3/n/float64(changed))
+		} else {
+			f.note(what+": requests of a node", "%.1f", d.requests/n)
+			f.note(what+": bytes to a node", "%.0f kB", d.bytes/1e3/n)
+			f.note(what+": peak memory of kube-apiserver and etcd", "%.0f MiB", peak)
+		}
+		f.note(what+": processor time of kube-apiserver and etcd, for a node", "%.3f s", d.cpu.Seconds()/n)
+		f.note(what+": time until all nodes are programmed", "%.1f s", took.Seconds())
 		return nil
 	}
 	log.Printf("%s, %s: start of %d nodes", f.size, name, len(f.proxies))
-	err = phase("start", func(*apiLoad) error {
+	err = phase("start", 0, func(*apiLoad) error {
 		return f.each(func(p *proxy) error { _, err := p.start(ctx); return err })
 	})
 	if err != nil {
@@ -141,7 +177,7 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		var changed time.Time
 		for range n {
 			changed = time.Now()
-			f.store.Put(f.slice(0, f.next(), f.endpoints))
+			f.store.Put(f.slice(f.spread(f.rounds), f.next(), f.endpoints))
 			if err := f.store.Flush(); err != nil {
 				return err
 			}
@@ -155,19 +191,26 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 			return err
 		})
 	}
-	if err := phase("one EndpointSlice changes", func(*apiLoad) error { return changes(1) }); err != nil {
+	if err := phase("one EndpointSlice changes", 1, func(*apiLoad) error { return changes(1) }); err != nil {
 		return err
 	}
-	if err := phase("an EndpointSlice changes 500 times", func(*apiLoad) error { return changes(500) }); err != nil {
+	const many = 500
+	if err := phase("500 EndpointSlices change", many, func(*apiLoad) error { return changes(many) }); err != nil {
 		return err
 	}
-	return phase("the API server restarts, and an EndpointSlice changes", func(before *apiLoad) (err error) {
+	err = phase("the API server restarts, and an EndpointSlice changes", 0, func(before *apiLoad) (err error) {
 		f.KillServer()
 		if before.cpu, err = f.spent(); err != nil { // that of etcd: the new server begins at 0
 			return err
 		}
 		return errors.Join(f.RestartServer(ctx), changes(1))
 	})
+	if err != nil {
+		return err
+	}
+	events, err := f.conflictEvents(ctx)
+	f.note("Events about the conflict, of all nodes", "%.0f", float64(events))
+	return err
 }
 
 // each calls a function for all nodes at once.

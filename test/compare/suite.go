@@ -43,8 +43,7 @@ type effort struct {
 	idle time.Duration
 	// beside is the number of single changes while another program changes nftables, too: see bystander.go.
 	beside int
-	// noBurst omits many changes at once. A slow API server ends a watch, and the client continues after the last revision that it
-	// has seen. A transaction of test/cluster has a single revision, so the rest of it would be lost.
+	// noBurst omits many changes at once, for which an emulated API server is too slow.
 	noBurst bool
 	// calm is the idle time of the API server before a program starts.
 	calm time.Duration

@@ -62,22 +62,21 @@ func (n vipNode) objects(w *world) []runtime.Object {
 	}}
 	for i := range w.services {
 		s, slice := n.service(w, i), w.slice(i, 0, w.endpoints)
-		slice.TypeMeta, slice.Namespace = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}, s.Namespace
+		slice.TypeMeta = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}
 		list = append(list, s, slice)
 	}
 	return list
 }
 
 func (n vipNode) service(w *world, i int) *corev1.Service {
-	const namespaces = 16 // one namespace has no room for all port ranges
 	s := w.service(i)
-	s.TypeMeta, s.Namespace = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, fmt.Sprintf("namespace-%d", i%namespaces)
+	s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	if n.vips {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: w.addr(97, byte(1+i/250), byte(1+i%250)).String()}}
 	}
 	if n.ranges && i < rangedServices {
-		s.Annotations = map[string]string{"kube-nftproxy.io/port-ranges": "udp/10000-20000"}
+		s.Annotations["kube-nftproxy.io/port-ranges"] = "udp/10000-20000"
 	}
 	return s
 }
@@ -212,9 +211,7 @@ func manifestsOf(dir string, node int) string {
 
 // vipWorld returns the Services without an API server.
 func vipWorld(family inet.Family) *world {
-	return &world{size: size{vipServices, 1, family}, template: &corev1.Service{Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
-	}}}
+	return &world{size: size{vipServices, 1, family}}
 }
 
 // writeList writes a List for --manifests, and its folder.

@@ -4,16 +4,15 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
@@ -27,9 +26,8 @@ const nodeName = "node-1"
 type world struct {
 	*cluster.Cluster
 	size
-	lab      *lab.Lab
-	store    *cluster.Store
-	template *corev1.Service
+	lab   *lab.Lab
+	store *cluster.Store
 	// rounds counts versions of EndpointSlices, rolled the rounds of rolling updates.
 	rounds, rolled int
 	// annotations are those of all Services.
@@ -76,17 +74,6 @@ func (w *world) fill(ctx context.Context, more ...func()) error {
 	if err := w.Apply(ctx, node); err != nil {
 		return err
 	}
-	var err error
-	w.template, err = w.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "template"},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: w.addr(96, 0, 200).String(),
-			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
 	w.store = w.Store(ctx)
 	for i := range w.services {
 		w.store.Put(w.service(i))
@@ -131,26 +118,10 @@ func (w *world) next() int {
 // spread permutes the Services, so that their order gives no advantage.
 func (w *world) spread(i int) int { return i * 7919 % w.services }
 
-// stamp returns an object's metadata as the API server would set it. Equal names have equal UIDs: a change is not a new object.
-func stamp(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: "default", Name: name, UID: types.UID("0000-" + name),
-		CreationTimestamp: metav1.NewTime(time.Unix(1700000000, 0)),
-	}
-}
-
 // service returns a Service with a cluster IP.
 func (w *world) service(i int) *corev1.Service {
-	s := w.serviceAt(fmt.Sprintf("svc-%d", i), w.vip(i))
-	s.Annotations = w.annotations
-	return s
-}
-
-func (w *world) serviceAt(name string, addr netip.Addr) *corev1.Service {
-	s := w.template.DeepCopy()
-	s.ObjectMeta = stamp(name)
-	s.Spec.ClusterIP = addr.String()
-	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	s := serviceOf(nameOf(i), w.vip(i))
+	maps.Copy(s.Annotations, w.annotations)
 	return s
 }
 
@@ -174,29 +145,14 @@ func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
 		}
 		addrs = append(addrs, addr)
 	}
-	return endpointSlice(fmt.Sprintf("svc-%d", i), 1, corev1.ProtocolTCP, endpointPort, addrs)
+	s := sliceOf(w.service(i), 1, endpointPort, addrs)
+	if round > 0 {
+		s.Annotations[corev1.EndpointsLastChangeTriggerTime] = time.Now().UTC().Format(time.RFC3339)
+	}
+	return s
 }
 
 // endpoint returns an endpoint of a Service.
 func (z size) endpoint(n int) netip.Addr {
 	return z.addr(byte(128+n/62500), byte(n/250%250), byte(1+n%250))
-}
-
-// endpointSlice returns one slice of a Service.
-func endpointSlice(service string, number int, protocol corev1.Protocol, port int32, addrs []netip.Addr) *discoveryv1.EndpointSlice {
-	name, ready := "http", true
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  stamp(fmt.Sprintf("%s-%d", service, number)),
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
-	}
-	if slices.ContainsFunc(addrs, netip.Addr.Is6) {
-		s.AddressType = discoveryv1.AddressTypeIPv6
-	}
-	s.Labels = map[string]string{discoveryv1.LabelServiceName: service}
-	for _, a := range addrs {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
-	}
-	return s
 }

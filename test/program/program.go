@@ -163,6 +163,11 @@ func MemoryOf(pid int, field string) (mib float64, err error) {
 	return memory(fmt.Sprintf("/proc/%d/status", pid), field)
 }
 
+// Rollup returns a value of /proc/PID/smaps_rollup, such as Pss, in MiB.
+func (p *Program) Rollup(field string) (mib float64, err error) {
+	return memory(fmt.Sprintf("/proc/%d/smaps_rollup", p.Pid()), field)
+}
+
 // KernelMemory returns the memory of all objects and counters of the machine's kernel, in MiB. Other programs change it by some MiB.
 func KernelMemory() (mib float64, err error) {
 	return memory("/proc/meminfo", "SUnreclaim", "Percpu", "VmallocUsed")

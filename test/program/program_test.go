@@ -46,6 +46,11 @@ func TestSyncs(t *testing.T) {
 			t.Errorf("Memory(%s) = %v MiB, %v", field, mib, err)
 		}
 	}
+	for _, field := range []string{"Pss", "Anonymous"} {
+		if mib, err := p.Rollup(field); err != nil || mib < 1 || mib > 1000 {
+			t.Errorf("Rollup(%s) = %v MiB, %v", field, mib, err)
+		}
+	}
 	lab.Must(t, p.Signal(syscall.SIGTERM))
 	if err := p.Wait(); err != nil {
 		t.Errorf("it ended with %v, want status 0", err)
