@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -152,6 +155,58 @@ func TestTheLeaseLastsWhileTheAPIServerIsAway(t *testing.T) {
 	}
 	if err := n.reaches(0); err != nil {
 		t.Error(err)
+	}
+}
+
+// After an orderly exit, the lease ends within seconds, and another proxy is first. A process that is killed leaves the lease as it is. The next process
+// renews the lease at its start, also if it was waiting when the other one exited.
+func TestAnOrderlyExitShortensTheLease(t *testing.T) {
+	n := newNode(t)
+	restOfLease := func() time.Duration {
+		m := regexp.MustCompile(`tcp .*expires ([0-9a-z]+)`).FindStringSubmatch(n.nft("list set ip kube-nftproxy lease"))
+		if m == nil {
+			return 0
+		}
+		rest, err := time.ParseDuration(m[1])
+		lab.Must(t, err)
+		return rest
+	}
+	long := func() error {
+		if rest := restOfLease(); rest <= plan.LeaseAtExit {
+			return fmt.Errorf("the lease ends in %v", rest)
+		}
+		return nil
+	}
+	first := n.start("kube-nftproxy", 1, 0)
+	n.eventually(func() error { return n.reaches(0) })
+	first.Kill()
+	if err := long(); err != nil {
+		t.Errorf("after a crash, %v", err)
+	}
+	second := n.start("kube-nftproxy", 2, 0)
+	n.eventually(func() error { return second.says(`"Synced"`) })
+	n.nft("add table ip other; add chain ip other c { type nat hook prerouting priority dstnat; }; " +
+		"add rule ip other c ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.11:8080")
+	if err := n.reaches(0); err != nil {
+		t.Errorf("while the program runs: %v", err)
+	}
+	waits := n.start("kube-nftproxy", 3, 0)
+	n.eventually(func() error { return second.says("another instance (kube-nftproxy, pid") })
+	lab.Must(t, second.Signal(syscall.SIGTERM))
+	lab.Must(t, second.Wait())
+	if err := long(); err != nil {
+		t.Errorf("after the exit of a process that stood by, %v", err)
+	}
+	lab.Must(t, waits.Signal(syscall.SIGTERM))
+	lab.Must(t, waits.Wait())
+	if rest := restOfLease(); rest > plan.LeaseAtExit {
+		t.Errorf("after the exit, the lease ends in %v", rest)
+	}
+	n.eventually(func() error { return n.reaches(1) })
+	n.start("kube-nftproxy", 4, 0)
+	n.eventually(long)
+	if err := n.reaches(0); err != nil {
+		t.Errorf("after the next start: %v", err)
 	}
 }
 

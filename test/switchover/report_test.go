@@ -21,8 +21,6 @@ type row struct {
 	title string
 	// gap is true if neither program serves for a while, so that new connections may fail.
 	gap bool
-	// stale is true if changes take effect only after the lease of kube-nftproxy's rules has expired.
-	stale bool
 	// repinned counts the clients with session affinity, of six, that have another endpoint after the switch.
 	repinned int
 	// start is the time from the start of the program to its first sync, clean the time until the rules of the other program are
@@ -115,9 +113,6 @@ func (r *report) table() string {
 		outage, change, clean := "", round(row.change).String(), ""
 		if row.failures() > 0 {
 			outage = round(row.outage()).String()
-		}
-		if row.stale {
-			change = "after the lease"
 		}
 		if row.clean > 0 {
 			clean = round(row.clean).String()

@@ -43,7 +43,7 @@ var switches = []struct {
 }{
 	{"to ours", "kube-proxy to kube-nftproxy", toOurs},
 	{"to kube-proxy", "kube-nftproxy to kube-proxy", toTheirs},
-	{"lease", "… and the lease expires", leaseRunsOut},
+	{"killed before", "kube-nftproxy is killed, then kube-proxy, and the lease expires", killedBefore},
 	{"cleanup beside", "… or `--cleanup` while kube-proxy runs", cleanupBeside},
 	{"cleanup before", "`--cleanup`, then kube-proxy", cleanupBefore},
 	{"killed", "to kube-proxy, which is killed in its first sync, and back", killed},
@@ -93,12 +93,12 @@ func (n *node) handOver(t *testing.T, r *row, path string) {
 	r.start = n.start(t, path)
 }
 
-// checkChange makes a change, and fails if it does not take effect in time.
-func (n *node) checkChange(t *testing.T, r *row) {
+// checkChange makes a change, and fails if it does not take effect within a time.
+func (n *node) checkChange(t *testing.T, r *row, within time.Duration) {
 	t.Helper()
 	var wrong error
-	if r.change, wrong = n.change(t, effective); wrong != nil {
-		t.Errorf("a change after %v: %v", r.change.Round(time.Millisecond), wrong)
+	if r.change, wrong = n.change(t, within); wrong != nil {
+		t.Errorf("a change after %v: %v", round(r.change), wrong)
 	}
 }
 
@@ -118,22 +118,17 @@ func toOurs(t *testing.T, n *node, r *row) {
 	n.watch(t, r, func() {
 		n.handOver(t, r, n.ours)
 		n.checkGone(t, r, n.leftKubeProxy)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
-// toTheirs replaces kube-nftproxy with kube-proxy, without any other command. In mode iptables, the tables often exist already. Then the
-// rules of kube-nftproxy may be evaluated before kube-proxy's until their lease expires.
+// toTheirs replaces kube-nftproxy with kube-proxy, without any other command. The rules of kube-nftproxy are evaluated before kube-proxy's until
+// their lease expires, which an orderly exit has shortened.
 func toTheirs(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.watch(t, r, func() {
 		n.handOver(t, r, n.kubeProxy)
-		var wrong error
-		if r.change, wrong = n.change(t, effective); wrong != nil && n.mode.iptables == "" {
-			t.Errorf("a change after %v: %v", round(r.change), wrong)
-		}
-		r.stale = wrong != nil
-		t.Logf("a change before the lease expires: %v", wrong)
+		n.checkChange(t, r, plan.LeaseAtExit+effective)
 	})
 	if n.leftOurs(t) == "" {
 		t.Error("the tables of kube-nftproxy are deleted: they must serve until kube-proxy does")
@@ -141,18 +136,19 @@ func toTheirs(t *testing.T, n *node, r *row) {
 	n.checkForeign(t)
 }
 
-// leaseRunsOut shortens the remaining time of the lease, so that the test need not wait for two minutes.
-func leaseRunsOut(t *testing.T, n *node, r *row) {
+// killedBefore kills kube-nftproxy and starts kube-proxy. It shortens the remaining time of the lease, so that the test need not wait for two minutes.
+func killedBefore(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
-	n.handOver(t, r, n.kubeProxy)
 	n.watch(t, r, func() {
+		n.signal(t, syscall.SIGKILL)
+		r.start = n.start(t, n.kubeProxy)
 		var shorten string
 		for _, family := range []string{"ip", "ip6"} {
 			set := family + " kube-nftproxy " + plan.LeaseSet
 			shorten += "flush set " + set + "; add element " + set + " { tcp timeout 500ms, udp timeout 500ms, sctp timeout 500ms }; "
 		}
 		nft(t, n.Node, shorten)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
@@ -163,7 +159,7 @@ func cleanupBeside(t *testing.T, n *node, r *row) {
 	n.watch(t, r, func() {
 		n.exec(t, n.ours, "--cleanup")
 		n.checkGone(t, r, n.leftOurs)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
@@ -176,7 +172,7 @@ func cleanupBefore(t *testing.T, n *node, r *row) {
 		n.exec(t, n.ours, "--cleanup")
 		n.checkGone(t, r, n.leftOurs)
 		r.start = n.start(t, n.kubeProxy)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
@@ -190,7 +186,7 @@ func killed(t *testing.T, n *node, r *row) {
 		n.signal(t, syscall.SIGKILL)
 		r.start = n.start(t, n.ours)
 		n.checkGone(t, r, n.leftKubeProxy)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
@@ -204,14 +200,14 @@ func both(t *testing.T, n *node, r *row) {
 		theirs := n.running
 		n.running = n.launch(n.ours)
 		n.awaitLog(t, n.running, rivalMessage)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 		if n.leftKubeProxy(t) == "" {
 			t.Error("the rules of kube-proxy are deleted while it runs")
 		}
 		lab.Must(t, theirs.Signal(syscall.SIGTERM))
 		_ = theirs.Wait() // the signal kills it, so the error is expected
 		n.checkGone(t, r, n.leftKubeProxy)
-		n.checkChange(t, r)
+		n.checkChange(t, r, effective)
 	})
 }
 
