@@ -24,8 +24,10 @@ type rulesets struct {
 
 // emptyChains has the base chains of the program without rules: the minimum for address translation of any kind.
 const emptyChains = `table %s empty {
- chain prerouting { type nat hook prerouting priority -100; }
- chain output { type nat hook output priority -100; }
+ chain prerouting { type nat hook prerouting priority -101; }
+ chain output { type nat hook output priority -101; }
+ chain prerouting-expired { type nat hook prerouting priority -99; }
+ chain output-expired { type nat hook output priority -99; }
  chain prerouting-unclaimed { type nat hook prerouting priority 1000; }
  chain output-unclaimed { type nat hook output priority 1000; }
  chain input { type nat hook input priority 99; }

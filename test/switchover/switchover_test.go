@@ -5,6 +5,7 @@ package switchover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -142,13 +143,14 @@ func killedBefore(t *testing.T, n *node, r *row) {
 	n.watch(t, r, func() {
 		n.signal(t, syscall.SIGKILL)
 		r.start = n.start(t, n.kubeProxy)
+		const rest = time.Second
 		var shorten string
 		for _, family := range []string{"ip", "ip6"} {
 			set := family + " kube-nftproxy " + plan.LeaseSet
-			shorten += "flush set " + set + "; add element " + set + " { tcp timeout 500ms, udp timeout 500ms, sctp timeout 500ms }; "
+			shorten += fmt.Sprintf("flush set %s; add element %[1]s { tcp timeout %[2]s, udp timeout %[2]s, sctp timeout %[2]s }; ", set, rest)
 		}
 		nft(t, n.Node, shorten)
-		n.checkChange(t, r, effective)
+		n.checkChange(t, r, rest+effective)
 	})
 }
 
@@ -191,7 +193,7 @@ func killed(t *testing.T, n *node, r *row) {
 }
 
 // rivalMessage is part of kube-nftproxy's log message about a running kube-proxy.
-const rivalMessage = "a kube-proxy is running on this node"
+const rivalMessage = "a kube-proxy is running on node "
 
 // both starts kube-nftproxy while kube-proxy runs. kube-nftproxy must report the kube-proxy, and keep its rules until it exits.
 func both(t *testing.T, n *node, r *row) {

@@ -29,7 +29,9 @@ func preflightCommand() *cobra.Command {
 			if name == "" {
 				name, _ = os.Hostname() // after an error, the findings name no node
 			}
-			v := doctor.Preflight(cmd.Context(), doctor.Site{NodeName: strings.ToLower(name), Root: root, Lacks: lacks})
+			v := doctor.Preflight(cmd.Context(), doctor.Site{
+				NodeName: strings.ToLower(name), Root: root, Lacks: lacks, Earlier: doctor.Earlier(plan.TableName, plan.FirstPriority),
+			})
 			if err := o.print(cmd.OutOrStdout(), v, v.Text); err != nil {
 				return err
 			}

@@ -49,7 +49,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
 	}
 	if c.ServiceProxyName == "" { // with a name, other chains are first, and the rules of kube-proxy are not leftovers
-		node.Earlier = doctor.Earlier
+		node.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
 	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {

@@ -204,7 +204,7 @@ func TestEarlierChains(t *testing.T) {
 		run(t, "nft", "add chain "+table+" empty { type nat hook prerouting priority -150; }; "+
 			"add chain "+table+" filter { type filter hook prerouting priority -150; }; add rule "+table+" filter counter")
 	}
-	chains, err := Earlier(inet.Families[:])
+	chains, err := Earlier(plan.TableName, plan.FirstPriority)(inet.Families[:])
 	lab.Must(t, err)
 	var got, want []string
 	for i := range chains {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -17,14 +16,18 @@ func (c *Config) earlier(ch *nft.BaseChain) view.Finding {
 		Severity: view.Warning, Reason: view.OtherChainFirst, Object: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
 		What:   ch.String() + " is evaluated before the rules of Services",
 		Impact: "if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. kube-nftproxy trace --live shows the path of a packet",
-		Fix: c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority %d or a higher one",
-			ch.Family, ch.Table, ch.Name, plan.FirstPriority+1)),
+		Fix: c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority dstnat (-100)",
+			ch.Family, ch.Table, ch.Name)),
 		Affects: "only the program that made the chain: its rules no longer affect packets to Services",
 	}
 }
 
-// Earlier returns the chains of other programs that may translate packets before the default instance.
-func Earlier(families []inet.Family) (list []nft.BaseChain, err error) {
+// Earlier returns a function that returns the chains of other tables than own that may translate packets before chains with a priority.
+func Earlier(own string, priority int32) func([]inet.Family) ([]nft.BaseChain, error) {
+	return func(families []inet.Family) ([]nft.BaseChain, error) { return chainsBefore(families, own, priority) }
+}
+
+func chainsBefore(families []inet.Family, own string, priority int32) (list []nft.BaseChain, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -40,7 +43,7 @@ func Earlier(families []inet.Family) (list []nft.BaseChain, err error) {
 			ch := &chains[i]
 			name := ch.String()
 			before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT
-			if before && ch.Table != plan.TableName && ch.MayTranslateBefore(plan.FirstPriority) && !seen[name] {
+			if before && ch.Table != own && ch.MayTranslateBefore(priority) && !seen[name] {
 				seen[name] = true
 				list = append(list, *ch)
 			}

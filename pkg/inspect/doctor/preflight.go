@@ -27,6 +27,8 @@ type Site struct {
 	Root string
 	// Lacks queries the kernel for features that IP families need.
 	Lacks func([]inet.Family) ([]probe.Missing, error)
+	// Earlier returns the chains that may translate packets before the rules of Services, see [Config].
+	Earlier func([]inet.Family) ([]nft.BaseChain, error)
 }
 
 // The ports of the program, and of kube-proxy.
@@ -40,7 +42,7 @@ const (
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
-	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: Earlier}
+	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: s.Earlier}
 	s.kernel(v, families)
 	rival := takeover.FindRival(ctx, "", "")
 	holder, err := instance.Find(instance.Name)
