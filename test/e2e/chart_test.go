@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
@@ -64,13 +65,13 @@ func (p *packager) sh(script string) string {
 }
 
 // hash matches the hash in the name of a ConfigMap.
-var hash = regexp.MustCompile(`\bkube-nftproxy-[0-9a-z]{10}\b`)
+var hash = regexp.MustCompile(`\b(kube-nftproxy(?:-canary)?)-[0-9a-z]{10}\b`)
 
 // objectsIn returns the objects of YAML documents by kind and name, without the labels and the layout in which Helm and kustomize differ.
 func (p *packager) objectsIn(text string) map[string]any {
 	p.Helper()
 	all := map[string]any{}
-	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(hash.ReplaceAllString(text, "kube-nftproxy-HASH")), 4096)
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(hash.ReplaceAllString(text, "$1-HASH")), 4096)
 	for {
 		var o map[string]any
 		err := decoder.Decode(&o)
@@ -91,6 +92,7 @@ func (p *packager) objectsIn(text string) map[string]any {
 		if len(labels) == 0 {
 			delete(metadata, "labels")
 		}
+		delete(metadata, "annotations") // only the chart has one: Helm deletes old ConfigMaps without it
 		if list, found, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "initContainers"); found && len(list) == 0 {
 			unstructured.RemoveNestedField(o, "spec", "template", "spec", "initContainers")
 		}
@@ -114,14 +116,15 @@ const required = " --namespace kube-system --set image.repository=" + ourImage +
 
 // chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp, raw the base with
 // the patch in docs/stale-connections.md.
-var chartVariants = []struct{ values, folders string }{
-	{"", "base"},
-	{"canary=true", "canary"},
-	{"seccompProfile=kube-nftproxy.json", "confined"},
-	{"addCapabilities={NET_RAW}", "raw"},
-	{"startupTaint=true", "startup-taint"},
-	{"serviceProxyName=try,existingConfigMap=kube-proxy", "beside"},
-	{"podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,config.metricsBindAddress=0.0.0.0:10249", "base monitoring"},
+var chartVariants = []struct{ release, values, folders string }{
+	{"kube-nftproxy", "", "base"},
+	{"kube-nftproxy-canary", "canary=true", "canary"},
+	{"kube-nftproxy", "seccompProfile=kube-nftproxy.json", "confined"},
+	{"kube-nftproxy", "addCapabilities={NET_RAW}", "raw"},
+	{"kube-nftproxy", "startupTaint=true", "startup-taint"},
+	{"kube-nftproxy-try", "serviceProxyName=try,existingConfigMap=kube-proxy", "beside"},
+	{"kube-nftproxy", "podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,config.metricsBindAddress=0.0.0.0:10249", "base monitoring"},
+	{"kube-nftproxy-canary", "canary=true,podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,config.metricsBindAddress=0.0.0.0:10249", "canary"},
 }
 
 // TestChartEqualsKustomize compares the objects of the chart with those of the folders of deploy/, from a package.
@@ -135,7 +138,7 @@ func TestChartEqualsKustomize(t *testing.T) {
 		p.sh(helm + " package deploy/chart --version 0.1.0 --app-version dev --destination " + helm)
 	}
 	for _, v := range chartVariants {
-		if strings.Contains(v.values, "metricsBindAddress") {
+		if strings.Contains(v.folders, "monitoring") {
 			p.sh("echo 'metricsBindAddress: 0.0.0.0:10249' >> deploy/base/config.conf")
 		}
 		want := ""
@@ -143,7 +146,7 @@ func TestChartEqualsKustomize(t *testing.T) {
 			want += "---\n" + p.sh("kubectl kustomize deploy/"+folder)
 		}
 		for _, helm := range helms {
-			got := p.sh(helm + " template kube-nftproxy " + helm + "/kube-nftproxy-0.1.0.tgz" + required + " --set '" + v.values + "'")
+			got := p.sh(helm + " template " + v.release + " " + helm + "/kube-nftproxy-0.1.0.tgz" + required + " --set '" + v.values + "'")
 			lab.Same(t, p.objectsIn(want), p.objectsIn(got), "%s with %q (-kustomize %s +chart)", helm, v.values, v.folders)
 			if n := strings.Count(got, "helm.sh/chart: kube-nftproxy-0.1.0"); n != len(p.objectsIn(got)) {
 				t.Errorf("%s: %d of %d objects have Helm's labels", helm, n, len(p.objectsIn(got)))
@@ -168,6 +171,9 @@ var wrongValues = []struct{ set, message string }{
 	{"seccompProfile=/etc/profile.json", "at '/seccompProfile'"},
 	{"startupTaint=yes", "at '/startupTaint'"},
 	{"startupTaint=true,serviceProxyName=try", "unset serviceProxyName"},
+	{"canary=true,serviceProxyName=try", "unset serviceProxyName"},
+	{"serviceProxyName=canary", "unset serviceProxyName"},
+	{"serviceProxyName=try", "a release with the name kube-nftproxy-try"},
 	{"podMonitor.enabled=true", "set config.metricsBindAddress"},
 }
 
@@ -207,7 +213,11 @@ sysctls: false
 args: [--config-reload=exit]
 maxUnavailable: 3
 nodeSelector: {pool: a}
-affinity: {podAntiAffinity: {}}
+affinity:
+  podAntiAffinity: {}
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: Exists}]}, {matchFields: [{key: metadata.name, operator: In, values: [a]}]}]
 tolerations: [{key: a, operator: Exists}]
 resources: {limits: {memory: 1Gi}}
 priorityClassName: other
@@ -227,6 +237,9 @@ podLabels: {team: net}
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %q", want)
 		}
+	}
+	if n := strings.Count(string(text), "key: service-proxy"); n != 2 {
+		t.Errorf("%d of two terms of the affinity exclude the nodes of the canary", n)
 	}
 	for _, unwanted := range []string{"initContainers", "/proc/sys/net", "kube-system", "kubernetes.io/arch", "memory: 64Mi"} {
 		if strings.Contains(string(text), unwanted) {
@@ -304,9 +317,12 @@ func testChart(t *testing.T, s *site) {
 		t.Fatal(err)
 	}
 	page := mustReadPage(t, deployPage, "sh")
+	with := func(helm, heading string, block int) string {
+		return strings.ReplaceAll(page["Helm: "+heading][block], "helm ", helm+" ")
+	}
 	run := func(helm, heading string, block int) {
 		t.Helper()
-		s.sh(strings.ReplaceAll(page["Helm: "+heading][block], "helm ", helm+" "))
+		s.sh(with(helm, heading, block))
 	}
 	values := mustReadPage(t, deployPage, "yaml")["Helm: install"][0]
 	server := s.api.Server()
@@ -322,7 +338,9 @@ func testChart(t *testing.T, s *site) {
 			s.reachWeb("pod-0")
 			reach(t, s.Client, nodePort, "pod-0")
 			testWrongValue(t, s, helm)
+			testCanary(t, s, with(helm, "canary", 0), with(helm, "canary", 1))
 			run(helm, "upgrade", 0)
+			s.sh("kubectl -n kube-system get configmap " + configMapOf(before)) // nodes whose turn has not come need it
 			if after, _ := s.pod("kube-nftproxy"); after.UID == before.UID {
 				t.Error("the pod continues with a changed configuration")
 			}
@@ -332,11 +350,29 @@ func testChart(t *testing.T, s *site) {
 			reach(t, s.Client, nodePort, "pod-0")
 		})
 	}
+	refused := strings.Replace(with(helms[0], "upgrade", 0), "--set ", "--set canary=true --set ", 1)
+	before, _ := s.pod("kube-nftproxy")
+	if out, err := s.try(refused); err == nil || !strings.Contains(out, "a release with the name kube-nftproxy-canary") {
+		t.Errorf("%s: %v, want a refusal:\n%s", refused, err, out)
+	}
+	if after, _ := s.pod("kube-nftproxy"); after.UID != before.UID {
+		t.Error("the refused upgrade has replaced the pod")
+	}
 	run(helms[len(helms)-1], "remove", 0)
 	if out := s.sh("kubectl -n kube-system get daemonsets,configmaps,serviceaccounts,clusterrolebindings,pods -o name | grep nftproxy || true"); out != "" {
 		t.Errorf("left after the removal:\n%s", out)
 	}
 	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0") // the rules stay
+}
+
+// configMapOf returns the name of the configuration of a pod.
+func configMapOf(p *corev1.Pod) string {
+	for _, v := range p.Spec.Volumes {
+		if v.Name == "config" {
+			return v.ConfigMap.Name
+		}
+	}
+	return ""
 }
 
 // testWrongValue runs the refused command of the page, and compares the message.

@@ -15,10 +15,12 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -76,7 +78,47 @@ func TestDeploy(t *testing.T) {
 			t.Errorf("kubectl diff:\n%s", out)
 		}
 	})
+	t.Run("canary", func(t *testing.T) {
+		testCanary(t, s, "kubectl apply -k deploy/canary", "kubectl delete -k deploy/canary")
+	})
 	t.Run("chart", func(t *testing.T) { testChart(t, s) })
+}
+
+// testCanary installs the canary beside the DaemonSet of all nodes, which does not change. A label moves the node from one to the other, and back.
+func testCanary(t *testing.T, s *site, install, remove string) {
+	const canary, label = "kube-nftproxy-canary", "kubectl label node " + nodeName + " service-proxy"
+	all := s.daemonSet("kube-nftproxy")
+	before, _ := s.pod("kube-nftproxy")
+	s.sh(install)
+	made := s.daemonSet(canary)
+	for d, other := range map[*appsv1.DaemonSet]*appsv1.DaemonSet{all: made, made: all} {
+		if selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector); err != nil || selector.Matches(labels.Set(other.Spec.Template.Labels)) {
+			t.Errorf("%s selects pods of %s: %s, %v", d.Name, other.Name, selector, err)
+		}
+	}
+	s.sh(label + "=kube-nftproxy")
+	eventually(t, patience, func() error { return s.servedBy(canary) })
+	s.reachWeb("pod-0")
+	if now := s.daemonSet("kube-nftproxy"); now.Generation != all.Generation {
+		t.Errorf("the canary has changed the DaemonSet of all nodes:\n%+v", now.Spec)
+	}
+	s.sh(label + "-")
+	eventually(t, patience, func() error { return s.servedBy("kube-nftproxy") })
+	s.sh(remove)
+	s.reachWeb("pod-0")
+	if after, _ := s.pod("kube-nftproxy"); configMapOf(after) != configMapOf(before) {
+		t.Errorf("the pod has ConfigMap %s after the canary, %s before", configMapOf(after), configMapOf(before))
+	}
+}
+
+// servedBy returns nil if the only pod of the node belongs to a DaemonSet and is ready.
+func (s *site) servedBy(name string) error {
+	s.Helper()
+	p, _ := s.pod("kube-nftproxy")
+	if owner := metav1.GetControllerOf(p); owner == nil || owner.Name != name {
+		return fmt.Errorf("pod %s belongs to %+v, want DaemonSet %s", p.Name, owner, name)
+	}
+	return nil
 }
 
 // sysctl reads a conntrack sysctl in the node's network namespace.
@@ -149,29 +191,7 @@ func testWrongAddress(t *testing.T, s *site) {
 	s.sh(`cp ` + file + ` "$HOME/right.conf"
 sed -i 's|server: .*|server: https://127.0.0.1:1|' ` + file + `
 kubectl apply -k deploy/base`)
-	var p *corev1.Pod
-	const reason = "APIServerUnreachable: API server https://127.0.0.1:1: the API server does not answer: "
-	eventually(t, patience, func() error {
-		list, err := s.api.Client().CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy"})
-		if err != nil || len(list.Items) != 1 || list.Items[0].UID == before.UID {
-			return fmt.Errorf("no new pod: %w", err)
-		}
-		p = &list.Items[0]
-		if err := s.kubelet.Probe(t.Context(), p, p.Spec.Containers[0].LivenessProbe); err != nil {
-			return fmt.Errorf("liveness: %w", err)
-		}
-		err = s.kubelet.Probe(t.Context(), p, p.Spec.Containers[0].ReadinessProbe)
-		if err == nil {
-			t.Fatal("the new pod is ready, although it does not reach the API server")
-		}
-		if !strings.Contains(err.Error(), "status 503: not ready\n"+reason) {
-			return fmt.Errorf("readiness: %w", err)
-		}
-		return nil
-	})
-	if status := s.daemonSet("kube-nftproxy").Status; status.NumberUnavailable != 1 {
-		t.Errorf("the roll-out does not count the pod as unavailable: %+v", status)
-	}
+	p := s.awaitUnready(t, "kube-nftproxy", before)
 	if out, _ := s.try("kubectl -n kube-system exec " + p.Name + " -- kube-nftproxy status -o json"); !strings.Contains(out, `"ready": false`) ||
 		!strings.Contains(out, `"reason": "APIServerUnreachable"`) {
 		t.Errorf("status differs from /readyz:\n%s", out)
@@ -180,6 +200,36 @@ kubectl apply -k deploy/base`)
 	s.sh(`cp "$HOME/right.conf" ` + file + `
 kubectl apply -k deploy/base
 kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
+}
+
+// awaitUnready waits until a pod has replaced another one of a DaemonSet, and lives, but is not ready because no API server is at 127.0.0.1:1.
+func (s *site) awaitUnready(t *testing.T, app string, before *corev1.Pod) (p *corev1.Pod) {
+	t.Helper()
+	const reason = "APIServerUnreachable: API server https://127.0.0.1:1: the API server does not answer: "
+	eventually(t, patience, func() error {
+		list, err := s.api.Client().CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=" + app})
+		if err != nil || len(list.Items) != 1 || list.Items[0].UID == before.UID {
+			return fmt.Errorf("no new pod: %w", err)
+		}
+		p = &list.Items[0]
+		c := p.Spec.Containers[0]
+		if c.LivenessProbe != nil {
+			if err := s.kubelet.Probe(t.Context(), p, c.LivenessProbe); err != nil {
+				return fmt.Errorf("liveness: %w", err)
+			}
+		}
+		if err = s.kubelet.Probe(t.Context(), p, c.ReadinessProbe); err == nil {
+			t.Fatal("the new pod is ready, although it does not reach the API server")
+		}
+		if !strings.Contains(err.Error(), "status 503: not ready\n"+reason) {
+			return fmt.Errorf("readiness: %w", err)
+		}
+		return nil
+	})
+	if status := s.daemonSet(app).Status; status.NumberUnavailable != 1 {
+		t.Errorf("the roll-out does not count the pod as unavailable: %+v", status)
+	}
+	return p
 }
 
 // needed are the program's requests to the API server.

@@ -59,7 +59,7 @@ var notRun = map[string][]string{
 		"helm push kube-nftproxy-0.2.0.tgz oci://registry.example.com/charts",
 		"skopeo copy oci-archive:kube-nftproxy-chart-oci.tar docker://registry.example.com/charts/kube-nftproxy:0.2.0",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "kubectl rollout undo", "helm upgrade", "helm uninstall"},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "helm upgrade", "helm uninstall"},
 	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"TestDeploy runs it": {
 		"kubectl -n kube-system rollout undo daemonset/kube-nftproxy",
@@ -126,7 +126,8 @@ var documented = []struct {
 	{"kubectl get events --field-selector reason=KubeProxyRunning", says(`No resources found`)},
 	{"kubectl -n kube-system logs --previous POD", says(`Received all Services|Synced|adopted`, "POD", "$POD")},
 	{"kubectl -n kube-system rollout status daemonset/kube-nftproxy", says(`successfully rolled out`)},
-	{"kubectl -n kube-system get configmap -l app.kubernetes.io/name=kube-nftproxy", says(`(?s)kube-nftproxy-\w+ +2 .*kube-nftproxy-\w+ +2 `)},
+	{"kubectl -n kube-system get configmap -l k8s-app=kube-nftproxy --sort-by .metadata.creationTimestamp", says(`(?s)kube-nftproxy-\w+ +2 .*kube-nftproxy-\w+ +2 `)},
+	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o jsonpath='{range .items[*]}{.spec.volumes[?(@.name==\"config\")].configMap.name}{\"\\n\"}{end}' | sort | uniq -c", says(`^ +1 kube-nftproxy-\w+\n$`)},
 	{"kubectl get services,endpointslices,servicecidrs,nodes -A -o yaml", (*reader).saveObjects},
 	{"kube-nftproxy diff -f objects.yaml --hostname-override node-1 --config new.conf", (*reader).diffConfig},
 	{"kubectl -n kube-system exec -i kube-nftproxy-x7f2p -- kube-nftproxy diff --config - < new.conf", ends(1, `(?m)^\+ ip chain .* 10\.99\.0\.0 `, "kube-nftproxy-x7f2p", "$POD")},
@@ -135,9 +136,12 @@ var documented = []struct {
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
 
 	// An upgrade on one node.
-	{"kubectl -n kube-system patch daemonset kube-nftproxy -p '{\"spec\":{\"updateStrategy\":{\"type\":\"OnDelete\",\"rollingUpdate\":null}}}'", says(`patched`)},
-	{"kubectl -n kube-system set image daemonset/kube-nftproxy '*=registry.example.com/kube-nftproxy:v0.1.0'", says(`image updated`)},
-	{"kubectl -n kube-system delete pod -l k8s-app=kube-nftproxy --field-selector spec.nodeName=node-1", (*reader).upgrade},
+	{"kubectl apply -k deploy/canary", says(`daemonset\.apps/kube-nftproxy-canary created`)},
+	{"kubectl label node node-1 service-proxy=kube-nftproxy", (*reader).upgrade},
+	{"kubectl -n kube-system rollout status daemonset/kube-nftproxy-canary", says(`successfully rolled out`)},
+	{"kubectl label node node-1 service-proxy-", (*reader).undoUpgrade},
+	{"kubectl label node -l service-proxy=kube-nftproxy service-proxy-", says(`^$`)}, // none has the label any more
+	{"kubectl delete -k deploy/canary", says(`daemonset\.apps "kube-nftproxy-canary" deleted`)},
 
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
@@ -441,19 +445,15 @@ func (r *reader) diffConfig(command string) {
 	}
 }
 
-// upgrade replaces the pod of one node, and then all pods by the manifests, which restore the rolling update.
+// upgrade moves the node to the canary, whose image is that of deploy/base.
 func (r *reader) upgrade(command string) {
-	r.ends(0, `pod "kube-nftproxy-\w+" deleted`, command)
-	p, _ := r.pod("kube-nftproxy")
-	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		if c.Image != ourImage+":v0.1.0" {
-			r.Errorf("container %s has image %s", c.Name, c.Image)
-		}
-	}
-	r.sh("kubectl apply -k deploy/base; kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
-	if out := r.sh("kubectl -n kube-system get daemonset kube-nftproxy -o jsonpath='{.spec.updateStrategy}'"); !strings.Contains(out, `"maxUnavailable":"1%"`) {
-		r.Errorf("the update strategy is %s", out)
-	}
+	r.ends(0, `node/node-1 labeled`, command)
+	eventually(r, patience, func() error { return r.servedBy("kube-nftproxy-canary") })
+}
+
+func (r *reader) undoUpgrade(command string) {
+	r.ends(0, `node/node-1 unlabeled`, command)
+	eventually(r, patience, func() error { return r.servedBy("kube-nftproxy") })
 }
 
 // onMachine replaces the folder of the kubelet by that of the kubelet's stand-in.

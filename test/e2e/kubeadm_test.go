@@ -28,17 +28,24 @@ func (s *site) kubeadmFlags(podCIDR string) string {
 		s.Node.IPv4, s.api.Server(), podCIDR)
 }
 
-// TestKubeadmAddon runs the pod of kubeadm's DaemonSet with only the image replaced.
+// swapImage is the command of the page that replaces the image in kubeadm's DaemonSet, without the wait that follows.
+func swapImage(t *testing.T) string {
+	t.Helper()
+	command, _, _ := strings.Cut(mustReadPage(t, migrating, "sh")["kubeadm: swap the image"][0], "kubectl -n kube-system rollout")
+	return command
+}
+
+// TestKubeadmAddon runs the pod of kubeadm's DaemonSet with only the image replaced, and a probe that lets only a working program count as ready.
 func TestKubeadmAddon(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil, allowPrivileged)
 	s.serve(s.Pods[0])
 	s.publishWeb(s.Pods[0])
 	s.kubeadm(s.kubeadmFlags("10.244.0.0/16,fd00:10:244::/56"))
 	theirs := s.daemonSet("kube-proxy")
-	s.sh("kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=" + ourImage + ":v0.1.0")
+	s.sh(swapImage(t))
 	ours := s.daemonSet("kube-proxy")
-	if diff := cmp.Diff(theirs.Spec, ours.Spec, cmpopts.IgnoreFields(corev1.Container{}, "Image")); diff != "" {
-		t.Errorf("more than the image was changed (-kubeadm +ours):\n%s", diff)
+	if diff := cmp.Diff(theirs.Spec, ours.Spec, cmpopts.IgnoreFields(corev1.Container{}, "Image", "ReadinessProbe")); diff != "" {
+		t.Errorf("more than the image and the probe was changed (-kubeadm +ours):\n%s", diff)
 	}
 
 	_, d := s.pod("kube-proxy")
@@ -57,6 +64,19 @@ func TestKubeadmAddon(t *testing.T) {
 			t.Errorf("refused: %+v", r)
 		}
 	}
+
+	t.Run("wrong address of the API server", func(t *testing.T) {
+		before, _ := s.pod("kube-proxy")
+		address := s.api.Server().String()
+		for _, to := range []string{"127.0.0.1:1", address} {
+			s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed -E 's|server: .*|server: https://" + to + "|' | kubectl apply -f - && kubectl -n kube-system rollout restart daemonset/kube-proxy")
+			if to != address {
+				s.awaitUnready(t, "kube-proxy", before)
+			}
+		}
+		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
+		s.reachWeb("pod-0")
+	})
 
 	t.Run("hardened", func(t *testing.T) {
 		s.sh(`sed -i 's|IMAGE$|` + ourImage + `:v0.1.0|' deploy/kubeadm/hardened.yaml
@@ -132,7 +152,7 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	server := s.api.Server().String()
 	s.write("older.yaml", strings.ReplaceAll(older, "192.0.2.10:6443", server)+"---\n"+fmt.Sprintf(controlPlane, server))
 	s.sh("kubectl apply -f older.yaml")
-	s.sh("kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=" + ourImage + ":v0.1.0")
+	s.sh(swapImage(t))
 	_, d := s.pod("kube-proxy")
 	s.reachWeb("pod-0")
 
@@ -165,8 +185,8 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 
 	// Without patches, the image is kube-proxy's again.
 	s.upgrade("")
-	if image := s.daemonSet("kube-proxy").Spec.Template.Spec.Containers[0].Image; image != kubeProxyImage+":v1.37.2" {
-		t.Errorf("without patches the image is %s", image)
+	if c := s.daemonSet("kube-proxy").Spec.Template.Spec.Containers[0]; c.Image != kubeProxyImage+":v1.37.2" || c.ReadinessProbe != nil {
+		t.Errorf("without patches the image is %s, with the readiness probe %v", c.Image, c.ReadinessProbe)
 	}
 }
 
@@ -214,7 +234,7 @@ func (s *site) daemonSet(name string) *appsv1.DaemonSet {
 func (s *site) daemonSetOfDeploy() *corev1.PodSpec {
 	s.Helper()
 	var d appsv1.DaemonSet
-	text := s.sh("kubectl apply -k deploy/base --dry-run=server -l k8s-app=kube-nftproxy -o json")
+	text := s.sh("kubectl apply -k deploy/base --dry-run=server -o json | jq '.items[] | select(.kind == \"DaemonSet\")'")
 	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Kind != "DaemonSet" {
 		s.Fatalf("%v, kind %q:\n%s", err, d.Kind, text)
 	}

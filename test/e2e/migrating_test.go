@@ -77,7 +77,7 @@ var stages = []stage{
 	{heading: "Separate DaemonSet: node by node", by: "kube-nftproxy", ours: true},
 	{heading: "Separate DaemonSet: complete the migration", by: "kube-nftproxy", ours: true},
 	{heading: "Separate DaemonSet: go back", by: "kube-proxy"},
-	{heading: "Separate DaemonSet: complete the migration", by: "kube-nftproxy", ours: true},
+	{heading: "Separate DaemonSet: complete the migration", blocks: []int{0}, by: "kube-nftproxy", ours: true},
 	{heading: "Check a node", by: "kube-nftproxy", ours: true},
 }
 

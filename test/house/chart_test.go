@@ -125,7 +125,7 @@ func TestArchitecturesAreThoseOfTheImage(t *testing.T) {
 		t.Fatal("hack/image.sh has no default of ARCHITECTURES")
 	}
 	terms := the[*appsv1.DaemonSet](t, manifests(t)).Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != "kubernetes.io/arch" {
+	if len(terms) != 1 || len(terms[0].MatchExpressions) != 2 || terms[0].MatchExpressions[0].Key != "kubernetes.io/arch" {
 		t.Fatalf("node affinity %+v", terms)
 	}
 	lab.Same(t, strings.Fields(built[1]), terms[0].MatchExpressions[0].Values, "architectures (-image +DaemonSet)")

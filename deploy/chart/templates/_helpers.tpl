@@ -7,14 +7,14 @@
 {{- end -}}
 
 {{- define "kube-nftproxy.name" -}}
-kube-nftproxy{{ with .Values.serviceProxyName }}-{{ . }}{{ end }}
+kube-nftproxy{{ if .Values.canary }}-canary{{ end }}{{ with .Values.serviceProxyName }}-{{ . }}{{ end }}
 {{- end -}}
 
 {{- define "kube-nftproxy.labels" -}}
 {{- range (include "kube-nftproxy.read" (list . "base/kustomization.yaml") | fromYaml).labels -}}
 {{ toYaml .pairs }}
 {{ end -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "kube-nftproxy.name" . }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -39,8 +39,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $ := index . 0 -}}
 {{- $labels := dict -}}
 {{- if gt (len .) 2 -}}{{- $labels = index . 2 -}}{{- end -}}
-{{- $text := include "kube-nftproxy.read" . | replace "kube-system" $.Release.Namespace -}}
-{{- if $.Values.serviceProxyName -}}{{- $text = $text | replace "name: kube-nftproxy\n" (printf "name: %s\n" (include "kube-nftproxy.name" $)) -}}{{- end -}}
+{{- $text := include "kube-nftproxy.read" . -}}
+{{- $name := include "kube-nftproxy.name" $ -}}
+{{- range list "name: %s\n" "serviceaccount:kube-system:%s\"" "%s-startup-taint" -}}
+{{- $text = replace (printf . "kube-nftproxy") (printf . $name) $text -}}
+{{- end -}}
+{{- $text = replace "kube-system" $.Release.Namespace $text -}}
 {{- range splitList "\n---\n" $text -}}
 {{- $object := fromYaml . -}}
 {{- $_ := set $object.metadata "labels" (merge (deepCopy $labels) ($object.metadata.labels | default dict)) -}}
