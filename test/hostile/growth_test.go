@@ -2,12 +2,7 @@ package hostile
 
 import (
 	"fmt"
-	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -44,51 +39,4 @@ func (n *node) grows(rounds int, do func(round int)) {
 		n.bank()
 	}
 	n.atMost("MiB of growth", n.memory("VmRSS")-half, mostGrowth)
-}
-
-// TestReportsOfDeletions deletes one element of 40,000 by hand. The repair deletes all of them. If a batch requests reports of its deletions, the
-// kernel needs eight kilobytes for each. The kernel's memory during the repair must stay below a limit.
-func TestReportsOfDeletions(t *testing.T) {
-	const most = 150 // MiB; 40,000 reports would need 300
-	n := newBank(t)
-	var list []runtime.Object
-	for i := range 40 {
-		s := service(fmt.Sprintf("evil/wide-%d", i), fmt.Sprintf("10.96.7.%d", 1+i))
-		s.Spec.Ports, s.Spec.ExternalIPs = ports(1, 50), texts(addresses(fmt.Sprintf("198.18.%d.1", i), 19, 1))
-		list = append(list, s)
-	}
-	n.synced("evil", list...)
-	var took []float64
-	for range 5 { // the least, because other programs use the kernel's memory, too
-		before, stop, peak := slab(t), make(chan struct{}), make(chan float64)
-		go func() {
-			for most := 0.0; ; most = max(most, slab(t)) {
-				select {
-				case <-stop:
-					peak <- most
-					return
-				case <-time.After(time.Millisecond):
-				}
-			}
-		}()
-		n.nft("delete", "element", "ip", "kube-nftproxy", "services", "{ 10.96.0.10 . tcp . 8443 }")
-		n.until(10*patience, "the repair", n.bankServed)
-		close(stop)
-		took = append(took, <-peak-before)
-	}
-	n.atMost("MiB of the kernel's memory", slices.Min(took), most)
-}
-
-// slab returns the size of the kernel's unreclaimable objects in MiB.
-func slab(t *testing.T) float64 {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Error(err)
-	}
-	_, after, _ := strings.Cut(string(text), "SUnreclaim:")
-	kib, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
-	if err != nil {
-		t.Error(err)
-	}
-	return kib / 1024
 }
