@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -121,6 +122,7 @@ type source interface {
 	proxy.Source
 	settings.Source
 	Run(context.Context) error
+	Nodes() []*corev1.Node
 }
 
 // daemon holds the parts of the program, in the order of the data flow.

@@ -124,6 +124,12 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 			p.sockets[f] = []netip.Addr{inet.Unspecified[f]}
 		}
 	}
+	if none := node.IPs == ([2]netip.Addr{}); none != p.unaddressed {
+		if p.unaddressed = none; none && slices.ContainsFunc(p.Families, func(f inet.Family) bool { return p.NodePorts.Fallback(f, node) }) {
+			klog.FromContext(ctx).Info("The address of this Node is unknown; node ports are served on all addresses of this host", "node", node.Name,
+				"addresses", slices.Concat(p.facts.NodeAddresses[:]...))
+		}
+	}
 	reading := &Node{Object: object, Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
 	for _, l := range p.listeners {
 		l.Node(reading)

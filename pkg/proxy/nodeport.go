@@ -55,6 +55,12 @@ func (n NodePortAddresses) everywhere(f inet.Family, node model.Node) bool {
 	return len(n.of(f, node)) == 0
 }
 
+// Fallback reports whether every local address of a family serves node ports only because the Node's primary address, which should serve them, is
+// unknown.
+func (n NodePortAddresses) Fallback(f inet.Family, node model.Node) bool {
+	return (n.Primary || len(n.Prefixes) == 0) && !n.Any(f) && n.everywhere(f, node)
+}
+
 // Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces.
 // As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of n.Local.
 func (n NodePortAddresses) Addresses(f inet.Family, node model.Node) ([]netip.Addr, error) {

@@ -156,6 +156,8 @@ type Proxy struct {
 	lastCommit, againAt time.Time
 	// addressesAt is the time of the next attempt to read the node's addresses, or zero if the last attempt succeeded.
 	addressesAt time.Time
+	// unaddressed is true if the Node has no known address.
+	unaddressed bool
 	// sockets are the addresses on which servers listen, see [Node].
 	sockets [2][]netip.Addr
 	// questions passes functions to the loop, which runs them between two steps and while it waits. See ask.

@@ -64,6 +64,7 @@ const (
 	NodeMissing          Reason = "NodeMissing"
 	NodeBeingDeleted     Reason = "NodeBeingDeleted"
 	NodeAddressElsewhere Reason = "NodeAddressElsewhere"
+	NodeAddressUnknown   Reason = "NodeAddressUnknown"
 
 	// The node.
 	ForwardingDisabled          Reason = "ForwardingDisabled"

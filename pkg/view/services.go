@@ -206,7 +206,7 @@ func (v *Services) Text(p *Printer) {
 		rows = append(rows, v.Services[i].rows(p.Wide)...)
 	}
 	p.Table(header, rows)
-	if v.Wrong() && !p.Wide && !p.NoHeaders {
+	if len(v.Services) > 0 && v.Wrong() && !p.Wide && !p.NoHeaders {
 		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used."))
 	}
 }

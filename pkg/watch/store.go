@@ -141,6 +141,19 @@ func (s *Store) Node() *corev1.Node {
 	return node
 }
 
+// Nodes returns all Nodes that the source has read: with an API server, only this Node.
+func (s *Store) Nodes() []*corev1.Node {
+	var list []*corev1.Node
+	for _, stored := range s.nodes.list() {
+		node := &corev1.Node{}
+		if s.decode("Node", stored, node) {
+			list = append(list, node)
+		}
+	}
+	slices.SortFunc(list, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}
+
 // ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none, because unused addresses
 // of a ServiceCIDR belong to the other proxy.
 func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {

@@ -106,7 +106,7 @@ func (l *lister) show(v *view.Services) error {
 		}
 		return names
 	}
-	if len(v.Services) == 0 && len(v.NotFound) == 0 {
+	if len(v.Services)+len(v.NotFound)+len(v.Unread) == 0 {
 		where := ""
 		if l.namespace != "" {
 			where = " in namespace " + l.namespace

@@ -23,8 +23,9 @@ import (
 type objects struct {
 	// local are the addresses of endpoints on this node.
 	local []netip.Addr
-	// families are the IP families of Services.
-	families [2]bool
+	// families are the IP families of Services. nodePorts is true if a Service has a node port.
+	families  [2]bool
+	nodePorts bool
 	// rejected are the Services with parts that are not programmed. broken are the Services whose health check port is not served.
 	rejected, broken affected
 }
@@ -68,6 +69,7 @@ func (c *Console) readObjects(s *view.Status) *objects {
 		for _, f := range inet.Families {
 			o.families[f] = o.families[f] || built.Serves(f)
 		}
+		o.nodePorts = o.nodePorts || hasNodePort(built)
 		broken := c.Broken(name)
 		if len(built.Problems)+len(broken) > 0 {
 			s.Counts.Problems++
@@ -84,6 +86,12 @@ func (c *Console) readObjects(s *view.Status) *objects {
 		s.API.LastEvent = &p.Latest
 	}
 	return o
+}
+
+func hasNodePort(s *model.Service) bool {
+	return slices.ContainsFunc(s.Ports, func(p *model.ServicePort) bool {
+		return slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Kind == model.NodePort })
+	})
 }
 
 // usedFamilies returns the IP families that the Node or a Service uses: by an address of the Node, by a prefix of pods or Services, or by a
@@ -128,7 +136,7 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 	list = append(list, c.unbound(s)...)
 	list = append(list, c.configuration()...)
 	list = append(list, c.unserved(used)...)
-	list = append(list, c.identity(s)...)
+	list = append(list, c.identity(s, o, used)...)
 	list = append(list, c.rivals(s)...)
 	pods := podsAmong(o.local)
 	list = append(list, c.withoutPrefix(used)...)
@@ -311,49 +319,6 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 		}
 	}
 	return groups
-}
-
-// identity reports that the program does not run on the Node with its name, or that the Node is being deleted.
-func (c *Console) identity(s *view.Status) []view.Finding {
-	node, waits := c.Source.Node(), s.Loop != nil && s.Loop.Waits != ""
-	if node == nil {
-		if c.API == nil || s.Loop == nil || waits || !s.API.Answers {
-			return nil // unknown yet
-		}
-		return []view.Finding{{
-			Severity: view.Wrong, Reason: view.NodeMissing, Object: c.node(), What: fmt.Sprintf("there is no Node %q", c.NodeName),
-			Impact: "policy Local, topology hints and node ports do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
-			Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
-		}}
-	}
-	if !s.Eligible && !waits { // a loop that waits has not read the Node
-		return []view.Finding{{
-			Severity: view.Warning, Reason: view.NodeBeingDeleted, Object: c.node(), What: "the Node is being deleted: /healthz fails, so that load balancers send no new connections",
-			Impact: "none for Services: connections continue, and the program serves all Services", Fix: "none, if the deletion is intended", Affects: "nothing",
-		}}
-	}
-	own, err := host.Addresses()
-	if err != nil {
-		return nil
-	}
-	var internal []string
-	for _, addr := range model.InternalIPs(node) {
-		if slices.Contains(own, addr) {
-			return nil
-		}
-		internal = append(internal, addr.String())
-	}
-	if len(internal) == 0 {
-		return nil
-	}
-	return []view.Finding{{
-		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
-		What: fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
-		Impact: "if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy " +
-			"Local do not work. If a gateway outside of the node translates the Node's addresses, none",
-		Fix:     "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node",
-		Affects: "all pods with the same spec",
-	}}
 }
 
 // rivals reports another process that writes the same tables from another plan, for example with other flags. Each process reverts the changes of

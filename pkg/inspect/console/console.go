@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
@@ -45,6 +46,8 @@ type Source interface {
 	settings.Source
 	// Loaded returns a channel that is closed when Services and EndpointSlices were both read.
 	Loaded() <-chan struct{}
+	// Nodes returns all Nodes that the source has read.
+	Nodes() []*corev1.Node
 }
 
 // Parts are the parts of the daemon that a console reads. The functions must be safe for concurrent use.

@@ -71,12 +71,12 @@ endpoints: [{addresses: [10.244.0.9], conditions: {ready: true}}, {addresses: [1
 `
 
 // newConsole returns a console over consoleObjects.
-func newConsole(t *testing.T, objects string) *Console {
+func newConsole(t *testing.T, objects string, flags ...string) *Console {
 	t.Helper()
 	o := config.NewOptions()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	err := fs.Parse([]string{"--hostname-override=node-1"})
+	err := fs.Parse(append(flags, "--hostname-override=node-1"))
 	if err == nil {
 		err = o.Complete(fs)
 	}

@@ -1,0 +1,153 @@
+package console
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// identity reports that the program does not run on the Node with its name, that the address of the Node is unknown, or that the Node is being deleted.
+func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) []view.Finding {
+	if s.Loop == nil || s.Loop.Waits != "" || s.Loop.Last == nil || !s.API.Answers {
+		return nil // the Node is unknown yet, or may have changed
+	}
+	own, err := host.Addresses()
+	if err != nil {
+		return nil
+	}
+	node, everywhere := c.Source.Node(), c.everywhere(used)
+	switch {
+	case node == nil && c.API == nil && len(c.Source.Nodes()) == 0:
+		return c.unaddressed(everywhere, o.nodePorts, "the manifests have no Node "+c.NodeName)
+	case node == nil:
+		return []view.Finding{c.nodeMissing(own, everywhere)}
+	case !s.Eligible:
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.NodeBeingDeleted, Object: c.node(), What: "the Node is being deleted: /healthz fails, so that load balancers send no new connections",
+			Impact: "none for Services: connections continue, and the program serves all Services", Fix: "none, if the deletion is intended", Affects: "nothing",
+		}}
+	case len(model.InternalIPs(node)) > 0 && len(nodesAt(own, node)) == 0:
+		return []view.Finding{c.nodeElsewhere(own, node)}
+	}
+	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
+	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, familyNames(c.fallbacks(used))))
+}
+
+// fallbacks returns the IP families whose node ports are served on all addresses because the address of the Node is unknown.
+func (c *Console) fallbacks(used []inet.Family) (list []inet.Family) {
+	for _, f := range used {
+		if slices.Contains(c.Families, f) && c.NodePortAddresses().Fallback(f, c.Loop.Facts().Node) {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// everywhere returns a sentence about node ports that are served on all addresses because the address of the Node is unknown, or "".
+func (c *Console) everywhere(used []inet.Family) string {
+	var list []string
+	for _, f := range c.fallbacks(used) {
+		for _, addr := range c.Loop.Facts().NodeAddresses[f] {
+			list = append(list, addr.String())
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return "node ports are served on all addresses of this node: " + view.Names(list, 0)
+}
+
+func familyNames(list []inet.Family) string {
+	var names []string
+	for _, f := range list {
+		names = append(names, f.String())
+	}
+	return strings.Join(names, " and ")
+}
+
+// unaddressed reports that node ports are served on all addresses. It is a warning if isLikelyWrong is true, otherwise a note.
+func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string) []view.Finding {
+	if everywhere == "" {
+		return nil
+	}
+	severity := view.Note
+	if isLikelyWrong {
+		severity = view.Warning
+	}
+	fix := "set --node-ip of the kubelet, or let the cloud controller manager set status.addresses of the Node. Until then, set --bind-address of this program to the address of this node"
+	if c.API == nil {
+		fix = "add the Node with an InternalIP in status.addresses to the manifests, or set --bind-address of this program to the address of this node"
+	}
+	return []view.Finding{{
+		Severity: severity, Reason: view.NodeAddressUnknown, Object: c.node(), What: why + ", so " + everywhere,
+		Impact: "clients reach node ports also at addresses that are not meant for them, for example in the pod network. All other addresses of Services work as usual",
+		Fix:    fix, Affects: "the addresses of node ports on this node",
+	}}
+}
+
+// nodeMissing reports that there is no Node with the name of this program.
+func (c *Console) nodeMissing(own []netip.Addr, everywhere string) view.Finding {
+	f := view.Finding{
+		Severity: view.Wrong, Reason: view.NodeMissing, Object: c.node(), What: fmt.Sprintf("there is no Node %q", c.NodeName),
+		Impact: "policy Local and topology hints do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
+		Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
+	}
+	if everywhere != "" {
+		f.Impact += ". " + strings.ToUpper(everywhere[:1]) + everywhere[1:]
+	}
+	if c.API == nil {
+		all := c.Source.Nodes()
+		f.What += " in the manifests, only " + view.Names(namesOf(all), 0)
+		f.Fix = "set --hostname-override to the name of this machine in the manifests" + theName(nodesAt(own, all...))
+	}
+	return f
+}
+
+// nodeElsewhere reports that this host has no address of the Node.
+func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Finding {
+	var internal []string
+	for _, addr := range model.InternalIPs(node) {
+		internal = append(internal, addr.String())
+	}
+	return view.Finding{
+		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
+		What: fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
+		Impact: "if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy " +
+			"Local do not work. If a gateway outside of the node translates the Node's addresses, none",
+		Fix:     "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node" + theName(nodesAt(own, c.Source.Nodes()...)),
+		Affects: "all pods with the same spec",
+	}
+}
+
+// nodesAt returns the names of the Nodes with an internal address of this host.
+func nodesAt(own []netip.Addr, list ...*corev1.Node) (names []string) {
+	for _, n := range list {
+		if slices.ContainsFunc(model.InternalIPs(n), func(addr netip.Addr) bool { return slices.Contains(own, addr) }) {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+func namesOf(list []*corev1.Node) (names []string) {
+	for _, n := range list {
+		names = append(names, "Node "+n.Name)
+	}
+	return names
+}
+
+// theName returns a name in brackets, if there is exactly one.
+func theName(names []string) string {
+	if len(names) != 1 {
+		return ""
+	}
+	return " (" + names[0] + ")"
+}
