@@ -17,10 +17,9 @@ type document struct {
 	line int
 }
 
-// split returns the documents of a file that have content. It finds the separators before any document is parsed, so an invalid
+// split returns the documents of a file in UTF-8 that have content. It finds the separators before any document is parsed, so an invalid
 // document cannot hide the next one.
 func split(content []byte) []document {
-	content = bytes.TrimPrefix(content, []byte("\ufeff"))
 	return cut(content, 1, func(line, _ []byte) (skip int, found bool) { return len("---"), isSeparator(line) })
 }
 

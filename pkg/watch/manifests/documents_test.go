@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf16"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -61,6 +63,11 @@ func TestUnreadableDocumentsAreLeftOut(t *testing.T) {
 			[]types.NamespacedName{other}},
 		{"a directive", "%YAML 1.1\n---\n" + between(x), 0, []types.NamespacedName{other}},
 		{"a byte order mark", "\ufeff" + between(x), 0, []types.NamespacedName{other}},
+		{"UTF-16, little-endian", string(encoded(binary.LittleEndian, "\ufeff"+between(x+"# \U0001f600"))), 0, []types.NamespacedName{other}},
+		{"UTF-16, big-endian", string(encoded(binary.BigEndian, "\ufeff"+between(x))), 0, []types.NamespacedName{other}},
+		{"UTF-16 without a byte order mark", string(encoded(binary.LittleEndian, between(x))), 0, []types.NamespacedName{other}},
+		{"big-endian UTF-16 without a byte order mark", string(encoded(binary.BigEndian, between(x))), 0, []types.NamespacedName{other}},
+		{"a character of UTF-16 that is no text", string(encoded(binary.BigEndian, "\ufeff"+between("kind: ?"), '?', 0xd800)), 1, nil},
 		{"JSON", between(service("x") + "\n" + service("z")), 0, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
 		{"broken JSON among JSON", between(service("x") + "\n{\"kind\": \n" + service("z")), 2, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
 		{"an item of a List", between(`{"apiVersion": "v1", "kind": "List", "items": [` + service("x") + `, {"kind": "Service"}, 7, ` + service("z") + "]}"), 2,
@@ -86,6 +93,51 @@ func TestUnreadableDocumentsAreLeftOut(t *testing.T) {
 			}
 			if f.load(); len(f.reported()) != 0 {
 				t.Error("reported again")
+			}
+		})
+	}
+}
+
+// encoded returns a text as UTF-16. The pairs replace units of the result.
+func encoded(order binary.AppendByteOrder, text string, pairs ...uint16) (out []byte) {
+	for _, unit := range utf16.Encode([]rune(text)) {
+		for i := 0; i < len(pairs); i += 2 {
+			if unit == pairs[i] {
+				unit = pairs[i+1]
+			}
+		}
+		out = order.AppendUint16(out, unit)
+	}
+	return out
+}
+
+// TestRefusedEncodings: a file in an encoding that is not read is reported with its encoding. Nothing of it is served.
+func TestRefusedEncodings(t *testing.T) {
+	utf32 := func(order binary.AppendByteOrder, text string) (out []byte) {
+		for _, r := range text {
+			out = order.AppendUint32(out, uint32(r))
+		}
+		return out
+	}
+	text := between("")
+	for name, tc := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"UTF-32, little-endian":               {utf32(binary.LittleEndian, "\ufeff"+text), "UTF-32: save it as UTF-8"},
+		"UTF-32, big-endian":                  {utf32(binary.BigEndian, "\ufeff"+text), "UTF-32: save it as UTF-8"},
+		"UTF-32 without a byte order mark":    {utf32(binary.LittleEndian, text), "UTF-32: save it as UTF-8"},
+		"UTF-16 that ends within a character": {append(encoded(binary.LittleEndian, text), 'x'), "UTF-16, and ends within"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFolder(t)
+			f.write("a.yaml", string(tc.file))
+			f.load()
+			if got := f.source.Services(); len(got) > 0 {
+				t.Errorf("Services %v", got)
+			}
+			if got := f.reported(); len(got) != 1 || !strings.Contains(got[0], tc.want) {
+				t.Errorf("reported %q, want one line with %q", got, tc.want)
 			}
 		})
 	}

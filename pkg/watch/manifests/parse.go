@@ -69,6 +69,11 @@ type reading struct {
 // parse reads all documents of a YAML or JSON file. A document or an item of a List that cannot be read becomes a problem.
 func (p parser) parse(path string, content []byte) parsed {
 	r := &reading{parser: p, path: path}
+	content, err := decode(content)
+	if err != nil {
+		r.number, r.line = 1, 1
+		r.unreadable(err)
+	}
 	for _, d := range split(content) {
 		if r.number++; r.number > p.documents {
 			r.unreadable(fmt.Errorf("there are more than %d documents", p.documents))
