@@ -26,7 +26,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		table ip other {
 			chain output { type nat hook output priority -150; ip daddr %[1]s meta l4proto udp dnat to %[3]s; }
 			chain later { type nat hook output priority -90; ip daddr %[2]s meta l4proto udp dnat to %[3]s; }
-			chain postrouting { type nat hook postrouting priority 100; ip saddr 192.0.2.0/24 masquerade; }
+			chain postrouting { type nat hook postrouting priority -150; ip saddr 192.0.2.0/24 masquerade; }
 		}
 		table inet look {
 			set seen { typeof meta priority; flags dynamic; }
@@ -65,6 +65,32 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		}
 		if got := run(t, "nft", "list set inet look seen"); !strings.Contains(got, "elements = { "+c.leavesFor+" }") {
 			t.Errorf("%s: want priority %s, seen are\n%s", c.name, c.leavesFor, got)
+		}
+	}
+}
+
+// TestPacketsLeaveWithoutTheMark: a packet that the rules masquerade leaves without the bit of its mark, even if another program's chain is before all
+// common priorities. A tunnel would copy the mark to its outer packet, and the rules would masquerade the outer packet, too.
+func TestPacketsLeaveWithoutTheMark(t *testing.T) {
+	w := newWire(t)
+	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
+	mustSync(t, k, p, Full)
+	run(t, "nft", `
+		table inet other {
+			chain postrouting { type nat hook postrouting priority -150; oifname "out" masquerade; }
+		}
+		table inet look {
+			set seen { typeof meta mark; flags dynamic; }
+			chain postrouting { type filter hook postrouting priority 300; oifname "out" meta l4proto udp update @seen { meta mark }; }
+		}`)
+	for _, f := range inet.Families {
+		run(t, "nft", "flush set inet look seen")
+		w.send(f, 1, destinations(f, 0)[2]) // a node port
+		if _, _, came := w.read(time.Second); !came {
+			t.Errorf("%s: no packet has left", f)
+		}
+		if got := run(t, "nft", "list set inet look seen"); !strings.Contains(got, "elements = { 0x00000000 }") {
+			t.Errorf("%s: want no mark, seen are\n%s", f, got)
 		}
 	}
 }

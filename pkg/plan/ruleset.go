@@ -15,17 +15,16 @@ import (
 // one translates the packet. Of two chains with one priority, it evaluates the younger one first. So the rules of Services share no priority with the
 // chains of other proxies, container runtimes and iptables, which are at dstnat: see docs/decisions/0008-first.md.
 //
-// Masquerading is just before the priority of other programs: a packet that another program has masqueraded would keep the word in its scratch
-// register.
+// Masquerading has the lowest priority that the kernel permits for a nat chain: after another program has translated the source of a packet, the kernel
+// evaluates no later nat chain, so the packet would keep the bit of its mark and the word in its scratch register.
 const (
 	dstnat      = -100
-	srcnat      = 100
-	early       = 1
+	lowest      = -199
 	afterOthers = 1000
 )
 
 // FirstPriority is the priority at which the default instance looks for Services while the lease lasts: before all chains at dstnat.
-const FirstPriority = dstnat - early
+const FirstPriority = dstnat - 1
 
 // priorities are the priorities of the chains that look for Services while the lease lasts, of those that look for them after it has expired, and of
 // those for packets that no program has translated.
@@ -53,9 +52,9 @@ func (l *layout) table(o *Options) *nft.Table {
 			l.unclaimed(o, true)...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, at.unclaimed, "of this node, and no program has translated them",
 			l.unclaimed(o, false)...),
-		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
+		base("input", unix.NF_INET_LOCAL_IN, lowest, "packets for this node",
 			rule("", hasBits(topBit), goTo("clear-register"))),
-		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat-early, "masquerading",
+		base("postrouting", unix.NF_INET_POST_ROUTING, lowest, "masquerading",
 			rule("", dnatted(), goTo("translated")), masqueradeMarked(o)),
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},

@@ -30,8 +30,8 @@ const emptyChains = `table %s empty {
  chain output-expired { type nat hook output priority -99; }
  chain prerouting-unclaimed { type nat hook prerouting priority 1000; }
  chain output-unclaimed { type nat hook output priority 1000; }
- chain input { type nat hook input priority 99; }
- chain postrouting { type nat hook postrouting priority 99; }
+ chain input { type nat hook input priority -199; }
+ chain postrouting { type nat hook postrouting priority -199; }
  chain tracked { ct state new; }
 }
 `
