@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -28,6 +29,23 @@ func ParseAddr(s string) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("parse %q: %w", s, err)
 	}
 	return addr.Unmap(), nil
+}
+
+// ParseAddrPort reads an address with a port, such as 10.0.0.1:80 or [fd00::1]:80. It reads the address like [ParseAddr].
+func ParseAddrPort(s string) (netip.AddrPort, error) {
+	host, text, err := net.SplitHostPort(s)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("parse %q: not an address and a port", s)
+	}
+	addr, err := ParseAddr(host)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("parse %q: the port is not a number up to 65535", s)
+	}
+	return netip.AddrPortFrom(addr, uint16(port)), nil
 }
 
 // ParsePrefix reads an address prefix as Kubernetes does: leading zeros are decimal, and host bits are masked. A prefix inside

@@ -19,6 +19,17 @@ var exact = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }
 
+func TestParseAddrPort(t *testing.T) {
+	for in, want := range map[string]string{
+		"10.0.0.1:80": "10.0.0.1:80", "010.0.0.1:080": "10.0.0.1:80", "[FD00:0001::1]:65535": "[fd00:1::1]:65535", "[::ffff:10.0.0.1]:1": "10.0.0.1:1",
+		"10.0.0.1": "", "fd00::1:80": "", "10.0.0.1:65536": "", "10.0.0.1:http": "", "[fe80::1%eth0]:80": "", ":80": "", "": "",
+	} {
+		if got, err := ParseAddrPort(in); (err == nil) != (want != "") || err == nil && got.String() != want {
+			t.Errorf("ParseAddrPort(%q) = %v, %v; want %q", in, got, err, want)
+		}
+	}
+}
+
 func TestParseAddr(t *testing.T) {
 	for _, tc := range []struct{ in, want string }{
 		{"10.0.0.1", "10.0.0.1"},

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -25,9 +26,9 @@ func (q *question) resolve(ctx context.Context, namespace, from, to string) (sou
 	}
 	for _, s := range sources {
 		for _, d := range destinations {
-			addr, notAddr := netip.ParseAddr(s)
-			at, notAt := netip.ParseAddrPort(strings.SplitN(d, "/", 2)[0])
-			if notAddr != nil || notAt != nil || addr.Unmap().Is4() == at.Addr().Unmap().Is4() {
+			addr, notAddr := model.ParseAddr(s)
+			at, notAt := model.ParseAddrPort(strings.SplitN(d, "/", 2)[0])
+			if notAddr != nil || notAt != nil || addr.Is4() == at.Addr().Is4() {
 				return s, d, nil
 			}
 		}

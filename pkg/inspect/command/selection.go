@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // selection has the arguments and flags that select Services, as with kubectl.
@@ -80,8 +80,8 @@ func (s *selection) matches(fullName string) bool {
 
 // isAddress reports whether the running program reads a text as an address, an address with a port, or a node port.
 func isAddress(text string) bool {
-	_, notAddr := netip.ParseAddr(text)
-	_, notBoth := netip.ParseAddrPort(text)
+	_, notAddr := model.ParseAddr(text)
+	_, notBoth := model.ParseAddrPort(text)
 	_, notPort := strconv.ParseUint(text, 10, 16)
 	return notAddr == nil || notBoth == nil || notPort == nil
 }

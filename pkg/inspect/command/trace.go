@@ -14,6 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -89,24 +90,23 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	case !known:
 		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT/tcp, /udp or /sctp, or svc/NAMESPACE/NAME:PORT for a Service", name)
 	}
-	at, err := netip.ParseAddrPort(where)
+	at, err := model.ParseAddrPort(where)
 	if err != nil {
 		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp, or "+
 			"svc/NAMESPACE/NAME:PORT for a Service", err)
 	}
-	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	var source netip.Addr
 	var port uint16
 	if from != sentByNode {
-		client, withPort := netip.ParseAddrPort(from)
-		if source, err = netip.ParseAddr(from); err != nil && withPort == nil {
+		client, withPort := model.ParseAddrPort(from)
+		if source, err = model.ParseAddr(from); err != nil && withPort == nil {
 			source, port, err = client.Addr(), client.Port(), nil
 		}
 		if err != nil {
 			return p, fmt.Errorf("read source: %w; use an IP address, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
 		}
 	}
-	p, err = trace.From(source.Unmap(), at, protocol, host.Routes{})
+	p, err = trace.From(source, at, protocol, host.Routes{})
 	p.FromPort = port
 	return p, err
 }

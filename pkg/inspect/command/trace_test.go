@@ -279,7 +279,7 @@ Chains of other programs on the path (not evaluated):
 		t.Errorf("a port that is refused after all translations: error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
 	}
 	nftDo(t, l, "add table ip kube-nftproxy { flags dormant; }")
-	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
+	out, err = l.run(traceCommand(), "010.244.0.11", "10.096.0.10:80")
 	if !errors.Is(err, errWrong) || !strings.Contains(out, "table ip kube-nftproxy is dormant") {
 		t.Errorf("error %v, output %q, want that the table is dormant", err, out)
 	}

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,23 +19,37 @@ type declared struct {
 	Selector map[string]string
 }
 
-// declaredAs describes a Service for the proxy with a service-proxy name, which may be empty. svc must come from the API server: a
-// watched Service has only the fields that are needed to serve it.
+// declaredAs describes a Service from the API server for the proxy with a service-proxy name, which may be empty.
 func declaredAs(svc *corev1.Service, serviceProxyName string) declared {
-	d := declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
+	return declared{
+		Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector,
+		WhyNot: cmp.Or(ofAnotherProxy(svc, serviceProxyName), whyNot(svc)),
+	}
+}
+
+// ofAnotherProxy returns the reason why a Service is assigned to another proxy, or "".
+func ofAnotherProxy(svc *corev1.Service, serviceProxyName string) string {
 	const label = labelServiceProxyName
 	name, labelled := svc.Labels[label]
 	switch {
-	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		d.WhyNot = fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves it", svc.Spec.ExternalName)
 	case labelled && (serviceProxyName == "" || name != serviceProxyName):
-		d.WhyNot = fmt.Sprintf("its label %s=%s assigns it to another proxy", label, name)
+		return fmt.Sprintf("its label %s=%s assigns it to another proxy", label, name)
 	case !labelled && serviceProxyName != "":
-		d.WhyNot = fmt.Sprintf("it lacks the label %s=%s, so another proxy serves it", label, serviceProxyName)
-	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		d.WhyNot = "it is headless (clusterIP: None): DNS returns the addresses of its pods, and no proxy serves it"
-	case svc.Spec.ClusterIP == "":
-		d.WhyNot = "the API server has not assigned a cluster IP"
+		return fmt.Sprintf("it lacks the label %s=%s, so another proxy serves it", label, serviceProxyName)
 	}
-	return d
+	return ""
+}
+
+// whyNot returns the reason why no proxy serves a Service, or "". svc may be a watched Service, which has only the fields that are needed to serve it: neither
+// its labels nor its external name. It is assigned to this proxy.
+func whyNot(svc *corev1.Service) string {
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		return fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves it", cmp.Or(svc.Spec.ExternalName, "in its externalName"))
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		return "it is headless (clusterIP: None): DNS returns the addresses of its pods, and no proxy serves it"
+	case svc.Spec.ClusterIP == "":
+		return "the API server has not assigned a cluster IP"
+	}
+	return ""
 }

@@ -20,6 +20,7 @@ func TestServicesOfAnotherProxy(t *testing.T) {
 		{"", clusterIP, nil, ""},
 		{"", corev1.ServiceSpec{ClusterIP: "None"}, nil, "headless"},
 		{"", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "db.example.com"}, nil, "db.example.com"},
+		{"", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName}, nil, "DNS returns the name in its externalName, and"},
 		{"", clusterIP, map[string]string{label: ""}, "another proxy"},
 		{"", corev1.ServiceSpec{}, nil, "has not assigned"},
 		{"try", clusterIP, map[string]string{label: "try"}, ""},

@@ -84,7 +84,7 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	if !known { // no API server, or no answer
 		for _, n := range stored {
 			if svc := c.Source.Service(n); svc != nil {
-				list = append(list, declaredAs(svc, c.ServiceProxyName))
+				list = append(list, declared{Name: n, WhyNot: whyNot(svc)})
 			}
 		}
 	}

@@ -27,7 +27,7 @@ import (
 func (c *Console) names() []string {
 	list := []string{}
 	for _, n := range c.Source.Services() {
-		if declaredAs(c.Source.Service(n), c.ServiceProxyName).WhyNot == "" {
+		if whyNot(c.Source.Service(n)) == "" {
 			list = append(list, n.String())
 		}
 	}
@@ -66,7 +66,7 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 		found, address, isTarget := c.find(q.namespace, want)
 		served := 0
 		for _, n := range found {
-			if svc := c.Source.Service(n); svc == nil || want != "" && declaredAs(svc, c.ServiceProxyName).WhyNot != "" {
+			if svc := c.Source.Service(n); svc == nil || want != "" && whyNot(svc) != "" {
 				continue
 			}
 			served++
@@ -281,11 +281,11 @@ func parseTarget(text string) (t target, ok bool) {
 	if port, err := strconv.ParseUint(text, 10, 16); err == nil {
 		return target{Port: uint16(port)}, true
 	}
-	if at, err := netip.ParseAddrPort(text); err == nil {
-		return target{Addr: at.Addr().Unmap(), Port: at.Port()}, true
+	if at, err := model.ParseAddrPort(text); err == nil {
+		return target{Addr: at.Addr(), Port: at.Port()}, true
 	}
-	addr, err := netip.ParseAddr(text)
-	return target{Addr: addr.Unmap()}, err == nil
+	addr, err := model.ParseAddr(text)
+	return target{Addr: addr}, err == nil
 }
 
 // addPods adds the names of the pods of a Service's endpoints.
