@@ -124,13 +124,13 @@ func mustSync(t testing.TB, k *Kernel, p *plan.Planner, want Kind) Result {
 
 var run = lab.Run
 
-// inKernel returns all elements in the kernel, except elements that packets add, and states.
+// inKernel returns all elements in the kernel, of the sets that are compared.
 func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	t.Helper()
 	var out []string
 	for _, table := range p.Tables() {
 		for _, s := range table.Sets {
-			if s.Dynamic || s.Name == plan.StateSet {
+			if !plan.Planned(s) {
 				continue
 			}
 			list, err := k.conn.Elements(s)

@@ -69,6 +69,13 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 		return nil // another version wrote the state
 	}
 	p.Resume(t.Family, state.next)
+	if set := p.DeletedUDP(t.Family); k.readable[set] {
+		left, err := k.conn.Elements(set)
+		if err != nil {
+			return err
+		}
+		p.ResumeDeleted(t.Family, left)
+	}
 	k.ledger.resume(t.Family, state.key)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // state describes a family's table for a later process. It is the comment of the only element of the set [plan.StateSet].
@@ -51,8 +52,7 @@ func (s state) differingParts(other state) string {
 	return strings.Join(parts, ", ")
 }
 
-// digest is the sum of the hashes of elements, so their order does not matter. It includes neither the element of the state nor elements that
-// packets add.
+// digest is the sum of the hashes of elements, so their order does not matter. It includes only elements of sets that are [plan.Planned].
 type digest struct {
 	key digestKey
 	sum uint64
@@ -67,8 +67,11 @@ func newDigestKey() (k digestKey) {
 	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
 }
 
-// hash returns a keyed hash (SipHash) of the element's set name and all its fields.
+// hash returns a keyed hash (SipHash) of the element's set name and all its fields, or 0 for an element of a set that is not compared.
 func (k digestKey) hash(e *nft.Element) uint64 {
+	if !plan.Planned(e.Set) {
+		return 0
+	}
 	var room [256]byte
 	b := append(room[:0], e.Set.Name...)
 	b = append(b, 0, byte(len(e.Key.Bytes())))

@@ -128,7 +128,7 @@ func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool
 	have := digest{key: want.key}
 	for _, t := range tables {
 		for _, s := range t.Sets {
-			if t.Family != state.Set.Family || s.Dynamic || s.Name == plan.StateSet {
+			if t.Family != state.Set.Family || !plan.Planned(s) {
 				continue
 			}
 			if err := conn.EachElement(s, func(e *nft.Element) { have.sum += have.key.hash(e) }); err != nil {

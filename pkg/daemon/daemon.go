@@ -183,6 +183,9 @@ type daemon struct {
 // terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect again.
 const terminationsPerSecond = 10_000
 
+// lastPass is the longest time for which the end of the process waits for the deletion of stale flows.
+const lastPass = 2 * time.Second
+
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
@@ -206,7 +209,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) }, // the console exists before the port is open
 	})
 	d.flows = conntrack.New(conntrack.Config{
-		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
+		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() }, Last: lastPass,
 	})
 	d.challenges.metrics = metrics.NewTerminations(d.registry, d.metrics)
 	d.terminations = conntrack.New(conntrack.Config{
@@ -389,7 +392,8 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	})
 	part("watch", d.source.Run)
-	background("conntrack", d.flows.Run)
+	loopEnded := make(chan struct{})
+	background("conntrack", func(ctx context.Context) { d.flows.Run(until(ctx, loopEnded)) }) // its last pass includes the last sync
 	background("terminations", d.terminations.Run)
 	background("memory", d.watchMemory)
 	background("nodeport", d.users.Run)
@@ -420,6 +424,7 @@ func (d *daemon) run(ctx context.Context) error {
 		others.Go(func() { d.instance.Run(agreeing) })
 		lease.Go(func() { d.lease.Run(renewing) })
 		err := d.loop.Run(ctx)
+		close(loopEnded)
 		if err != nil {
 			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
 		}
@@ -436,6 +441,16 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
 	return nil
+}
+
+// until returns a context that ends when a channel is closed, and not before.
+func until(ctx context.Context, closed <-chan struct{}) context.Context {
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		<-closed
+		end()
+	}()
+	return ctx
 }
 
 // report reports a problem and keeps it for the console.

@@ -131,6 +131,9 @@ func (p *Planner) decide(old, now *service, contested bool) {
 		list, is := p.claims[c.key], p.winner(c.key)
 		if c.winner.service != nil || is.service != nil {
 			p.touchFlows(c.key)
+			if is.service != nil || p.begun {
+				p.noteDeleted(c.key, is.service == nil)
+			}
 		}
 		p.change(c.winner, is)
 		p.noteParties(c.winner.service, is.service, old, now, contested)

@@ -122,6 +122,9 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(e)
 		}
 	}
+	for k := range p.deleted {
+		each(p.deletedElement(k))
+	}
 	for s := range p.shared {
 		if p.isRegion(s.set) { // first: without its region, no Service is found
 			each(s.element())

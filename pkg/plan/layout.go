@@ -44,6 +44,8 @@ type layout struct {
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
+	// deletedUDP has the UDP frontends that no Service has any more, see flow_deleted.go.
+	deletedUDP *nft.Set
 	// refused has the load-balancer and external IPs that refuse connections to unused ports. pinged has the addresses that answer echo requests,
 	// and pingHost has the address of this node that answers. They are nil without the options for them.
 	refused, pinged, pingHost *nft.Set
@@ -140,6 +142,8 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.networks = l.hash("networks", "networks of cluster IPs and of the endpoints in hairpin", []nft.Field{daddr}, nil)
 	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
 		Comment: "cluster IPs with connections to a port that no service has"}
+	l.deletedUDP = l.hash(deletedUDPSet, "UDP ports that no service has any more, and whose flows may not be deleted yet",
+		append(l.vip(), port), nil)
 	l.vips(o)
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
@@ -178,6 +182,6 @@ func (l *layout) sets() []*nft.Set {
 		list = append(list, s[:]...)
 	}
 	list = append(list, l.singles, l.affinity, l.crowded, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
-	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
+	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts, l.deletedUDP)
 	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.allocatedRanges, l.nodeAddresses, l.regions)
 }

@@ -61,6 +61,9 @@ type Planner struct {
 
 	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].
 	flows map[model.Key]struct{}
+	// deleted are the frontends of the sets deleted-udp. begun is true after [Planner.Begin].
+	deleted map[model.Key]struct{}
+	begun   bool
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
@@ -138,6 +141,7 @@ func New(o Options) *Planner {
 		nodeElements:  map[*nft.Set][]nft.Element{},
 		regions:       map[*nft.Set][]shared{},
 		flows:         map[model.Key]struct{}{},
+		deleted:       map[model.Key]struct{}{},
 	}
 	for _, f := range o.Families {
 		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()

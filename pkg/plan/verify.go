@@ -2,6 +2,10 @@ package plan
 
 import "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 
+// Planned reports whether the elements of a set must be those of the plan at each moment. Packets add the elements of some other sets. The set state and the
+// set deleted-udp describe the past for the next process.
+func Planned(s *nft.Set) bool { return !s.Dynamic && s.Name != StateSet && s.Name != deletedUDPSet }
+
 // FilledByPackets reports whether packets add the elements of the set with this name.
 func FilledByPackets(set string) bool {
 	return Remembers(set) || set == unusedPortsSet || set == fullSet || set == triedSet || set == HeldSet || set == holdingSet

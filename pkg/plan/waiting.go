@@ -120,4 +120,5 @@ func (p *Planner) Begin(names []types.NamespacedName, set func([]types.Namespace
 		set(again)
 	}
 	p.Settle(math.MaxInt)
+	p.begun = true
 }

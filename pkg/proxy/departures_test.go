@@ -26,7 +26,12 @@ type leaving struct {
 	problems []model.Problem
 }
 
-func (l *leaving) Request(d *conntrack.Desired) { l.last, l.requests = d, l.requests+1 }
+func (l *leaving) Request(d *conntrack.Desired) uint64 {
+	l.last, l.requests = d, l.requests+1
+	return uint64(l.requests)
+}
+
+func (l *leaving) Handled() uint64 { return uint64(l.requests) }
 
 func newLeaving() *leaving {
 	l := &leaving{planner: plan.New(plan.Options{Families: inet.Families[:1]}), time: time.Unix(1_000, 0)}

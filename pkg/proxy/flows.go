@@ -18,7 +18,10 @@ import (
 
 // Flows deletes connection tracking entries beside the loop. It takes ownership of its arguments.
 type Flows interface {
-	Request(*conntrack.Desired)
+	// Request returns the number of the request. It does not block.
+	Request(*conntrack.Desired) (number uint64)
+	// Handled returns the number of the last request that is done.
+	Handled() uint64
 }
 
 // flows requests a search for stale flows after each commit.
@@ -33,10 +36,13 @@ type flows struct {
 	addresses, served [2][]netip.Addr
 	// owners holds the namespaces of the UDP frontends that Services had before the changes since the last sync.
 	owners map[model.Key]string
+	// owed has the last request for the flows to each deleted frontend. An entry leaves in settle, after its request is done.
+	owed map[model.Key]uint64
 }
 
 func newFlows(c *Config, earlier []model.Key) *flows {
-	return &flows{to: c.Flows, planner: c.Planner, families: c.Families, earlier: earlier, owners: map[model.Key]string{}}
+	return &flows{to: c.Flows, planner: c.Planner, families: c.Families, earlier: earlier, owners: map[model.Key]string{},
+		owed: map[model.Key]uint64{}}
 }
 
 // Service records the owner of each UDP frontend, which the Service may lose.
@@ -93,9 +99,13 @@ func (f *flows) Synced(s *Sync) {
 	if all {
 		d.Expect(f.planner.Frontends())
 	}
+	var deleted []model.Key
 	addKey := func(k model.Key) {
 		flows, exists := f.planner.FlowPolicy(k)
 		add(d, k, flows, exists)
+		if !exists {
+			deleted = append(deleted, k)
+		}
 	}
 	for k := range changed {
 		addKey(k)
@@ -119,7 +129,34 @@ func (f *flows) Synced(s *Sync) {
 	for _, family := range f.families {
 		d.NodeAddresses(family, f.addresses[family])
 	}
-	f.to.Request(d)
+	request := f.to.Request(d)
+	for _, k := range deleted {
+		f.owed[k] = request
+	}
+}
+
+// settle removes the deleted frontends from the plan to which no flows lead any more. It reports whether there were any.
+func (f *flows) settle() bool {
+	settled := f.settled()
+	f.planner.FlowsDeleted(settled)
+	for _, k := range settled {
+		delete(f.owed, k)
+	}
+	return len(settled) > 0
+}
+
+// settled returns the deleted frontends whose flows have been deleted since the last call of settle.
+func (f *flows) settled() (keys []model.Key) {
+	if len(f.owed) == 0 {
+		return nil
+	}
+	handled := f.to.Handled()
+	for k, request := range f.owed {
+		if request <= handled {
+			keys = append(keys, k)
+		}
+	}
+	return keys
 }
 
 // add adds the state of a frontend to a request.

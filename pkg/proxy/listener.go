@@ -83,10 +83,10 @@ func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
 	p.tally = newTally(&p.Config, &p.problems)
+	p.flows = newFlows(&p.Config, earlier)
 	times, checks := newChangeTimes(p.Metrics.Programmed), newHealthChecks(&p.Config)
 	p.listeners = []Listener{
-		&p.account, newObserver(&p.Config), nodeHealth{Health: p.Health}, p.tally, hook{call: p.Config.Synced}, times, newFlows(&p.Config, earlier),
-		checks,
+		&p.account, newObserver(&p.Config), nodeHealth{Health: p.Health}, p.tally, hook{call: p.Config.Synced}, times, p.flows, checks,
 	}
 	p.intakes = []intake{nodeHealth{Health: p.Health}, p.tally, times}
 	p.servers = []Server{checks}

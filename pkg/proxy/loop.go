@@ -108,11 +108,11 @@ func (p *Proxy) sync(ctx context.Context) {
 			start = p.Now()
 		}
 	}
-	dirty := p.Tracker.Take()
+	dirty, settled := p.Tracker.Take(), p.flows.settle()
 	for _, i := range p.intakes {
 		i.Taken(&dirty)
 	}
-	if dirty.Empty() && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
+	if dirty.Empty() && !settled && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
 	done := p.commit(ctx, start, p.absorb(ctx, dirty))
@@ -221,13 +221,17 @@ func (p *Proxy) timeIfStarted() time.Time {
 	return p.Now()
 }
 
-// periodic runs twice a second. It retries failed reads of addresses and servers that could not start, and checks for foreign changes.
+// periodic runs twice a second. It retries failed reads of addresses and servers that could not start, looks for deleted flows, and checks for foreign
+// changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
 		p.Tracker.MarkNode()
 	}
 	p.serve(true)
+	if len(p.flows.settled()) > 0 {
+		p.Schedule.Requested()
+	}
 	changed, err := p.guard.check()
 	if err != nil {
 		// If the sync fails too, the loop counts and retries it, and /healthz reports it.

@@ -133,6 +133,7 @@ type Proxy struct {
 	servers   []Server
 	tally     *tally
 	account   account
+	flows     *flows
 	// facts are the current facts. published holds a copy for other goroutines.
 	facts     Facts
 	published atomic.Pointer[Facts]

@@ -277,12 +277,21 @@ func (k *fakeKernel) held() (list []string, syncs int) {
 type fakeFlows struct {
 	mu       sync.Mutex
 	requests []*conntrack.Desired
+	number   uint64
 }
 
-func (f *fakeFlows) Request(d *conntrack.Desired) {
+func (f *fakeFlows) Request(d *conntrack.Desired) uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.requests = append(f.requests, d)
+	f.number++
+	return f.number
+}
+
+func (f *fakeFlows) Handled() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.number
 }
 
 // take returns the requests since the last call.

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,8 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -178,57 +175,17 @@ func (m notOfFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.Protocol == m.protocol && f.Forward.SrcPort < firstFlowPort
 }
 
-// flowWatch is the kernel's conntrack table for the reconciler. It signals the end of a pass that has processed all requests.
-type flowWatch struct {
-	conntrack.Table
-	flows *conntrack.Reconciler
-
-	mu   sync.Mutex
-	sign uint16
-	// met is closed when a pass has found the sign among its requests.
-	met chan struct{}
-}
-
-// signs are unused addresses. A sign is a request for such an address, with its number as the port: it marks a pass.
-var signs = [2]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
-
-// settle waits for a pass that processes all earlier requests. It requests a sign. Requests are merged, so the pass with the sign
-// also has all earlier requests. The reconciler processes IPv6 last, so the sign of IPv6 is found after both families.
-func (w *flowWatch) settle() error {
-	w.mu.Lock()
-	w.sign++
-	met, d := make(chan struct{}), &conntrack.Desired{}
-	w.met = met
-	for f, addr := range signs {
-		d.Frontend(model.Key{Addr: addr, Port: w.sign, Protocol: inet.UDP, Family: inet.Family(f)}, nil)
-	}
-	w.mu.Unlock()
-	w.flows.Request(d)
-	select {
-	case <-met:
-		return nil
-	case <-time.After(10 * patience): // passes are rare if each takes long
-		return errors.New("no pass through the conntrack table")
-	}
-}
-
-func (w *flowWatch) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*conntrack.Flow) bool) (conntrack.Outcome, error) {
-	out, err := w.Table.Delete(ctx, f, udp, stale)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	stray := conntrack.Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(signs[f], w.sign), DNAT: true}
-	if err == nil && f == inet.IPv6 && w.met != nil && stale(&stray) {
-		close(w.met)
-		w.met = nil
-	}
-	return out, err
-}
-
 // settleFlows waits after [pipeline.load] until stale flows are deleted.
 func (p *pipeline) settleFlows() error {
 	// The request for flows follows the sync that load has awaited.
 	if err := p.settle(); err != nil {
 		return err
 	}
-	return p.flows.settle()
+	last := p.flows.Request(&conntrack.Desired{})
+	return lab.Await(context.Background(), 10*patience, func() error { // passes are rare if each takes long
+		if handled := p.flows.Handled(); handled < last {
+			return fmt.Errorf("%d of %d requests for flows are done", handled, last)
+		}
+		return nil
+	})
 }

@@ -40,7 +40,7 @@ type pipeline struct {
 	manifest *manifests.Source
 	tracker  *track.Tracker
 	kernel   *recorder
-	flows    *flowWatch
+	flows    *conntrack.Reconciler
 	// terminated has the passes that terminated connections.
 	terminated terminated
 	clock      *clock
@@ -133,16 +133,13 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		return nil, err
 	}
 	numbers := metrics.New(prometheus.NewRegistry(), metrics.Config{})
-	p.flows = &flowWatch{}
-	flows := conntrack.New(conntrack.Config{Metrics: numbers, Interval: time.Millisecond, Open: func() (conntrack.Table, error) {
-		err := h.Do(func() error {
-			table, err := conntrack.OpenNetlink()
-			p.flows.Table = table
+	p.flows = conntrack.New(conntrack.Config{Metrics: numbers, Interval: time.Millisecond, Open: func() (table conntrack.Table, err error) {
+		err = h.Do(func() error {
+			table, err = conntrack.OpenNetlink()
 			return err
 		})
-		return p.flows, err
+		return table, err
 	}})
-	p.flows.flows = flows
 	p.terminated = make(terminated, mostPasses)
 	terminations := conntrack.New(conntrack.Config{Metrics: p.terminated, Interval: time.Millisecond, Open: func() (table conntrack.Table, err error) {
 		err = h.Do(func() error {
@@ -154,7 +151,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p.loop = proxy.New(proxy.Config{
 		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
 		Metrics: numbers,
-		Flows:   flows, Terminations: terminations,
+		Flows:   p.flows, Terminations: terminations,
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
 		// Real sockets would be in the process's own namespace, without the lab's addresses.
@@ -169,7 +166,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p.stop = cancel
 	go func() {
 		var beside sync.WaitGroup
-		beside.Go(func() { flows.Run(ctx) })
+		beside.Go(func() { p.flows.Run(ctx) })
 		beside.Go(func() { terminations.Run(ctx) })
 		err := p.loop.Run(ctx)
 		beside.Wait()
@@ -269,8 +266,11 @@ func (p *pipeline) shares() (list []string, err error) {
 	return list, err
 }
 
-// retire advances the clock until every unused chain is deleted.
+// retire waits until stale flows are deleted, and advances the clock until every unused chain is deleted.
 func (p *pipeline) retire() error {
+	if err := p.settleFlows(); err != nil {
+		return err
+	}
 	for range 3 {
 		p.clock.advance(time.Minute)
 		if err := p.settle(); err != nil {
@@ -434,7 +434,7 @@ func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err erro
 				chains = append(chains, fmt.Sprintf("chain %s %s", t.Family.Keyword(), c.Name))
 			}
 			for _, s := range t.Sets {
-				if s.Dynamic || s.Name == plan.StateSet {
+				if !plan.Planned(s) {
 					continue
 				}
 				list, err := conn.Elements(s)

@@ -133,13 +133,7 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	serve(t, w.Pods[0], w.Pods[1], w.Remotes[0])
 	lab.Must(t, os.Mkdir(w.folder, 0o700))
 	serving := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
-	web := numbered("web", 10, serving...)
-	svc := web[0].(*corev1.Service)
-	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
-	for i := range svc.Spec.Ports {
-		svc.Spec.Ports[i].NodePort = 30080
-	}
-	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.10"}, {IP: "2001:db8:1::10"}}
+	web := exposed(serving...)
 	sticky := numbered("sticky", 12, serving...)
 	sticky[0].(*corev1.Service).Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	w.write(t, "still", append(append([]runtime.Object{world.Node()}, web...), sticky...)...)

@@ -61,6 +61,8 @@ type Config struct {
 	Interval time.Duration
 	// PerSecond is the largest number of deleted entries per second during a pass; 0 for no limit.
 	PerSecond int
+	// Last is the longest time of a last pass, after the context of Run has ended; 0 for no such pass.
+	Last time.Duration
 }
 
 // Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the
@@ -74,6 +76,8 @@ type Reconciler struct {
 	pending *Desired
 	// requested is the time of the first request since the last pass, or zero. latest is the time of the last one.
 	requested, latest time.Time
+	// number is the number of requests, and handled the number of the last request that is not pending any more.
+	number, handled uint64
 
 	// Only Run uses the fields below.
 	//
@@ -98,8 +102,8 @@ func New(c Config) *Reconciler {
 
 // Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler takes ownership of d,
 // but not of the lists of endpoints and addresses in it: do not change these. If several requests contain the same frontend, the last
-// one applies.
-func (r *Reconciler) Request(d *Desired) {
+// one applies. Request returns the number of the request: 1 for the first one.
+func (r *Reconciler) Request(d *Desired) (number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pending == nil {
@@ -107,7 +111,16 @@ func (r *Reconciler) Request(d *Desired) {
 	} else {
 		r.pending.merge(d)
 	}
+	r.number++
 	r.noteRequest()
+	return r.number
+}
+
+// Handled returns the number of the last request for which the stale flows to deleted frontends are deleted, or were too many for a retry.
+func (r *Reconciler) Handled() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.handled
 }
 
 // noteRequest makes the next pass due. The caller holds mu.
@@ -122,9 +135,22 @@ func (r *Reconciler) noteRequest() {
 	}
 }
 
-// Run makes passes until the context ends. It logs errors, and keeps the requests of a failed pass for the next one.
+// Run makes passes until the context ends, and then a last pass if there is a request. It logs errors, and keeps the requests of a failed pass for the
+// next one.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
+	r.run(ctx)
+	if _, requested := r.due(); requested && r.Last > 0 {
+		ctx, end := context.WithTimeout(context.WithoutCancel(ctx), r.Last)
+		defer end()
+		if sleep(ctx, settle-r.sinceLatest()) {
+			r.pass(ctx)
+		}
+	}
+}
+
+// run makes passes until the context ends.
+func (r *Reconciler) run(ctx context.Context) {
 	var retry <-chan time.Time
 	for {
 		var due <-chan time.Time
@@ -215,31 +241,34 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // pass handles the pending requests. It returns false if it failed and must be retried.
 func (r *Reconciler) pass(ctx context.Context) bool {
-	d := r.take()
+	d, number := r.take()
 	start := time.Now()
 	r.paused = 0
 	err := r.reconcile(ctx, d)
 	r.charge(d.payers(), time.Since(start)-r.paused)
 	r.log(ctx, err)
 	if err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.handled = number
 		return true
 	}
 	r.close()
-	r.restore(d)
+	r.restore(d, number)
 	return false
 }
 
-// take returns the merged pending requests, and clears them.
-func (r *Reconciler) take() *Desired {
+// take returns the merged pending requests with the number of the last one, and clears them.
+func (r *Reconciler) take() (d *Desired, number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d := r.pending
+	d = r.pending
 	r.pending, r.requested = nil, time.Time{}
-	return d
+	return d, r.number
 }
 
-// restore makes the requests of a failed pass pending again. Newer requests override them.
-func (r *Reconciler) restore(d *Desired) {
+// restore makes the requests of a failed pass pending again. Newer requests override them. number is the number of the last request of the pass.
+func (r *Reconciler) restore(d *Desired, number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pending != nil {
@@ -247,6 +276,7 @@ func (r *Reconciler) restore(d *Desired) {
 	}
 	if d.gone > maxGone {
 		d.forgetGone()
+		r.handled = number
 	}
 	r.pending = d
 }

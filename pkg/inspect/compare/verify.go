@@ -102,7 +102,7 @@ func (c *comparison) table(t *nft.Table) error {
 		case !info.Is(s):
 			c.differs(view.Difference{Table: name, In: s.Head(), Have: "of another form", Want: "of the planned form"})
 			continue
-		case s.Dynamic || s.Name == plan.StateSet:
+		case !plan.Planned(s):
 			continue
 		}
 		if err := c.elements(s, name); err != nil {

@@ -204,7 +204,7 @@ func TestPodsAndLabels(t *testing.T) {
 		t.Fatalf("%+v, %v", v, err)
 	}
 	for want, says := range map[string]string{
-		"10.96.0.21": "Service mesh/web has 10.96.0.21, and is not served by kube-nftproxy: its label service.kubernetes.io/service-proxy-name=other assigns it to another proxy",
+		"10.96.0.21":           "Service mesh/web has 10.96.0.21, and is not served by kube-nftproxy: its label service.kubernetes.io/service-proxy-name=other assigns it to another proxy",
 		"[fd00:10:96::21]:443": "Service mesh/web has", "203.0.113.21": "Service mesh/web has", "30443": "Service mesh/web has",
 		"10.96.0.21:80": "no Service has 10.96.0.21:80, and no endpoint of a Service that this node serves; it is an address of a ServiceCIDR", "10.96.0.22": "no Service has 10.96.0.22",
 	} {
