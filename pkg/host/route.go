@@ -38,25 +38,6 @@ func (Routes) Out(to netip.Addr) (device string, source netip.Addr, err error) {
 	return link.Attrs().Name, source.Unmap(), nil
 }
 
-// Masquerade returns the source address of masqueraded packets to an address. It is the source of the route, but never 127.0.0.1:
-// for IPv4 the kernel chooses an address that is valid on other machines.
-func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
-	_, source, err := r.Out(to)
-	if err != nil || !source.Is4() || !source.IsLoopback() {
-		return source, err
-	}
-	list, err := netlink.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return source, fmt.Errorf("list addresses: %w", err)
-	}
-	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP.To4()); ok && a.Scope == unix.RT_SCOPE_UNIVERSE {
-			return addr, nil
-		}
-	}
-	return source, nil
-}
-
 func routeTo(addr netip.Addr) (netlink.Route, error) {
 	list, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {

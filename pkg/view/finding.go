@@ -80,6 +80,8 @@ const (
 	NodePortTaken               Reason = "NodePortTaken"
 	NodePortEphemeral           Reason = "NodePortEphemeral"
 	SlowCommits                 Reason = "SlowCommits"
+	MasqueradeSource            Reason = "MasqueradeSource"
+	LoopbackExposed             Reason = "LoopbackExposed"
 
 	// Before an installation.
 	KernelTooOld            Reason = "KernelTooOld"

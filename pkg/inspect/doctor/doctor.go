@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -34,6 +35,10 @@ type Config struct {
 	Challenges func() error
 	// Monitors returns other programs that receive a copy of each change of the ruleset.
 	Monitors func() ([]Monitor, error)
+	// Disguises returns the routes whose masqueraded packets have a wrong source.
+	Disguises func() ([]host.Disguise, error)
+	// Guarded reports whether the rule exists that keeps packets of the network from 127.0.0.0/8.
+	Guarded func() (bool, error)
 }
 
 // Look runs all checks. If a check fails, its error becomes a finding.
@@ -84,6 +89,16 @@ func Look(ctx context.Context, c Config) []view.Finding {
 		monitors, err := c.Monitors()
 		list = append(list, c.slowCommits(monitors)...)
 		unable("programs that monitor nftables", err)
+	}
+	if c.Disguises != nil && c.serves(inet.IPv4) {
+		disguises, err := c.Disguises()
+		list = append(list, c.disguises(disguises)...)
+		unable("the routes", err)
+	}
+	if c.Guarded != nil && c.serves(inet.IPv4) {
+		guarded, err := c.Guarded()
+		list = append(list, c.localnet(guarded || err != nil)...)
+		unable("the chain KUBE-FIREWALL", err)
 	}
 	view.SortFindings(list)
 	return list

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -98,7 +100,7 @@ func TestSettings(t *testing.T) {
 
 func TestEverythingElse(t *testing.T) {
 	c := Config{
-		NodeName: "n", Sysctls: settings(t, nil),
+		NodeName: "n", Sysctls: settings(t, map[string]string{"net/ipv4/conf/all/route_localnet": "1"}),
 		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
 		Earlier: func([]inet.Family) ([]nft.BaseChain, error) {
 			return []nft.BaseChain{{Family: "ip", Table: "x", ChainInfo: nft.ChainInfo{Name: "c", Priority: -150}}}, nil
@@ -113,6 +115,13 @@ func TestEverythingElse(t *testing.T) {
 		},
 		Challenges: func() error { return errors.New("no capability") },
 		Monitors:   func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
+		Families:   inet.Families[:],
+		Disguises: func() ([]host.Disguise, error) {
+			tunnel := host.Disguise{To: netip.MustParsePrefix("10.0.0.0/8"), Device: "tun0"}
+			other := host.Disguise{To: netip.MustParsePrefix("0.0.0.0/0"), Device: "eth0", Source: netip.MustParseAddr("192.0.2.1"), Wanted: netip.MustParseAddr("192.0.2.9")}
+			return []host.Disguise{tunnel, other}, nil
+		},
+		Guarded: func() (bool, error) { return false, nil },
 	}
 	want := []string{
 		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
@@ -121,6 +130,9 @@ func TestEverythingElse(t *testing.T) {
 		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
 		"warning: terminated connections are not reset at once: no capability",
 		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
+		"warning: masqueraded IPv4 packets to these networks do not get the source address of the route: 10.0.0.0/8 by tun0 (no source), " +
+			"0.0.0.0/0 by eth0 (source 192.0.2.1, the route has 192.0.2.9)",
+		"warning: this node routes packets of its networks to 127.0.0.0/8 (net.ipv4.conf.all.route_localnet = 1), and the chain KUBE-FIREWALL, which drops them, is missing",
 	}
 	got := Look(t.Context(), c)
 	lab.Same(t, want, brief(got), "")

@@ -42,7 +42,10 @@ const (
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
-	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: s.Earlier}
+	c := Config{
+		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: s.Earlier,
+		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
+	}
 	s.kernel(v, families)
 	rival := takeover.FindRival(ctx, "", "")
 	holder, err := instance.Find(instance.Name)
