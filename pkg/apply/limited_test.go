@@ -196,6 +196,86 @@ func TestCountsSurvive(t *testing.T) {
 	full("a restart", old...)
 }
 
+// An endpoint keeps its count while it gets no connections, also across a restart: while it is not ready, and for a while after it left. With session
+// affinity, it has no maximum, and keeps its count.
+func TestCountsSurviveAbsence(t *testing.T) {
+	ready := func() *model.Service { return limited(0, "random", 5, 0, 1) }
+	changed := func(change func(*model.ServicePort)) *model.Service {
+		s := ready()
+		for _, p := range s.Ports {
+			change(p)
+		}
+		return s
+	}
+	for name, absent := range map[string]*model.Service{
+		"not ready": changed(func(p *model.ServicePort) { p.Cluster, p.Idle = p.Cluster[1:], p.Cluster[:1] }),
+		"left":      changed(func(p *model.ServicePort) { p.Cluster = p.Cluster[1:] }),
+		"none":      changed(func(p *model.ServicePort) { p.Cluster, p.HasEndpoints = nil, false }),
+		"affinity":  changed(func(p *model.ServicePort) { p.Affinity = time.Hour }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, k := newWire(t), open(t)
+			p := newStickyPlanner(ready())
+			mustSync(t, k, p, Full)
+			for _, f := range inet.Families {
+				w.occupy(f, 10, destinations(f, 0))
+			}
+			for range 3 {
+				p.Set(absent.Name, absent)
+				mustSync(t, k, p, Partial)
+				k = open(t)
+				p = resumeSticky(t, k, absent)
+				if r := mustSync(t, k, p, Adopted); r.Elements != 0 {
+					t.Fatalf("a restart sends %d elements", r.Elements)
+				}
+				p.Set(absent.Name, ready())
+				mustSync(t, k, p, Partial)
+				for _, f := range inet.Families {
+					for range 20 { // some draws
+						if got := w.offer(f, 1<<20, 16, destinations(f, 0)[0]); len(got) > 0 {
+							t.Fatalf("endpoints with their maximum of connections get more: %v", got)
+						}
+					}
+				}
+			}
+			if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
+				t.Errorf("elements (-planned +in the kernel):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An endpoint that left loses its count after two rounds, and an endpoint that is not ready does not.
+func TestCountsOfGoneEndpointsEnd(t *testing.T) {
+	newWire(t)
+	k := open(t)
+	s := limited(0, "random", 5, 0, 1, 2)
+	p := newStickyPlanner(s)
+	mustSync(t, k, p, Full)
+	for _, port := range s.Ports {
+		port.Idle = port.Cluster[1:2]
+		port.Cluster = port.Cluster[:1] // and the third one left
+	}
+	counts := func() int {
+		return strings.Count(run(t, "nft", "list", "map", "ip", "kube-nftproxy", "limited"), "ct count 5")
+	}
+	for round, want := range []int{3, 3, 2, 2} {
+		if names := p.Age(); round > 0 && len(names) != map[bool]int{true: 1}[round == 2] {
+			t.Errorf("round %d: Services to plan again: %v", round, names)
+		}
+		p.Set(s.Name, s)
+		if _, err := k.Sync(p); err != nil {
+			t.Fatal(err)
+		}
+		if got := counts(); got != want {
+			t.Errorf("round %d: %d endpoints have counts, want %d", round, got, want)
+		}
+	}
+	if p.Keeps() {
+		t.Error("an endpoint that left still has its count")
+	}
+}
+
 // A change of the maximum resets the counts: earlier connections do not count. Without a maximum, endpoints accept all connections.
 func TestMaximumChanges(t *testing.T) {
 	w, k := newWire(t), open(t)

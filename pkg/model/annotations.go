@@ -157,7 +157,7 @@ const (
 )
 
 // maximum returns the maximum of connections of each endpoint, and the treatment at the maximum. If the maximum is invalid, maximum adds a problem
-// and returns 0. If the treatment is invalid, it adds a problem and returns Refuse.
+// and returns 0. If the treatment is invalid, it adds a problem and returns Refuse. With session affinity, it adds a problem and returns no treatment.
 func (b *builder) maximum() (uint16, AtMaximum) {
 	text, given := b.svc.Annotations[annotationMaximum]
 	if !given {
@@ -170,7 +170,7 @@ func (b *builder) maximum() (uint16, AtMaximum) {
 	}
 	if b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.problem(MaximumField, quoted(text, "the Service has session affinity, so its endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
-		return 0, ""
+		return uint16(n), ""
 	}
 	at := AtMaximum(b.svc.Annotations[annotationAtMaximum])
 	switch at {

@@ -143,7 +143,7 @@ func TestMaximums(t *testing.T) {
 		{most + "1001", false, 0, "", "max-connections"},
 		{most + "-1", false, 0, "", "max-connections"},
 		{most + "99999999999999999999", false, 0, "", "max-connections"},
-		{most + "100", true, 0, "", "session affinity"},
+		{most + "100", true, 100, "", "session affinity"},
 	} {
 		svc := annotated(tc.annotations)
 		if tc.affinity {

@@ -457,7 +457,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 		return
 	}
 	most, atMost := b.maximum()
-	ranges := b.portRanges(most > 0)
+	ranges := b.portRanges(most > 0 && affinity == 0)
 	var made []ServicePort
 	if b.single != nil {
 		made, b.out.Ports = b.single.port[:0], b.single.list[:0]

@@ -621,6 +621,9 @@ func (sp *ServicePort) choose(m *merged, shares []uint8) {
 	sp.Local = m.pick(inLocal, sp.Cluster)
 	sp.ClusterWeights, sp.LocalWeights = sp.weightsOf(m, shares, sp.Cluster), sp.weightsOf(m, shares, sp.Local)
 	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
+	if sp.MaxConnections > 0 {
+		sp.Idle = m.pick(func(t traits) bool { return !inCluster(t) && !inLocal(t) })
+	}
 	if sp.Protocol == inet.UDP {
 		serves := func(t traits) bool { return t.has(ready) || t.has(serving) }
 		sp.Serving = m.pick(serves, sp.Cluster, sp.Local)

@@ -92,12 +92,15 @@ type ServicePort struct {
 	// Method is the algorithm that chooses an endpoint. With session affinity, it applies to new clients.
 	Method balance.Method
 	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum applies while all endpoints have their
-	// maximum. Services with session affinity have no maximum.
+	// maximum. With session affinity, the maximum does not apply, see [ServicePort.Limited].
 	MaxConnections uint16
 	AtMaximum      AtMaximum
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
 	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
+	// Idle holds, for a port with MaxConnections only, all other endpoints in the EndpointSlices, such as those that are not ready. They may still have
+	// connections. It is sorted and free of duplicates.
+	Idle []netip.AddrPort
 	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all weights are
 	// equal. With slow start and the random algorithm, they are not nil: each unit of weight has [fullShare] slots, or fewer for a starting endpoint.
 	// Endpoints of weight 0 are in neither list.
@@ -115,6 +118,9 @@ type ServicePort struct {
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
 }
+
+// Limited reports whether the maximum of connections applies.
+func (sp *ServicePort) Limited() bool { return sp.MaxConnections > 0 && sp.Affinity == 0 }
 
 // Slots returns the number of slots of the tables of Cluster and Local after all endpoints have started.
 func (sp *ServicePort) Slots() int {

@@ -39,7 +39,9 @@ type port struct {
 	// session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
 	ids     *affinePort
-	// maxConnections is the maximum of connections of each endpoint, 0 for none. queues is true if the port drops packets while all endpoints are full.
+	// maxConnections is the maximum of connections of each endpoint, 0 for none. It applies without session affinity. counted are the endpoints that have
+	// it; nil for none. queues is true if the port drops packets while all endpoints are full.
+	counted        *counted
 	maxConnections uint16
 	queues         bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
@@ -160,7 +162,7 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	x := p.extra(ls)
 	switch {
-	case p.ids != other.ids || p.maxConnections > 0 || x.arranged == nil || x.arranged != other.extra(ls).arranged:
+	case p.ids != other.ids || p.counted != nil || other.counted != nil || x.arranged == nil || x.arranged != other.extra(ls).arranged:
 		return p.endpoints(ls)
 	case x.superseded:
 		return x.arranged.removed
@@ -168,9 +170,16 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	return x.arranged.added
 }
 
+// limits reports whether the maximum of connections applies.
+func (p *port) limits() bool { return p.maxConnections > 0 && p.timeout == 0 }
+
 // freeIDs frees the ids of endpoints that only the port's earlier form had.
 func (p *port) freeIDs(before *port) {
-	if !p.searchable() {
+	if p.counted != nil {
+		p.ids.keepOnly(p.counted.endpoints)
+		return
+	}
+	if before.counted != nil || !p.searchable() {
 		p.ids.keepOnly(p.endpoints(listCluster), p.endpoints(listLocal))
 		return
 	}
@@ -255,7 +264,7 @@ func (p *port) routeClass(r route) class {
 		return class{kind: kindDrop}
 	case p.number == 0:
 		return class{kind: singleKind(r)}
-	case p.maxConnections > 0:
+	case p.limits():
 		return class{kind: limitedKind(r)}
 	case p.timeout > 0:
 		return class{kind: affinityKind(r), timeout: p.timeout}
@@ -333,13 +342,13 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 	for ls := range lists {
 		if len(p.lists[ls]) > 0 {
 			c, at := class{kind: pickKind(ls), table: p.table(ls)}, stepPick+step(ls)
-			if p.maxConnections > 0 {
+			if p.limits() {
 				c.kind, at = chooseKind(ls), stepChoose+step(ls)
 			}
 			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, at, c)
 		}
 	}
-	if p.maxConnections > 0 {
+	if p.limits() {
 		c := class{kind: kindReject}
 		if p.queues {
 			c.kind = kindDrop
@@ -369,7 +378,7 @@ func (s *slots) reset(l *layout, p *port, ls list) {
 	s.port, s.list, s.n, s.ids = p, ls, len(p.lists[ls]), p.ids
 	if s.ids != nil {
 		s.key, s.element = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
-		if p.maxConnections > 0 {
+		if p.limits() {
 			s.element.Set = l.limitedSlots[ls]
 		}
 		return
@@ -396,34 +405,21 @@ func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	return &s.element
 }
 
-// inCluster returns a function that reports whether the list for policy Cluster has an endpoint.
-func (p *port) inCluster() func(netip.AddrPort) bool {
-	list := sorted(p.endpoints(listCluster))
-	return func(e netip.AddrPort) bool {
-		_, found := slices.BinarySearchFunc(list, e, netip.AddrPort.Compare)
-		return found
-	}
-}
-
 // backendElements calls each for the elements that lead from the endpoint ids of a port to its endpoints. It may leave out elements that the
 // other form of the port has, too.
 func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	if p.ids == nil {
 		return
 	}
+	if l.countedElements(p, each); p.limits() {
+		return
+	}
 	for ls := range lists {
 		e := nft.Element{Set: l.backends[ls]}
-		endpoints := p.backends(other, ls)
-		if p.maxConnections > 0 { // an endpoint in both lists has one count
-			e.Set, e.MaxConnections = l.limited, p.maxConnections
-			if ls != listCluster {
-				endpoints = slices.DeleteFunc(slices.Clone(endpoints), p.inCluster())
-			}
-		}
 		if p.ranged() {
 			e.Set = l.rangeBackends[ls]
 		}
-		for _, endpoint := range endpoints {
+		for _, endpoint := range p.backends(other, ls) {
 			if word := p.ids.endpointRegister(endpoint); p.ranged() {
 				e.Key, e.Data = nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
 			} else {
@@ -431,6 +427,23 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 			}
 			each(&e)
 		}
+	}
+}
+
+// countedElements calls each for the elements that count the connections of endpoints, and for those that show the ids of endpoints without a slot.
+func (l *layout) countedElements(p *port, each func(*nft.Element)) {
+	if p.counted == nil {
+		return
+	}
+	e := nft.Element{Set: l.limited, MaxConnections: p.maxConnections}
+	for _, endpoint := range p.counted.endpoints {
+		e.Key, e.Data = nft.Value{}.Proto(p.protocol).Uint32(p.ids.endpointRegister(endpoint)), nft.Endpoint(endpoint)
+		each(&e)
+	}
+	e = nft.Element{Set: l.limitedSlots[listCluster]}
+	for i, endpoint := range p.counted.idle {
+		e.Key, e.Data = nft.Value{}.Uint32(p.number).Uint32(firstIdle+uint32(i)), nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
+		each(&e)
 	}
 }
 

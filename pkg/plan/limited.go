@@ -20,7 +20,7 @@ import (
 //
 // A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit forgets only about eight such
 // packets per tick of the kernel's clock. So packets try an endpoint of full only once in triedTime: otherwise, a flood would fill the kernel's
-// memory.
+// memory. An endpoint keeps its count while it gets no connections, see counted.go.
 
 const (
 	// fullTime is the time for which an endpoint is skipped after it was full.

@@ -50,6 +50,9 @@ type Planner struct {
 	awoken map[Holder]struct{}
 	// sticky are the service ports that remember clients.
 	sticky owners[Number]
+	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the number of calls of [Planner.Age].
+	keeping map[types.NamespacedName]struct{}
+	round   int
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]shared
@@ -137,6 +140,7 @@ func New(o Options) *Planner {
 		holders:       newOwners[Holder](),
 		awoken:        map[Holder]struct{}{},
 		sticky:        newOwners[Number](),
+		keeping:       map[types.NamespacedName]struct{}{},
 		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},
 		regions:       map[*nft.Set][]shared{},
@@ -241,6 +245,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteHolders(old, false)
 	p.noteHolders(now, true)
 	p.noteWaiting(name, now)
+	p.noteKeeping(name, now)
 }
 
 // enlist replaces a Service in the list. Either may be nil.
@@ -319,6 +324,8 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	out := *sp
 	if limited {
 		out.MaxConnections = 0
+	}
+	if limited && sp.Limited() {
 		s.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
 			sp.Family, sp.Name.Port))
 	}
@@ -333,6 +340,12 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 // giveIDs gives ids to the endpoints of an affine service port.
 func (p *Planner) giveIDs(n, before *port) {
 	known := p.recallIDs(n.id())
+	if n.counted != nil {
+		for _, e := range n.counted.endpoints {
+			n.ids.add(e, known)
+		}
+		return
+	}
 	for ls := range lists {
 		for _, e := range sorted(n.backends(before, ls)) {
 			n.ids.add(e, known)
@@ -453,7 +466,8 @@ func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 	now.reset(l, is, ls)
 	common := min(old.n, now.n)
 	before := was.extra(ls)
-	if a := is.extra(ls).arranged; a != nil && before.superseded && a == before.arranged && was.number == is.number && common > 0 {
+	inPlace := was.number == is.number && was.limits() == is.limits() && common > 0
+	if a := is.extra(ls).arranged; a != nil && before.superseded && a == before.arranged && inPlace {
 		for _, r := range a.undo {
 			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
 				p.remove(old.at(r.slot, r.endpoint))
@@ -473,7 +487,7 @@ func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 
 func (p *Planner) changeAllSlots(old, now *slots) {
 	before, after := old.endpoints(), now.endpoints()
-	same := old.key == now.key && old.ids == now.ids
+	same := old.key == now.key && old.ids == now.ids && old.element.Set == now.element.Set
 	for i := range max(old.n, now.n) {
 		if i < old.n && i < now.n && same && before[i] == after[i] {
 			continue

@@ -140,7 +140,7 @@ func (p *Planner) Recall(get Get, services []*model.Service) error {
 			p.lookUpIDs(&q, s)
 		}
 	}
-	for q.pending() { // three rounds: the size of each table, the ids in its slots, their endpoints
+	for q.pending() { // the size of each table, the ids in its slots, their endpoints; more rounds for many ids without a slot
 		if err := q.run(); err != nil {
 			return err
 		}
@@ -258,11 +258,14 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 		}
 		ids := map[netip.AddrPort]uint16{}
 		p.recalled.ids[id] = ids
+		if sp.MaxConnections > 0 {
+			l.lookUpIdle(q, sp.Protocol, number, 0, ids)
+		}
 		for ls := range lists {
 			key := nft.Value{}.Uint32(number)
 			q.add(l.draw[ls], key, func(e *nft.Found) {
 				slots, backends := l.slots[ls], l.backends[ls]
-				if sp.MaxConnections > 0 {
+				if sp.Limited() {
 					slots, backends = l.limitedSlots[ls], l.limited
 				}
 				t, _ := tableAt(e.Data.AsUint32() & tableBits)
@@ -289,6 +292,21 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 				}
 			})
 		}
+	}
+}
+
+// lookUpIdle looks up the ids of endpoints without a slot, from an index on: a few first, and each time twice as many, until one is missing.
+func (l *layout) lookUpIdle(q *lookups, proto inet.Protocol, number, from uint32, ids map[netip.AddrPort]uint16) {
+	const few = 8
+	n := from + few
+	for i := range n {
+		q.add(l.limitedSlots[listCluster], nft.Value{}.Uint32(number).Uint32(firstIdle+from+i), func(e *nft.Found) {
+			word := e.Data.AsUint32()
+			q.add(l.limited, nft.Value{}.Proto(proto).Uint32(word), func(e *nft.Found) { ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits) })
+			if i == n-1 {
+				l.lookUpIdle(q, proto, number, from+n, ids)
+			}
+		})
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 // Room has the limits of quantities that all Services of a node share. See docs/room.md for the part of each namespace.
 type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
-	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges.
+	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges. An endpoint without
+	// a slot that keeps its count of connections counts twice.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of a range grows with this
 	// number.
@@ -206,7 +207,11 @@ func (f form) elements(sp *model.ServicePort) int {
 	case formEqual:
 		return len(sp.Frontends) + endpoints
 	case formAffine:
-		return len(sp.Frontends) + sp.Slots() + endpoints
+		n := len(sp.Frontends) + sp.Slots() + endpoints
+		if sp.MaxConnections > 0 && !sp.Limited() {
+			n += endpoints // an element that counts, and one that session affinity uses
+		}
+		return n
 	}
 	return len(sp.Frontends) + sp.Slots()
 }
@@ -237,13 +242,22 @@ func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f 
 	if f > p.had(n.id(), sp) {
 		return waitsForOthers
 	}
+	var count *counted
+	if f == formAffine {
+		count = p.count(before, n.id(), sp)
+		if idle := count.idleElements(); elements.Lacks(namespace, before.elements, needed+idle) == room.None {
+			needed += idle
+		} else {
+			count = count.withoutIdle()
+		}
+	}
 	if reason := elements.refusal(namespace, before.elements, needed); reason != "" {
 		return reason
 	}
 	ids, number := (*affinePort)(nil), uint32(0)
 	switch {
 	case f == formSingle:
-	case f == formAffine && before.ids != nil && (before.maxConnections > 0) == (sp.MaxConnections > 0):
+	case f == formAffine && before.ids != nil:
 		ids, number = before.ids, before.number
 	case f < formAffine && before.number != 0 && before.ids == nil:
 		number = before.number
@@ -256,7 +270,7 @@ func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f 
 		}
 	}
 	p.request(elements, namespace, before.elements, needed)
-	n.form, n.elements, n.number, n.ids = f, needed, number, ids
+	n.form, n.elements, n.number, n.ids, n.counted = f, needed, number, ids, count
 	return ""
 }
 

@@ -232,6 +232,7 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if len(p.flows.settled()) > 0 {
 		p.Schedule.Requested()
 	}
+	p.ageCounts(now)
 	changed, err := p.guard.check()
 	if err != nil {
 		// If the sync fails too, the loop counts and retries it, and /healthz reports it.
@@ -240,6 +241,25 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	}
 	if changed {
 		p.Schedule.Urgent()
+	}
+}
+
+// countsAge is the time between two calls of [plan.Planner.Age].
+const countsAge = 5 * time.Minute
+
+// ageCounts queues the Services with endpoints that lose their counts of connections, because they left long ago.
+func (p *Proxy) ageCounts(now time.Time) {
+	switch {
+	case !p.Planner.Keeps():
+		p.agedAt = time.Time{}
+	case p.agedAt.IsZero():
+		p.agedAt = now
+	case now.Sub(p.agedAt) >= countsAge:
+		p.agedAt = now
+		if names := p.Planner.Age(); len(names) > 0 {
+			p.enqueue(names)
+			p.Schedule.Requested()
+		}
 	}
 }
 

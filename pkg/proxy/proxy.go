@@ -159,6 +159,8 @@ type Proxy struct {
 	addressesAt time.Time
 	// unaddressed is true if the Node has no known address.
 	unaddressed bool
+	// agedAt is the time of the last call of [plan.Planner.Age], or the time since which the planner keeps counts; zero if it keeps none.
+	agedAt time.Time
 	// sockets are the addresses on which servers listen, see [Node].
 	sockets [2][]netip.Addr
 	// questions passes functions to the loop, which runs them between two steps and while it waits. See ask.

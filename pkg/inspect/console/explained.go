@@ -58,7 +58,9 @@ func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]strin
 	if p.Method.Key != balance.Chance {
 		v.Algorithm = p.Method.String()
 	}
-	v.MaxConnections, v.AtMaximum = int(p.MaxConnections), string(p.AtMaximum)
+	if p.Limited() {
+		v.MaxConnections, v.AtMaximum = int(p.MaxConnections), string(p.AtMaximum)
+	}
 	shares := sharesOf(p.ServicePort)
 	for i := range p.Candidates {
 		e := endpointView(&p.Candidates[i], p)
