@@ -16,8 +16,8 @@ type answer struct {
 	// NodeEligible is nil, and omitted, in the answer to /livez.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
 	Healthy      bool  `json:"healthy"`
-	// Status has the health of each IP family. It is empty before the sync loop starts.
-	Status map[string]familyStatus `json:"status"`
+	// Status has the health of each IP family. It is empty, and omitted, before the sync loop starts.
+	Status map[string]familyStatus `json:"status,omitempty"`
 }
 
 type familyStatus struct {
