@@ -70,7 +70,7 @@ func (r *Reporter) Problem(p model.Problem) {
 	r.count.Suppressed(p.Kind)
 	if first {
 		r.logger.Info("Too many problems; further ones are counted, and reported later", "limit", limitNames[lacks],
-			"owner", objectOf(p).owner(), "kind", p.Kind, "object", p.Name, "window", window)
+			"owner", objectOf(p).owner(), "kind", p.Kind, "object", klog.KRef(p.Name.Namespace, p.Name.Name), "window", window)
 	}
 	r.await()
 }
@@ -118,7 +118,7 @@ func (s suppressed) worst() string {
 // write writes the log line and the Event of a problem.
 func (r *Reporter) write(p model.Problem) {
 	reason := short(p.Text())
-	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", reason)
+	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object", klog.KRef(p.Name.Namespace, p.Name.Name), "field", p.Field, "reason", reason)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return

@@ -173,7 +173,7 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {
-		t.report(fmt.Sprintf("rules of kube-proxy have appeared on node %s (%v): a kube-proxy was started beside kube-nftproxy", t.NodeName, map[Kind]int(appeared)),
+		t.report(fmt.Sprintf("rules of kube-proxy have appeared on node %s (%v): a kube-proxy was started beside kube-nftproxy", t.NodeName, appeared),
 			"its rules stay", ". Then delete the pod of kube-nftproxy on this node: its next start removes the rules")
 	}
 	t.appeared = appeared.any()

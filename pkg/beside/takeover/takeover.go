@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
@@ -35,6 +36,17 @@ var Kinds = []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS}
 // Leftovers has the number of kube-proxy's objects by kind: tables for NFTables, chains for both backends of iptables, and virtual servers,
 // sets and the device together for IPVS. A kind that could not be read has no entry.
 type Leftovers map[Kind]int
+
+// String returns the numbers above 0, in the order of [Kinds].
+func (l Leftovers) String() string {
+	var parts []string
+	for _, k := range Kinds {
+		if n := l[k]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", k, n))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
 
 // any reports whether any number is above 0.
 func (l Leftovers) any() bool {
