@@ -42,7 +42,7 @@ func (f *Flows) findings(node string) (list []Finding) {
 	if f.StaleTotal > 0 {
 		list = append(list, Finding{
 			Severity: Wrong, Reason: FlowsStale, Object: "Service " + f.Stale[0].Service,
-			What:    fmt.Sprintf("%s of connection tracking contradict the present endpoints", plural(f.StaleTotal, "entry", "entries")),
+			What:    plural(f.StaleTotal, "entry of connection tracking contradicts", "entries of connection tracking contradict") + " the present endpoints",
 			Impact:  "the packets of these clients reach removed endpoints, or none, while the clients keep sending",
 			Fix:     fmt.Sprintf("on node %s, for one flow: %s. The log of the program has the reason if it cannot delete entries", node, f.Stale[0].deletion()),
 			Affects: "only the client " + f.Stale[0].Client + ": its next packet is translated again",
@@ -73,7 +73,8 @@ func (f *Flows) text(p *Printer) {
 	if f.StaleTotal > 0 {
 		style, word = Bad, "STALE"
 	}
-	p.Printf("%s: of %d entries of connection tracking, %d are stale, and %d lead to removed endpoints.\n", p.Paint(style, word), f.Read, f.StaleTotal, f.RemovedTotal)
+	p.Printf("%s: of %s of connection tracking, %s stale, and %s to removed endpoints.\n", p.Paint(style, word), plural(f.Read, "entry", "entries"),
+		plural(f.StaleTotal, "is", "are"), plural(f.RemovedTotal, "leads", "lead"))
 	if f.Partial {
 		p.Printf("The kernel interrupted each attempt to read connection tracking: entries may be missing.\n")
 	}

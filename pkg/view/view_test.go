@@ -355,7 +355,7 @@ func TestVerification(t *testing.T) {
 	v.Conclude("n")
 	got = printed(t, v.Text, wide)
 	for _, want := range []string{
-		"STALE: of 9 entries of connection tracking, 1 are stale, and 3 lead to removed endpoints.\nSTALE default/dns, udp: 10.0.0.1:5 -> 10.96.0.1:53, to 10.1.1.1:53\n" +
+		"STALE: of 9 entries of connection tracking, 1 is stale, and 3 lead to removed endpoints.\nSTALE default/dns, udp: 10.0.0.1:5 -> 10.96.0.1:53, to 10.1.1.1:53\n" +
 			"REMOVED ENDPOINT default/web, tcp: [fd00::1]:5 -> [fd00::2]:53, to [fd00::3]:53\n... and 2 more\n",
 		"WRONG 1 entry of connection tracking contradict", "conntrack -D -p udp -s 10.0.0.1 -d 10.96.0.1 --sport 5 --dport 53", "NOTE 3 established TCP connections lead to",
 	} {

@@ -59,6 +59,7 @@ func TestIsCommand(t *testing.T) {
 func TestMistypedCommands(t *testing.T) {
 	for args, similar := range map[string]string{
 		"staus": "status", "staus -o json": "status", "servces default/web": "services", "veriffy": "verify",
+		"get services": "services", "get svc web": "services", "describe services shop/web": "services", "get pods": "",
 		"status": "", "extra arg": "", "": "", "-v 2 staus": "", "--staus": "",
 	} {
 		root := New("dev", nil)
@@ -229,7 +230,7 @@ func TestExitCodes(t *testing.T) {
 		{good, "verify", exitFine}, {bad, "verify", exitWrong}, {silent, "verify", exitUnable}, {good, "verify extra", exitUnable}, {good, "verify -o wide", exitFine},
 		{silent, "watch", exitUnable}, {good, "watch 10.96.0.1", exitUnable}, {good, "watch", exitUnable}, // the program exits
 		{good, "bundle -o -", exitFine}, {silent, "bundle -o -", exitUnable}, {bad, "bundle -o -", exitUnable}, {good, "bundle -o /nonexistent/x", exitUnable},
-		{good, "version", exitFine}, {silent, "version --client", exitFine}, {silent, "version", exitUnable}, {good, "version extra", exitUnable},
+		{good, "version", exitFine}, {silent, "version --client", exitFine}, {silent, "version", exitFine}, {good, "version extra", exitUnable},
 		{good, "trace x 10.96.0.1:80", exitUnable}, {good, "trace 10.0.0.1 x", exitUnable}, {good, "trace 10.0.0.1", exitUnable}, {silent, "trace node svc/shop/web", exitUnable},
 		{good, "render", exitUnable}, {good, "render -f /nonexistent", exitUnable}, {good, "render --nosuch", exitUnable},
 		{silent, "preflight extra", exitUnable}, {silent, "preflight -o name", exitUnable}, // test/e2e has the other codes

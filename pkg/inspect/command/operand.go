@@ -56,10 +56,15 @@ func portNumber(text string) uint16 {
 	return uint16(n)
 }
 
+// namesService reports whether a text is svc/NAMESPACE/NAME:PORT, or NAMESPACE/NAME:PORT, and not an address.
+func namesService(text string) bool {
+	first, _, more := strings.Cut(text, "/")
+	return slices.Contains(kinds["Service"], first) || more && first != "" && !strings.ContainsAny(first, ".:[")
+}
+
 // clusterIPs returns the cluster IPs of svc/NAMESPACE/NAME:PORT, each with port and protocol. It returns another text unchanged.
 func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]string, error) {
-	kind, _, _ := strings.Cut(to, "/")
-	if !slices.Contains(kinds["Service"], kind) {
+	if !namesService(to) {
 		return []string{to}, nil
 	}
 	namespace, name, port, err := splitName(to, namespace)

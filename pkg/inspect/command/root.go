@@ -33,8 +33,8 @@ func Run(version string, daemon Daemon) int {
 	return cli.Run(root)
 }
 
-// mistyped returns an error if the first argument is similar to the name of a command. The daemon gets other arguments, and rejects them as kube-proxy
-// does.
+// mistyped returns an error if the first argument is similar to the name of a command, or if a later one is such a name, as in "get services". The
+// daemon gets other arguments, and rejects them as kube-proxy does.
 func mistyped(root *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") {
 		return nil
@@ -48,6 +48,9 @@ func mistyped(root *cobra.Command, args []string) error {
 	}
 	if similar := usage.DidYouMean(args[0], commands); similar != "" {
 		return fmt.Errorf("unknown command %q%s", args[0], similar)
+	}
+	if found, _, err := root.Find(args[1:]); err == nil && found != root {
+		return fmt.Errorf("unknown command %q%s", args[0], usage.DidYouMean(found.Name(), commands))
 	}
 	return nil
 }

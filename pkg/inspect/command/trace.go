@@ -46,7 +46,12 @@ code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule
   kube-nftproxy trace node 10.96.0.10:53/udp -o wide
   kube-nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
   kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
-		Args: cobra.ExactArgs(2),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return fmt.Errorf("trace needs a source and a destination, such as %q; there are %d arguments", "kube-nftproxy trace node svc/NAMESPACE/NAME", len(args))
+			}
+			return nil
+		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
 				return []string{sentByNode}, cobra.ShellCompDirectiveNoFileComp
@@ -92,8 +97,8 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	}
 	at, err := model.ParseAddrPort(where)
 	if err != nil {
-		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp, or "+
-			"svc/NAMESPACE/NAME:PORT for a Service", err)
+		return p, fmt.Errorf("%q is not an address with a port: use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp, or "+
+			"svc/NAMESPACE/NAME:PORT for a Service", where)
 	}
 	var source netip.Addr
 	var port uint16
@@ -103,7 +108,7 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 			source, port, err = client.Addr(), client.Port(), nil
 		}
 		if err != nil {
-			return p, fmt.Errorf("read source: %w; use an IP address, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
+			return p, fmt.Errorf("%q is not an IP address: use one, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", from, sentByNode)
 		}
 	}
 	p, err = trace.From(source, at, protocol, host.Routes{})

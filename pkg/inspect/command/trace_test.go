@@ -451,3 +451,26 @@ func TestRender(t *testing.T) {
 		t.Error("no error for missing manifests")
 	}
 }
+
+// TestTraceArguments: the errors for wrong arguments have no words of Go, and NAMESPACE/NAME is a Service.
+func TestTraceArguments(t *testing.T) {
+	cmd := traceCommand()
+	if err := cmd.Args(cmd, nil); err == nil || !strings.Contains(err.Error(), "trace needs a source and a destination") {
+		t.Errorf("without arguments: %v", err)
+	}
+	for _, c := range [][3]string{
+		{"pod2", "10.96.0.1:80", `"pod2" is not an IP address`}, {"10.0.0.1", "10.96.0.1", `"10.96.0.1" is not an address with a port`},
+		{"10.0.0.1", "10.96.0.1:80/udb", `unknown protocol "udb"`},
+	} {
+		if _, err := parsePacket(c[0], c[1]); err == nil || !strings.Contains(err.Error(), c[2]) || strings.Contains(err.Error(), "Parse") {
+			t.Errorf("%s -> %s: %v, want %q", c[0], c[1], err, c[2])
+		}
+	}
+	for text, want := range map[string]bool{
+		"svc/shop/web": true, "shop/web": true, "shop/web:http": true, "shop/web:80/udp": true, "10.96.0.1:80/tcp": false, "[fd00::1]:80/tcp": false, "10.96.0.1:80": false, "web": false,
+	} {
+		if got := namesService(text); got != want {
+			t.Errorf("%s names a Service: %v, want %v", text, got, want)
+		}
+	}
+}

@@ -1,7 +1,7 @@
 package command
 
 import (
-	"errors"
+	"cmp"
 	"os"
 	"runtime"
 	"strconv"
@@ -19,8 +19,9 @@ type versions struct {
 	Version   string `json:"version"`
 	GoVersion string `json:"goVersion"`
 	Platform  string `json:"platform"`
-	// Running is the version of the running program; absent if none answers.
+	// Running is the version of the running program. It is absent if none answers, and then Error is the reason.
 	Running string `json:"running,omitempty"`
+	Error   string `json:"error,omitempty"`
 }
 
 func newVersionCommand(version string) *cobra.Command {
@@ -29,22 +30,22 @@ func newVersionCommand(version string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "version", Short: "Show the versions of this program file and of the running program", Args: cobra.NoArgs,
 		Long: "version shows the versions of this program file and of the running program. They differ if the program file was replaced after the\n" +
-			"start of the running program.",
+			"start of the running program. If no program answers, version says so, and the exit code is 0.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := versions{Version: version, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-			var running view.Settings
-			var err error
 			if !client {
-				err = q.client().Get(cmd.Context(), control.PageSettings, &running)
+				var running view.Settings
+				if err := q.client().Get(cmd.Context(), control.PageSettings, &running); err != nil {
+					v.Error = err.Error()
+				}
 				v.Running = running.Version
 			}
-			printed := q.print(os.Stdout, &v, func(p *view.Printer) {
+			return q.print(os.Stdout, &v, func(p *view.Printer) {
 				p.Printf("program file  %s\n", strings.TrimPrefix(settings.Build(version), "kube-nftproxy "))
-				if v.Running != "" {
-					p.Printf("running       %s\n", v.Running)
+				if !client {
+					p.Printf("running       %s\n", cmp.Or(v.Running, "unknown: "+v.Error))
 				}
 			})
-			return errors.Join(printed, err)
 		},
 	}
 	q.flags(cmd)
