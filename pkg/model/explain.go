@@ -334,6 +334,13 @@ func (x *explainer) summarize(f inet.Family, epSlices []*discoveryv1.EndpointSli
 	return n
 }
 
+// The causes of a Service without endpoints, if its selector is unknown, if it has one, and if it has none. The model does not store selectors.
+const (
+	WhyUnknownSelector = "its selector matches no pod, or it has no selector and needs an EndpointSlice made by hand"
+	WhySelector        = "its selector matches no pod"
+	WhyNoSelector      = "it has no selector and needs an EndpointSlice made by hand"
+)
+
 // whyNone returns the reason why a service port has no endpoints in any slice.
 func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
 	n := x.summarize(sp.Family, epSlices)
@@ -341,10 +348,9 @@ func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSli
 	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"
 	case !n.here:
-		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and needs " +
-			"an EndpointSlice made by hand"
+		return "there is no EndpointSlice of " + sp.Family.String() + " for it: " + WhyUnknownSelector
 	case n.endpoints == 0:
-		return "its EndpointSlices are empty: its selector matches no pod that has an " + sp.Family.String() + " address"
+		return "its EndpointSlices have no " + sp.Family.String() + " address: " + WhyUnknownSelector
 	case len(n.names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods matches the targetPort of the Service"
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -207,6 +208,9 @@ type Problem struct {
 	// Event and Action are the reason and action of the Event. Empty stands for "NotProgrammed" and "Sync".
 	Event, Action string
 }
+
+// OfAnnotation reports whether the problem is an invalid annotation. Its reason has the effect.
+func (p Problem) OfAnnotation() bool { return strings.HasPrefix(p.Field, inAnnotations) }
 
 // Text returns the reason with its impact and fix, in one line.
 func (p Problem) Text() string {

@@ -120,7 +120,7 @@ type Endpoint struct {
 	Zone        string  `json:"zone,omitempty"`
 	Connections *uint64 `json:"connections,omitempty"`
 	Slice       string  `json:"slice,omitempty"`
-	// Pod is the name of the pod. It is known only for Services that are requested by name, and with an API server.
+	// Pod is the name of the pod. It is known only for Services that are requested by name.
 	Pod string `json:"pod,omitempty"`
 	// Conditions are the conditions in the EndpointSlice, such as "ready".
 	Conditions string `json:"conditions"`
@@ -481,7 +481,7 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 		}
 		row := append(cells("    "+f.Kind, address, "policy "+f.policy()), Cell{sp.share(f), countStyle(f)})
 		if f.Connections != nil {
-			row = append(row, Cell{Text: connections(f) + " connections"})
+			row = append(row, Cell{Text: Count(int(*f.Connections), "connection")})
 		}
 		rows = append(rows, row)
 		if note := f.note(&ServicePort{}, true); note != "" {

@@ -46,5 +46,5 @@ func (c *Config) report() func(model.Problem) {
 
 func (c *Config) transformer() transformer {
 	limits := c.Limits.OrDefault()
-	return transformer{c.report(), c.ServiceProxyName, keptOfService(limits).fields, keptOfSlice(limits, c.Zones).fields}
+	return transformer{c.report(), c.ServiceProxyName, keptOfService(limits).fields, keptOfSlice(limits, c.Zones, c.Folder != "").fields}
 }

@@ -137,7 +137,7 @@ func forget(s *discoveryv1.EndpointSlice) {
 		clear(e.Addresses)
 		drop(e.NodeName)
 		drop(e.Zone)
-		e.Hints = nil
+		e.TargetRef, e.Hints = nil, nil
 	}
 	for i := range s.Ports {
 		drop(s.Ports[i].Name)
@@ -161,6 +161,9 @@ func readEndpoint(data string, into *discoveryv1.Endpoint) error {
 			into.Addresses = append(into.Addresses, f.text())
 		case 2:
 			f.fail(readConditions(f.text(), &into.Conditions, &unused.Conditions))
+		case 4:
+			into.TargetRef = &corev1.ObjectReference{}
+			f.fail(into.TargetRef.Unmarshal([]byte(f.text())))
 		case 6:
 			into.NodeName = pointer(unused.NodeName, f.text())
 		case 7:

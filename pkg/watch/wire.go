@@ -76,11 +76,14 @@ func keptOfService(l model.Limits) kept {
 }
 
 // keptOfSlice returns the stored fields of an EndpointSlice. It has the zones of endpoints only on request, because
-// only counters of endpoints need them.
-func keptOfSlice(l model.Limits, zones bool) kept {
-	zone := kept{}
+// only counters of endpoints need them. It has the names of pods only on request: with an API server, commands query the API server for them.
+func keptOfSlice(l model.Limits, zones, pods bool) kept {
+	zone, target := kept{}, kept{}
 	if zones {
 		zone.how = all
+	}
+	if pods {
+		target.fields = []kept{1: {how: all}, 2: {how: all}, 3: {how: all}}
 	}
 	name := kept{fields: []kept{1: {how: all}}, most: model.MostHints + 1}
 	return kept{fields: []kept{
@@ -88,6 +91,7 @@ func keptOfSlice(l model.Limits, zones bool) kept {
 		2: {fields: []kept{ // endpoints
 			1: {how: first},                       // addresses: the API does not define a meaning of further addresses
 			2: {how: all},                         // conditions
+			4: target,                             // targetRef: kind, namespace, name
 			6: {how: all},                         // nodeName
 			7: zone,                               // zone
 			8: {fields: []kept{1: name, 2: name}}, // hints: forZones, forNodes

@@ -136,7 +136,7 @@ func TestUnknownAnnotationsAreLimited(t *testing.T) {
 func TestFieldsThatAreReadAreStored(t *testing.T) {
 	known := map[string]bool{}
 	noteStored(reflect.TypeFor[corev1.Service](), keptOfService(usual), known)
-	noteStored(reflect.TypeFor[discoveryv1.EndpointSlice](), keptOfSlice(usual, true), known)
+	noteStored(reflect.TypeFor[discoveryv1.EndpointSlice](), keptOfSlice(usual, true, true), known)
 	for _, object := range []string{"k8s.io/api/core/v1.Service", "k8s.io/api/discovery/v1.EndpointSlice"} {
 		known[object+".Name"], known[object+".Namespace"] = true, true // stored apart from the encoded form
 	}
@@ -240,7 +240,7 @@ func FuzzRead(f *testing.F) {
 			got, want message
 		}{
 			{keptOfService(usual), func(s string) error { return DecodeService(s, &gotService) }, &gotService, &wantService},
-			{keptOfSlice(usual, true), func(s string) error { return DecodeSlice(s, &gotSlice) }, &gotSlice, &wantSlice},
+			{keptOfSlice(usual, true, true), func(s string) error { return DecodeSlice(s, &gotSlice) }, &gotSlice, &wantSlice},
 		} {
 			stripped, err := strip(nil, data, o.keep.fields)
 			if err != nil || o.read(string(stripped)) != nil {
@@ -264,14 +264,14 @@ func FuzzStrip(f *testing.F) {
 	f.Add(data[:len(data)-3])
 	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		once, err := strip(nil, data, keptOfSlice(usual, false).fields)
+		once, err := strip(nil, data, keptOfSlice(usual, false, false).fields)
 		if err != nil {
 			return
 		}
 		if len(once) > len(data)+16*len(data) {
 			t.Errorf("%d bytes became %d", len(data), len(once))
 		}
-		twice, err := strip(nil, once, keptOfSlice(usual, false).fields)
+		twice, err := strip(nil, once, keptOfSlice(usual, false, false).fields)
 		if err != nil {
 			t.Fatalf("the stripped message is invalid: %v", err)
 		}

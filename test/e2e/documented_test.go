@@ -177,7 +177,7 @@ var documented = []struct {
 	{"render -f FOLDER", says(`(?s)table ip kube-nftproxy \{.*"default/web:http"`, "FOLDER", "- < services/all.yaml")},
 	{"diff -f FOLDER", ends(1, `(?m)^- ip map services: .*10\.96\.0\.`, "FOLDER", "- < services/all.yaml")},
 	{"kube-nftproxy verify", says(`OK: 2 tables, `)},
-	{"kube-nftproxy verify --flows", says(`OK: of \d+ entries of connection tracking, 0 are stale`)},
+	{"kube-nftproxy verify --flows", says(`OK: of \d+ entr(?:y|ies) of connection tracking, 0 are stale`)},
 	{"kube-nftproxy preflight", says(`(?s)kernel +\d.*kube-nftproxy +runs: kube-proxy, pid \d+`)},
 	{"kube-nftproxy status -o json | jq -r '.findings[].reason'", says(`(?m)^ConntrackStrict$`)},
 	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},

@@ -232,7 +232,7 @@ func (d *desk) testFlows() {
 			d.Error(err)
 		}
 	}
-	verify(0, `OK: of \d+ entries of connection tracking, 0 are stale, and 0 lead to removed endpoints`)
+	verify(0, `OK: of \d+ entr(?:y|ies) of connection tracking, 0 are stale, and 0 lead to removed endpoints`)
 	d.write(strings.Replace(text, deskSlice("tcp", "s2", echoPort, readyPod), deskSlice("tcp", "s2", echoPort, remotePod), 1))
 	eventually(d.T, patience, func() error {
 		if services, _ := d.command("services", "default/tcp"); !strings.Contains(services, "+ 10.244.1.10:9000") {
@@ -243,10 +243,10 @@ func (d *desk) testFlows() {
 	verify(0, `REMOVED ENDPOINT default/tcp:http, tcp: 10\.244\.0\.11:\d+ -> 10\.96\.1\.2:80, to 10\.244\.0\.10:9000`, `NOTE 1 established TCP connection leads`)
 	entry := "-p udp -s 10.244.0.11 -d 10.96.1.1 --sport 5555 --dport 80"
 	d.conntrack("-I " + entry + " -r 10.244.0.99 -q 10.244.0.11 --reply-port-src 8080 --reply-port-dst 5555 -t 600 -u SEEN_REPLY")
-	verify(1, `STALE default/web:http, udp: 10\.244\.0\.11:5555 -> 10\.96\.1\.1:80, to 10\.244\.0\.99:8080`, `WRONG 1 entry of connection tracking contradict`,
+	verify(1, `STALE default/web:http, udp: 10\.244\.0\.11:5555 -> 10\.96\.1\.1:80, to 10\.244\.0\.99:8080`, `WRONG 1 entry of connection tracking contradicts`,
 		`fix: +on node node-1, for one flow: conntrack -D `+regexp.QuoteMeta(entry))
 	d.conntrack("-D " + entry)
-	verify(0, `OK: of \d+ entries of connection tracking, 0 are stale`)
+	verify(0, `OK: of \d+ entr(?:y|ies) of connection tracking, 0 are stale`)
 
 	// With termination, the next segment of the connection gets a reset after its endpoint has left again.
 	text = strings.Replace(text, "{name: tcp,", `{name: tcp, annotations: {kube-nftproxy.io/terminate-connections: gone},`, 1)

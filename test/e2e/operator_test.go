@@ -152,9 +152,9 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 		change        func(*corev1.Service)
 		slices        []*discoveryv1.EndpointSlice
 	}{
-		{name: "typo", command: "services default/typo", code: 1, says: `selector matches no pod that has an IPv4 address(.|\n)*get pods -l app=typo`,
+		{name: "typo", command: "services default/typo", code: 1, says: `its EndpointSlices have no IPv4 address: its selector matches no pod\n(.|\n)*get pods -l app=typo`,
 			slices: []*discoveryv1.EndpointSlice{{ObjectMeta: slice("typo", "typo").ObjectMeta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{}}}},
-		{name: "unwritten", command: "services default/unwritten", code: 1, says: `it has no selector: create an EndpointSlice`,
+		{name: "unwritten", command: "services default/unwritten", code: 1, says: `for it: it has no selector and needs an\s+EndpointSlice made by hand\n(.|\n)*it has no selector: create an EndpointSlice`,
 			change: func(s *corev1.Service) { s.Spec.Selector = nil }},
 		{name: "other-family", command: "services default/other-family", code: 1, says: `endpoints of another IP family only: its pods have no IPv4 address`,
 			slices: []*discoveryv1.EndpointSlice{slice("other-family", "other-family", endpoint(o.Pods[0].IPv6))}},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -255,33 +256,41 @@ func (a *API) labelled(ctx context.Context, namespace, selector string) (map[typ
 // podAt is an endpoint: an address in an EndpointSlice.
 type podAt struct{ slice, address string }
 
-// pods queries the API server for the names of the pods of a Service's endpoints, which the program does not store. Without an answer, it returns
-// none.
-func (a *API) pods(ctx context.Context, namespace, service string) map[podAt]string {
-	names := map[podAt]string{}
-	a.targets(ctx, namespace, "kubernetes.io/service-name="+service, func(slice, address, pod string) {
-		names[podAt{slice, address}] = pod
-	})
-	return names
+// pods calls f with each endpoint that is a pod: of one Service, or of all Services in the namespace if service is empty. With an API server, it queries
+// the API server, because the program does not store the names of pods. It reports whether all pods are known.
+func (c *Console) pods(ctx context.Context, namespace, service string, f func(slice, address, pod string)) bool {
+	if c.API != nil {
+		selector := ""
+		if service != "" {
+			selector = discoveryv1.LabelServiceName + "=" + service
+		}
+		return c.API.targets(ctx, namespace, selector, f)
+	}
+	for _, n := range c.Source.Services() {
+		if n.Namespace != namespace || service != "" && n.Name != service {
+			continue
+		}
+		for _, slice := range c.Source.Slices(n) {
+			eachTarget(slice, f)
+		}
+	}
+	return true
 }
 
-// podAddresses returns the addresses of a pod that is an endpoint of any Service in its namespace.
-func (a *API) podAddresses(ctx context.Context, namespace, name string) (list []string, known bool) {
-	known = a.targets(ctx, namespace, "", func(_, address, pod string) {
-		if pod == name && !slices.Contains(list, address) {
-			list = append(list, address)
+// eachTarget calls f with each endpoint of a slice that is a pod.
+func eachTarget(slice *discoveryv1.EndpointSlice, f func(slice, address, pod string)) {
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		if len(e.Addresses) > 0 && e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+			f(slice.Name, e.Addresses[0], e.TargetRef.Name)
 		}
-	})
-	return list, known
+	}
 }
 
 // targets calls f with each endpoint that is a pod. It reads at most mostPages pages of EndpointSlices, and reports whether the API
 // server answered.
 func (a *API) targets(ctx context.Context, namespace, selector string, f func(slice, address, pod string)) bool {
 	const page, mostPages = 500, 20
-	if a == nil {
-		return false
-	}
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
 	options := metav1.ListOptions{LabelSelector: selector, Limit: page}
@@ -291,12 +300,7 @@ func (a *API) targets(ctx context.Context, namespace, selector string, f func(sl
 			return false
 		}
 		for i := range list.Items {
-			for j := range list.Items[i].Endpoints {
-				e := &list.Items[i].Endpoints[j]
-				if len(e.Addresses) > 0 && e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
-					f(list.Items[i].Name, e.Addresses[0], e.TargetRef.Name)
-				}
-			}
+			eachTarget(&list.Items[i], f)
 		}
 		if options.Continue = list.Continue; options.Continue == "" {
 			break

@@ -26,8 +26,8 @@ type objects struct {
 	// families are the IP families of Services. nodePorts is true if a Service has a node port.
 	families  [2]bool
 	nodePorts bool
-	// rejected are the Services with parts that are not programmed. broken are the Services whose health check port is not served.
-	rejected, broken affected
+	// rejected are the Services with parts that are not programmed, and annotated the Services with rejected annotations. broken are the Services whose health check port is not served.
+	rejected, annotated, broken affected
 }
 
 // affected has the first Services with a problem.
@@ -74,10 +74,7 @@ func (c *Console) readObjects(s *view.Status) *objects {
 		if len(built.Problems)+len(broken) > 0 {
 			s.Counts.Problems++
 		}
-		if len(built.Problems) > 0 {
-			p := built.Problems[0]
-			o.rejected.add(name.String(), fmt.Sprintf("%s, %s: %s", doctor.Object(p), p.Field, p.Reason))
-		}
+		o.addProblems(name.String(), built.Problems)
 		if len(broken) > 0 {
 			o.broken.add(name.String(), broken[0])
 		}
@@ -86,6 +83,19 @@ func (c *Console) readObjects(s *view.Status) *objects {
 		s.API.LastEvent = &p.Latest
 	}
 	return o
+}
+
+// addProblems adds the first problem with an annotation, and the first other problem of a Service.
+func (o *objects) addProblems(name string, list []model.Problem) {
+	for _, annotated := range []bool{false, true} {
+		if i := slices.IndexFunc(list, func(p model.Problem) bool { return p.OfAnnotation() == annotated }); i >= 0 {
+			to := &o.rejected
+			if annotated {
+				to = &o.annotated
+			}
+			to.add(name, fmt.Sprintf("%s, %s: %s", doctor.Object(list[i]), list[i].Field, list[i].Reason))
+		}
+	}
 }
 
 func hasNodePort(s *model.Service) bool {
@@ -376,7 +386,7 @@ func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
 	if len(missing) == 0 {
 		return nil
 	}
-	what, fix := "clusterCIDR (--cluster-cidr) has no prefix of ", "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode"
+	what, fix := "clusterCIDR (--cluster-cidr) has no prefix of ", c.clusterCIDRFix()
 	if mode == config.NodeCIDR {
 		what, fix = "the Node's podCIDRs have no prefix of ", "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
 	}
@@ -393,6 +403,17 @@ const sameConfiguration = "the source addresses of new connections, on all nodes
 
 // configObject returns the configuration as the object of a finding.
 func (c *Console) configObject() string { return "configuration of node " + c.NodeName }
+
+// clusterCIDRFix returns the fix for a wrong clusterCIDR, with the prefixes of this Node's pods.
+func (c *Console) clusterCIDRFix() string {
+	fix := "set clusterCIDR in the configuration to all prefixes of pods"
+	if node := c.Source.Node(); node != nil && len(node.Spec.PodCIDRs) > 0 {
+		if prefixes, _ := model.PodCIDRs(node); prefixes != ([2]netip.Prefix{}) {
+			fix += ", which include " + joinPrefixes(prefixes) + " (spec.podCIDRs of this Node)"
+		}
+	}
+	return fix + ", or set another detectLocalMode"
+}
 
 // strangers reports local pods that the configuration does not recognise by their addresses.
 func (c *Console) strangers(pods []netip.Addr) []view.Finding {
@@ -418,7 +439,7 @@ func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 		Severity: view.Warning, Reason: view.PodsOutsideClusterCIDR, Object: c.configObject(),
 		What:   fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), view.Names(strange, 0)),
 		Impact: "source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
-		Fix:    "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode", Affects: sameConfiguration,
+		Fix:    c.clusterCIDRFix(), Affects: sameConfiguration,
 	}}
 }
 

@@ -173,7 +173,14 @@ func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	if !known || len(list) == 0 {
 		return
 	}
-	if selector := list[0].Selector; len(selector) > 0 {
+	why, selector := model.WhyNoSelector, list[0].Selector
+	if len(selector) > 0 {
+		why = model.WhySelector
+	}
+	for i := range s.Ports {
+		s.Ports[i].Why = strings.Replace(s.Ports[i].Why, model.WhyUnknownSelector, why, 1)
+	}
+	if len(selector) > 0 {
 		s.Notes = append(s.Notes, fmt.Sprintf("to list its pods: kubectl -n %s get pods -l %s", s.Namespace, labels.FormatLabels(selector)))
 	} else {
 		s.Notes = append(s.Notes, "it has no selector: create an EndpointSlice with the label kubernetes.io/service-name: "+s.Name)

@@ -74,10 +74,13 @@ func (c *Console) starts(ctx context.Context) (map[string][]model.Share, error) 
 
 // pod returns the addresses of a pod. Only pods that are endpoints of a Service are known.
 func (c *Console) pod(ctx context.Context, namespace, name string) ([]string, error) {
-	list, known := c.API.podAddresses(ctx, namespace, name)
+	var list []string
+	known := c.pods(ctx, namespace, "", func(_, address, pod string) {
+		if pod == name && !slices.Contains(list, address) {
+			list = append(list, address)
+		}
+	})
 	switch {
-	case c.API == nil:
-		return nil, control.NotFound("pods are known only with an API server: use the address of the pod")
 	case !known:
 		return nil, fmt.Errorf("the API server does not answer: use the address of pod %s/%s", namespace, name)
 	case len(list) == 0:

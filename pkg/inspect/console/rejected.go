@@ -25,6 +25,8 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 	}
 	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
 		"clients cannot use the rejected parts. All other parts of these Services are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
+	warn(view.ObjectRejected, &o.annotated, "annotations of %s are rejected. The first problem: %s",
+		"each problem has the effect of its annotation. All other parts of these Services are served", "correct the annotations. To list all problems: kube-nftproxy services --wrong")
 	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %s are not served. The first reason: %s",
 		"load balancers send no traffic of these Services to this node",
 		fmt.Sprintf("on node %s: the text in brackets has the remedy. "+

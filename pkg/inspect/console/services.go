@@ -290,7 +290,8 @@ func parseTarget(text string) (t target, ok bool) {
 
 // addPods adds the names of the pods of a Service's endpoints.
 func (c *Console) addPods(ctx context.Context, s *view.Service) {
-	pods := c.API.pods(ctx, s.Namespace, s.Name)
+	pods := map[podAt]string{}
+	c.pods(ctx, s.Namespace, s.Name, func(slice, address, pod string) { pods[podAt{slice, address}] = pod })
 	name := func(list []view.Endpoint) {
 		for i := range list {
 			addr, _, err := net.SplitHostPort(list[i].Address)

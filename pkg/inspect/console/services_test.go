@@ -67,7 +67,7 @@ kind: EndpointSlice
 metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
 addressType: IPv4
 ports: [{name: "", port: 8080}]
-endpoints: [{addresses: [10.244.0.9], conditions: {ready: true}}, {addresses: [10.244.0.10], conditions: {ready: false}}]
+endpoints: [{addresses: [10.244.0.9], conditions: {ready: true}, targetRef: {kind: Pod, namespace: shop, name: web-abc}}, {addresses: [10.244.0.10], conditions: {ready: false}}]
 `
 
 // newConsole returns a console over consoleObjects.
@@ -83,7 +83,7 @@ func newConsole(t *testing.T, objects string, flags ...string) *Console {
 	lab.Must(t, err)
 	s, err := settings.New(o, fs)
 	lab.Must(t, err)
-	source := manifests.New(watch.Config{NodeName: "node-1", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
+	source := manifests.New(watch.Config{NodeName: "node-1", Folder: "/unused", Tracker: track.New(time.Now(), time.Now), Report: func(p model.Problem) { t.Errorf("%s: %s", p.Name, p.Text()) }})
 	source.LoadFrom("objects", []byte(objects))
 	facts := proxy.Facts{}
 	facts.NodeAddresses[inet.IPv4] = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
@@ -164,6 +164,21 @@ func TestObjects(t *testing.T) {
 	}
 	if again := page(newConsole(t, first)); again != first {
 		t.Errorf("the objects change:\n%s\n%s", first, again)
+	}
+}
+
+// TestPodsOfManifests: manifests have the names of pods.
+func TestPodsOfManifests(t *testing.T) {
+	c := newConsole(t, consoleObjects)
+	v, err := c.services(t.Context(), query{wanted: []string{"shop/web"}})
+	if err != nil || len(v.Services) != 1 || v.Services[0].Ports[0].Endpoints[0].Pod+v.Services[0].Ports[0].Endpoints[1].Pod != "web-abc" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if list, err := c.pod(t.Context(), "shop", "web-abc"); err != nil || !slices.Equal(list, []string{"10.244.0.9"}) {
+		t.Errorf("addresses of pod web-abc: %q, %v", list, err)
+	}
+	if _, err := c.pod(t.Context(), "shop", "nosuch"); err == nil || !strings.Contains(err.Error(), "pod shop/nosuch is not an endpoint of a Service") {
+		t.Errorf("the error for an unknown pod: %v", err)
 	}
 }
 
