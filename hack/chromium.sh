@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Downloads Debian's packages of Chromium, and its missing dependencies, into bin/chromium, without installing them, and
-# writes the program bin/chromium/start. It does nothing if that program exists. Usage: hack/chromium.sh
+# writes the program bin/chromium/start. It does nothing if that program exists. The packages with Chromium's own files have to be named, so that
+# they are downloaded also on a machine that has them. Usage: hack/chromium.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$PWD/bin/chromium
@@ -11,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/partial" "$work/root"
 fetch() {
   apt-get install --quiet=2 --yes --no-install-recommends --reinstall --download-only -o Debug::NoLocking=true \
-    -o Dir::Cache::archives="$work" chromium >/dev/null 2>"$work/errors"
+    -o Dir::Cache::archives="$work" chromium chromium-common >/dev/null 2>"$work/errors"
 }
 fetch || { apt-get update --quiet=2 && fetch; } || { cat "$work/errors" >&2 && exit 1; }
 for package in "$work"/*.deb; do dpkg-deb --extract "$package" "$work/root"; done
