@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -41,6 +42,33 @@ func TestNoReplaceInGoMod(t *testing.T) {
 		if strings.HasPrefix(strings.TrimSpace(line), "replace") {
 			t.Errorf("go.mod: %s", line)
 		}
+	}
+}
+
+// requirement matches a module and its version in a go.mod.
+var requirement = regexp.MustCompile(`(?m)^(?:require |\t)([\w.-]+\.[\w.-]+/\S+) (v\S+)`)
+
+// TestProgramsOfTestsShareModules: the programs of the lane e2e need the same versions of modules as this project, and as each other. Otherwise,
+// Go compiles the libraries of Kubernetes again for each of them. The version v0.0.0 stands for one that a replace sets.
+func TestProgramsOfTestsShareModules(t *testing.T) {
+	versions, from := map[string]string{}, map[string]string{}
+	shared := 0
+	for _, name := range []string{"go.mod", "test/kubernetes/go.mod", "test/kubernetes/helm/go.mod"} {
+		for _, m := range requirement.FindAllStringSubmatch(mustRead(t, name), -1) {
+			module, version := m[1], m[2]
+			switch before := versions[module]; {
+			case version == "v0.0.0":
+			case before == "":
+				versions[module], from[module] = version, name
+			case before != version:
+				t.Errorf("%s: %s %s, but %s in %s", name, module, version, before, from[module])
+			default:
+				shared++
+			}
+		}
+	}
+	if shared < 100 {
+		t.Errorf("only %d common requirements", shared)
 	}
 }
 
