@@ -154,7 +154,9 @@ func (w *world) bigSlice(i int, real bool) *discoveryv1.EndpointSlice {
 		default:
 			id := i*endpointsEach + k
 			addr := netip.AddrFrom4([4]byte{10, byte(245 + id>>16), byte(id >> 8), byte(id)})
-			endpoints = append(endpoints, elsewhere(endpoint(addr)))
+			e := endpoint(addr)
+			e.NodeName = new(fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", id%8, id%250)) // as long as in a real cluster
+			endpoints = append(endpoints, e)
 		}
 	}
 	s := slice(bigName(i), bigName(i)+"-a", endpoints...)
