@@ -124,6 +124,9 @@ func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	return c.IPTables.MasqueradeAll, 1 << *c.IPTables.MasqueradeBit
 }
 
+// DropsUnused reports whether packets to unused addresses of a ServiceCIDR are dropped. Only mode nftables of kube-proxy drops them.
+func DropsUnused(c *kubeproxy.KubeProxyConfiguration) bool { return c.Mode == modeNFTables }
+
 // withPort adds a port to an address without one. It returns any other text unchanged, and validation checks it.
 func withPort(address string, port int32) string {
 	addr, err := model.ParseAddr(address)

@@ -56,7 +56,7 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 
 func (o *Options) addProxying(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the addresses on which it serves node ports by default.")
+	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the addresses on which it serves node ports by default, and only with nftables, packets to unused addresses of a ServiceCIDR are dropped.")
 	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode", "How to recognise traffic of local pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
 	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from other sources is masqueraded.")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "Bridge to which pods are attached, with --detect-local-mode=BridgeInterface.")

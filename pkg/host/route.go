@@ -48,3 +48,10 @@ func routeTo(addr netip.Addr) (netlink.Route, error) {
 	}
 	return list[0], nil
 }
+
+// Arrives looks up the route of a packet that arrives by an interface, with all checks of the kernel, such as reverse path filtering and forwarding.
+// It returns the kernel's error if the kernel would drop the packet.
+func (Routes) Arrives(device string, from, to netip.Addr, mark uint32) error {
+	_, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: device, SrcAddr: from.AsSlice(), Mark: mark})
+	return err
+}

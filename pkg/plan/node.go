@@ -25,10 +25,11 @@ func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	p.setRegions(l.nodeAddresses, l.regionsOf(addrs))
 }
 
-// SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one.
+// SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one. With RouteUnused,
+// it sets none, because only the rule that drops packets to unused addresses depends on them.
 func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 	l := p.layouts[f]
-	if l == nil {
+	if l == nil || p.options.RouteUnused {
 		return
 	}
 	var elements []nft.Element

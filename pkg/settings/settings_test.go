@@ -41,6 +41,15 @@ func TestTerminateConnections(t *testing.T) {
 	}
 }
 
+// TestUnusedAddresses: only mode nftables of kube-proxy drops packets to unused addresses of a ServiceCIDR. Without a mode, kube-proxy uses iptables.
+func TestUnusedAddresses(t *testing.T) {
+	for args, routed := range map[string]bool{"": true, "--proxy-mode=iptables": true, "--proxy-mode=ipvs": true, "--proxy-mode=nftables": false} {
+		if got := parse(t, "--hostname-override=n "+args).PlanOptions(inet.Families[:]).RouteUnused; got != routed {
+			t.Errorf("%q: RouteUnused %v, want %v", args, got, routed)
+		}
+	}
+}
+
 func TestSettings(t *testing.T) {
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	ip4 := netip.MustParsePrefix("10.244.0.0/16")

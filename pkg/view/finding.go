@@ -72,6 +72,7 @@ const (
 	ForwardPolicyDrop           Reason = "ForwardPolicyDrop"
 	OtherChainFirst             Reason = "OtherChainFirst"
 	ReversePathStrict           Reason = "ReversePathStrict"
+	ServiceCIDROverlap          Reason = "ServiceCIDROverlap"
 	ConntrackFull               Reason = "ConntrackFull"
 	ConntrackStrict             Reason = "ConntrackStrict"
 	ConntrackNotLoose           Reason = "ConntrackNotLoose"

@@ -103,6 +103,11 @@ func TestFindings(t *testing.T) {
 		d.write(deskNode + web)
 		d.finds()
 	})
+	sub("a network inside of a ServiceCIDR", func(d *desk) {
+		d.write(deskNode + web + "---\n{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: c}, spec: {cidrs: [10.96.0.0/16]}}\n")
+		d.testOverlap()
+		d.write(deskNode + web)
+	})
 	sub("a firewall", (*desk).testFirewall)
 	sub("manifests", func(d *desk) {
 		broken := filepath.Join(d.dir, "manifests", "z.yaml")
@@ -182,6 +187,29 @@ func TestFindings(t *testing.T) {
 		free()
 		d.finds("warning ClusterCIDRMissing")
 	})
+}
+
+// testOverlap routes a network inside of a ServiceCIDR. preflight knows the Node and its ServiceCIDRs from the running program.
+func (d *desk) testOverlap() {
+	ip := func(command string) {
+		d.Helper()
+		if out, err := d.Node.Command(d.Context(), "ip", strings.Fields(command)...).CombinedOutput(); err != nil {
+			d.Fatalf("ip %s: %v: %s", command, err, out)
+		}
+	}
+	const what = "networks have addresses of the ServiceCIDR 10.96.0.0/16: 10.96.7.0/24 by eth0"
+	ip("route add 10.96.7.0/24 dev eth0")
+	ip("route add 10.96.1.1/32 dev eth0") // the cluster IP of a Service
+	if f := d.finds("warning ServiceCIDROverlap").Findings[0]; f.What != what || f.Object != "ServiceCIDR 10.96.0.0/16" {
+		d.Errorf("%+v", f)
+	}
+	text, _ := d.command("preflight")
+	if err := fits(text, 0, 0, []string{`service CIDRs +10\.96\.0\.0/16, checked for mode nftables`, `on node node-1: `, `addresses of the ServiceCIDR 10\.96\.0\.0/16: .*10\.96\.7\.0/24 by eth0`}); err != nil {
+		d.Error(err)
+	}
+	ip("route delete 10.96.7.0/24")
+	ip("route delete 10.96.1.1/32")
+	d.finds()
 }
 
 // testFirewall runs the fix of a chain that drops forwarded packets: packets to Services pass, others do not.
@@ -349,7 +377,7 @@ func TestPreflight(t *testing.T) {
 	write("etc/cni/net.d/10-flannel.conflist", `{"name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}`)
 	before := nft(t, l.Node, "list", "ruleset")
 	check("a good node", 0)
-	says("table", `kernel +\d`, `features +all for \[IPv4 IPv6\]`, `old proxy +no kube-proxy runs\n`, `ports +10249 and 10256 are free`, `pod network +cbr0 \(flannel, portmap\)`,
+	says("table", `kernel +\d`, `features +all for IPv4 and IPv6`, `service CIDRs +unknown: set --service-cidrs`, `node +0 problems of`, `old proxy +no kube-proxy runs\n`, `ports +10249 and 10256 are free`, `pod network +cbr0 \(flannel, portmap\)`,
 		`firewalls +neither firewalld nor ufw nor Docker`, `No problem found: node node-1 is ready for kube-nftproxy\.`)
 	if after := nft(t, l.Node, "list", "ruleset"); after != before {
 		t.Errorf("preflight changed the ruleset:\n%s\nbefore:\n%s", after, before)

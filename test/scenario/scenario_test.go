@@ -212,6 +212,7 @@ func parseSettings(args []string) (settings, error) {
 	fs.IntVar(&s.plan.Room.Elements, "node-elements", 0, "")
 	fs.StringVar(&s.unusedPorts, "refuse-unused-ports", "cluster", "")
 	ping := fs.String("answer-ping", "none", "")
+	mode := fs.String("proxy-mode", "nftables", "")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
@@ -221,7 +222,7 @@ func parseSettings(args []string) (settings, error) {
 	}
 	s.model.Ping = model.Ping(*ping)
 	s.plan.RefuseUnused, s.plan.RefuseLoops = s.model.UnusedPorts.Any(), s.model.UnusedPorts.All
-	s.plan.AnswerPing = s.model.Ping.Answers()
+	s.plan.AnswerPing, s.plan.RouteUnused = s.model.Ping.Answers(), *mode != "nftables"
 	if s.nodePorts, err = parsePrefixes(*nodePorts); err != nil {
 		return s, err
 	}

@@ -86,6 +86,20 @@ func FindRival(ctx context.Context, metrics, health string) (r Rival) {
 	return r
 }
 
+// NodeName returns the name of the Node in the configuration of a kube-proxy that answers, or "" if the kube-proxy uses the name of the host.
+func (r Rival) NodeName(ctx context.Context) string {
+	at, found := strings.CutSuffix(strings.TrimPrefix(r.Page, "http://"), "/proxyMode")
+	if !found {
+		return "" // its port for metrics, which also serves the configuration, is unknown
+	}
+	var configz struct {
+		KubeProxy struct{ HostnameOverride string } `json:"kubeproxy.config.k8s.io"`
+	}
+	_, body, _ := ask(ctx, at, "/configz") // without an answer, the body is empty
+	_ = json.Unmarshal([]byte(body), &configz)
+	return configz.KubeProxy.HostnameOverride
+}
+
 // Remedy returns the smallest change after which only one proxy serves a node, and the side effects of this change.
 func Remedy(node string) (fix, affects string) {
 	return fmt.Sprintf("choose one proxy for node %[1]s. To list its pods with their images: kubectl -n kube-system get pods --field-selector spec.nodeName=%[1]s "+

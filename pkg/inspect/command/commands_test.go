@@ -233,7 +233,8 @@ func TestExitCodes(t *testing.T) {
 		{good, "version", exitFine}, {silent, "version --client", exitFine}, {silent, "version", exitFine}, {good, "version extra", exitUnable},
 		{good, "trace x 10.96.0.1:80", exitUnable}, {good, "trace 10.0.0.1 x", exitUnable}, {good, "trace 10.0.0.1", exitUnable}, {silent, "trace node svc/shop/web", exitUnable},
 		{good, "render", exitUnable}, {good, "render -f /nonexistent", exitUnable}, {good, "render --nosuch", exitUnable},
-		{silent, "preflight extra", exitUnable}, {silent, "preflight -o name", exitUnable}, // test/e2e has the other codes
+		{silent, "preflight extra", exitUnable}, {silent, "preflight -o name", exitUnable}, {silent, "preflight", exitUnable},
+		{good, "preflight --service-cidrs=10.96.0.0/33", exitUnable}, // test/e2e has the other codes
 		{silent, "diff", exitUnable}, {good, "diff extra", exitUnable}, {good, "diff --nosuch", exitUnable},
 	} {
 		tested[strings.Fields(c.args)[0]] = true

@@ -1,38 +1,65 @@
 package command
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
 // preflightCommand checks a node before an installation.
 func preflightCommand() *cobra.Command {
-	var o output
-	var root, name string
+	var q question
+	var name string
+	var cidrs []string
+	site := doctor.Site{Lacks: lacks}
 	cmd := &cobra.Command{
 		Use: "preflight", Short: "Check a node before the installation of kube-nftproxy", Args: cobra.NoArgs,
 		Long: "Check a node before the installation of kube-nftproxy.\n\n" +
 			"The command checks the kernel and its features, the ports of kube-nftproxy, the present proxy with its mode and rules, the pod network,\n" +
-			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. It changes nothing, and queries neither the API\n" +
-			"server nor a running kube-nftproxy. The kernel may load the modules of nftables.",
-		Example: "  kube-nftproxy preflight\n  kube-nftproxy preflight -o json | jq -r '.findings[].reason'",
+			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. With --service-cidrs, it also checks whether networks\n" +
+			"of the node have addresses of Services. It changes nothing, and does not query the API server. If a proxy runs on the node, the command\n" +
+			"queries it for the name of the Node, and a kube-nftproxy also for its ServiceCIDRs. The kernel may load the modules of nftables.",
+		Example: "  kube-nftproxy preflight --service-cidrs=10.96.0.0/12,fd00:10:96::/112\n  kube-nftproxy preflight -o json | jq -r '.findings[].reason'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if name == "" {
-				name, _ = os.Hostname() // after an error, the findings name no node
+			if err := q.learn(cmd.Context(), &site); err != nil {
+				return err
 			}
-			v := doctor.Preflight(cmd.Context(), doctor.Site{
-				NodeName: strings.ToLower(name), Root: root, Lacks: lacks, Earlier: doctor.Earlier(plan.TableName, plan.FirstPriority),
-			})
-			if err := o.print(cmd.OutOrStdout(), v, v.Text); err != nil {
+			if len(cidrs) > 0 {
+				site.ServiceCIDRs = nil
+			}
+			for _, text := range cidrs {
+				p, err := model.ParsePrefix(text)
+				if err != nil {
+					return fmt.Errorf("read --service-cidrs: %w", err)
+				}
+				site.ServiceCIDRs = append(site.ServiceCIDRs, p)
+			}
+			site.NodeName = strings.ToLower(cmp.Or(name, site.NodeName))
+			host, _ := os.Hostname() // after an error, the findings name no node
+			site.Hostname = strings.ToLower(host)
+			site.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)
+			v := doctor.Preflight(cmd.Context(), site)
+			if err := q.print(cmd.OutOrStdout(), v, v.Text); err != nil {
 				return err
 			}
 			if !v.Ready {
@@ -41,10 +68,35 @@ func preflightCommand() *cobra.Command {
 			return nil
 		},
 	}
-	o.flags(cmd)
-	cmd.Flags().StringVar(&root, "root", "/", "Root folder of the node, if the command runs in a container.")
-	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: the host name.")
+	q.flags(cmd)
+	cmd.Flags().StringVar(&site.Root, "root", "/", "Root folder of the node, if the command runs in a container.")
+	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: its name in the configuration of the proxy that runs, or else the host name.")
+	cmd.Flags().StringSliceVar(&cidrs, "service-cidrs", nil, "Prefixes of cluster IPs: kubectl get servicecidrs shows them. Default: those of a running kube-nftproxy.")
 	return cmd
+}
+
+// learn sets the facts about the cluster that a running kube-nftproxy has. Without such a program, it sets none, and fails only if the command line
+// selects one.
+func (q *question) learn(ctx context.Context, site *doctor.Site) error {
+	r := &running{ctx, q.client()}
+	var s view.Settings
+	if err := r.client.Get(ctx, control.PageSettings, &s); err != nil {
+		if q.socket+q.proxyName == "" {
+			return nil
+		}
+		return err
+	}
+	var c struct{ Mode string }
+	if err := yaml.Unmarshal([]byte(s.Config), &c); err != nil {
+		return fmt.Errorf("read the configuration of the running program: %w", err)
+	}
+	source := manifests.New(watch.Config{NodeName: s.Node, ServiceProxyName: q.proxyName, Tracker: track.New(time.Now(), time.Now), Report: func(model.Problem) {}})
+	if err := r.complete(source, false); err != nil {
+		return err
+	}
+	found, _ := model.ServiceCIDRs(source.ServiceCIDRs()) // the program reports problems
+	site.NodeName, site.Mode, site.ServiceCIDRs = s.Node, c.Mode, slices.Concat(found[:]...)
+	return nil
 }
 
 // lacks returns the features that the tables of IP families need and the kernel lacks.

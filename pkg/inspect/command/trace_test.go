@@ -205,10 +205,10 @@ a cluster IP without such a port
 Hints:
   shop/web:http has this address and port for tcp
 `},
-		{name: "an unused address", args: []string{"10.244.0.11", "10.96.7.7:80"}, wrong: true, want: `10.244.0.11 -> 10.96.7.7:80/tcp, arrives by veth-pod1
+		{name: "an unused address, in mode iptables", args: []string{"10.244.0.11", "10.96.7.7:80"}, wrong: true, want: `10.244.0.11 -> 10.96.7.7:80/tcp, arrives by veth-pod1
 
-a service address that is not in use
-  100 %  dropped
+not a Service's address and port
+  100 %  untouched  continues to 10.96.7.7:80 with source 10.244.0.11
 `},
 		{name: "no Service, but a node port elsewhere", args: []string{"10.244.0.11", "192.0.2.77:30080"}, wrong: true,
 			want: `10.244.0.11 -> 192.0.2.77:30080/tcp, arrives by veth-pod1

@@ -126,7 +126,11 @@ func (c *Console) notServedAt(ctx context.Context, namespace, want string, addre
 		text = fmt.Sprintf("no Service has %s, and no endpoint of a Service that this node serves", want)
 	}
 	if address.Addr.IsValid() && within(c.Loop.Facts().ServiceCIDRs[inet.FamilyOf(address.Addr)], address.Addr) {
-		text += "; it is an address of a ServiceCIDR, so this node drops packets to it, unless another program translates them"
+		then := "so this node drops packets to it, unless another program translates them"
+		if c.Tables.RouteUnused {
+			then = "and in mode " + string(c.Config.Mode) + ", packets to it follow the routes of this node"
+		}
+		text += "; it is an address of a ServiceCIDR, " + then
 	}
 	return text
 }

@@ -143,6 +143,12 @@ func TestRequestedServices(t *testing.T) {
 			}
 		}
 	}
+	c.Tables.RouteUnused = true
+	v, err := c.services(t.Context(), query{wanted: []string{"10.96.7.7"}})
+	lab.Must(t, err)
+	if len(v.NotFound) != 1 || !strings.Contains(v.NotFound[0], "in mode iptables, packets to it follow the routes of this node") {
+		t.Errorf("an unused address in mode iptables: %q", v.NotFound)
+	}
 	if want := []string{"other/web", "shop/api", "shop/web"}; !slices.Equal(c.names(), want) {
 		t.Errorf("names for completion: %q, want %q", c.names(), want)
 	}

@@ -48,6 +48,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	node := doctor.Config{
 		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
 		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
+		Services: c.serviceNetworks(), Networks: host.ReadNetworks, ReversePathDrops: host.ReversePathDrops,
 	}
 	if c.ServiceProxyName == "" { // with a name, other chains are first, and the rules of kube-proxy are not leftovers
 		node.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)

@@ -22,6 +22,11 @@ type Config struct {
 	Sysctls string
 	// Families are the IP families that this node or a Service uses. The checks skip all other families.
 	Families []inet.Family
+	// Services are the networks of Services, which must not overlap with other networks. Networks reads those of this node.
+	Services ServiceNetworks
+	Networks func() (host.Networks, error)
+	// ReversePathDrops returns the number of packets that the kernel has dropped by reverse path filtering.
+	ReversePathDrops func() (n uint64, ok bool)
 	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]inet.Family) ([]Drop, error)
 	// Earlier returns the chains that may translate packets before the rules of Services.
@@ -43,7 +48,7 @@ type Config struct {
 
 // Look runs all checks. If a check fails, its error becomes a finding.
 func Look(ctx context.Context, c Config) []view.Finding {
-	list := c.sysctls()
+	var list []view.Finding
 	unable := func(what string, err error) {
 		if err != nil {
 			list = append(list, view.Finding{
@@ -52,6 +57,14 @@ func Look(ctx context.Context, c Config) []view.Finding {
 			})
 		}
 	}
+	var networks host.Networks
+	if c.Networks != nil {
+		var err error
+		networks, err = c.Networks()
+		unable("the networks of this node", err)
+	}
+	list = append(list, c.sysctls(&networks)...)
+	list = append(list, c.overlaps(&networks)...)
 	if c.Drops != nil {
 		drops, err := c.Drops(c.Families)
 		for _, d := range drops {

@@ -22,7 +22,12 @@ import (
 
 // Site is a node on which the program is not installed yet.
 type Site struct {
-	NodeName string
+	// NodeName is the name of the Node. If it is empty, Preflight uses the name that a running kube-proxy has in its configuration, or else Hostname.
+	NodeName, Hostname string
+	// ServiceCIDRs are the prefixes of cluster IPs; none if they are unknown. Mode is the mode of kube-proxy in the configuration, or empty for the mode
+	// of a running kube-proxy.
+	ServiceCIDRs []netip.Prefix
+	Mode         string
 	// Root is the root folder of the node, usually /.
 	Root string
 	// Lacks queries the kernel for features that IP families need.
@@ -40,22 +45,26 @@ const (
 // Preflight checks a node before an installation: everything that the program needs, and other programs that conflict with it. It changes
 // nothing, but the kernel may load missing modules when Preflight queries it for a feature.
 func Preflight(ctx context.Context, s Site) *view.Preflight {
+	rival := takeover.FindRival(ctx, "", "")
+	s.NodeName = cmp.Or(s.NodeName, rival.NodeName(ctx), s.Hostname)
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
 	c := Config{
 		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: s.Earlier,
 		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
+		Networks: host.ReadNetworks, ReversePathDrops: host.ReversePathDrops,
 	}
 	s.kernel(v, families)
-	rival := takeover.FindRival(ctx, "", "")
 	holder, err := instance.Find(instance.Name)
 	s.proxies(v, rival)
 	s.running(v, holder, err)
 	s.ports(v, rival.Page != "" || holder != "")
 	s.network(v, rival)
 	s.firewalls(v)
+	c.Services = s.services(v, rival.Mode)
 	list := Look(ctx, c)
-	v.Add("node", fmt.Sprintf("%d problems of forwarding, firewalls and connection tracking", len(list)-view.CountOf(list, view.Note)), list...)
+	problems := view.Count(len(list)-view.CountOf(list, view.Note), "problem")
+	v.Add("node", problems+" of networks, forwarding, firewalls and connection tracking", list...)
 	v.Conclude()
 	return v
 }
@@ -74,8 +83,31 @@ func usedFamilies() (list []inet.Family) {
 	return list
 }
 
-// kernel checks the version and the features of the kernel.
-func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
+// services adds the known ServiceCIDRs, and returns them. The configuration for kube-nftproxy may have another mode than kube-proxy has now: if no
+// kube-proxy runs, its default is nftables, as in the manifests of kube-nftproxy.
+func (s *Site) services(v *view.Preflight, present string) ServiceNetworks {
+	text := "unknown: set --service-cidrs to the output of kubectl get servicecidrs"
+	if len(s.ServiceCIDRs) > 0 {
+		mode := cmp.Or(s.Mode, present, "nftables")
+		text = fmt.Sprintf("%s, checked for mode %s", join(s.ServiceCIDRs), mode)
+		v.Add("service CIDRs", text)
+		return ServiceNetworks{CIDRs: s.ServiceCIDRs, RouteUnused: mode != "nftables"}
+	}
+	v.Add("service CIDRs", text)
+	return ServiceNetworks{}
+}
+
+// join returns the texts of values as an enumeration.
+func join[T fmt.Stringer](list []T) string {
+	words := make([]string, 0, len(list))
+	for _, x := range list {
+		words = append(words, x.String())
+	}
+	return strings.Join(words, " and ")
+}
+
+// kernel checks the version and the features of the kernel. used are the IP families that the node uses: for all others, missing features are a note.
+func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	release := host.Release()
 	if err := host.CheckKernel(); err != nil {
 		v.Add("kernel", release, view.Finding{
@@ -85,6 +117,7 @@ func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
 	} else {
 		v.Add("kernel", release)
 	}
+	families := host.Families()
 	lacks, err := s.Lacks(families)
 	switch {
 	case err != nil:
@@ -94,12 +127,16 @@ func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
 		})
 	case len(lacks) > 0:
 		what, fix := probe.Advice(lacks)
+		severity := view.Note
+		if slices.ContainsFunc(lacks, func(m probe.Missing) bool { return slices.Contains(used, m.Family) }) {
+			severity = view.Wrong
+		}
 		v.Add("features", what, view.Finding{
-			Severity: view.Wrong, Reason: view.ModulesMissing, Object: s.node(), What: what, Impact: "Services of these IP families are not served",
+			Severity: severity, Reason: view.ModulesMissing, Object: s.node(), What: what, Impact: "Services of these IP families are not served",
 			Fix: fix, Affects: "the kernel of this node",
 		})
 	default:
-		v.Add("features", fmt.Sprintf("all for %v", families))
+		v.Add("features", "all for "+join(families))
 	}
 }
 

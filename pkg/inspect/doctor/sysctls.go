@@ -8,16 +8,17 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature.
-func (c *Config) sysctls() (list []view.Finding) {
+func (c *Config) sysctls(networks *host.Networks) (list []view.Finding) {
 	if c.serves(inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
 		list = append(list, c.someForward()...)
-		list = append(list, c.reversePath()...)
+		list = append(list, c.reversePath(networks)...)
 	}
 	if c.serves(inet.IPv6) {
 		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
@@ -49,13 +50,12 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 
 // someForward finds interfaces that do not forward IPv4. For IPv6, the setting of an interface has another meaning.
 func (c *Config) someForward() []view.Finding {
-	const folder = "net/ipv4/conf"
 	if n, ok := c.number("net/ipv4/ip_forward"); !ok || n == 0 {
 		return nil // no interface forwards: another finding reports it
 	}
 	var names []string
-	for _, name := range c.interfaces(folder) {
-		if n, ok := c.number(folder + "/" + name + "/forwarding"); ok && n == 0 {
+	for _, name := range c.interfaces() {
+		if n, ok := c.number(ipv4Conf + "/" + name + "/forwarding"); ok && n == 0 {
 			names = append(names, name)
 		}
 	}
@@ -71,9 +71,9 @@ func (c *Config) someForward() []view.Finding {
 	}}
 }
 
-// interfaces returns the names of the interfaces below a folder of sysctls, except loopback.
-func (c *Config) interfaces(folder string) (names []string) {
-	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
+// interfaces returns the names of the interfaces that have IPv4 settings, except loopback.
+func (c *Config) interfaces() (names []string) {
+	entries, err := os.ReadDir(filepath.Join(c.Sysctls, ipv4Conf))
 	if err != nil {
 		return nil
 	}
@@ -83,29 +83,6 @@ func (c *Config) interfaces(folder string) (names []string) {
 		}
 	}
 	return names
-}
-
-// reversePath finds interfaces that drop a packet if the reply would leave by another interface. The kernel applies the greater value of the
-// interface's setting and the setting "all": 1 is strict, 2 is loose.
-func (c *Config) reversePath() []view.Finding {
-	const folder = "net/ipv4/conf"
-	all, _ := c.number(folder + "/all/rp_filter")
-	var strict []string
-	for _, name := range c.interfaces(folder) {
-		if own, ok := c.number(folder + "/" + name + "/rp_filter"); ok && max(own, all) == 1 {
-			strict = append(strict, name)
-		}
-	}
-	if len(strict) == 0 {
-		return nil
-	}
-	return []view.Finding{{
-		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + view.Names(strict, 0),
-		Impact: "on nodes with several networks, and in some pod networks, replies of endpoints and requests to node ports are lost: the kernel drops a " +
-			"packet if the route back to its source uses another interface. On other nodes, none",
-		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(strict[0], ".", "/") + ".rp_filter=2"),
-		Affects: strict[0] + " accepts packets from each source address to which this node has any route, until the next boot",
-	}}
 }
 
 const (
