@@ -42,6 +42,8 @@ type TraceEvent struct {
 	Verdict int32
 	Target  string
 	Mark    uint32
+	// In is the index of the interface by which the packet has arrived; 0 if the event does not have it, or for a packet of this node.
+	In uint32
 	// From and To are the addresses at that moment. They are invalid in events without headers.
 	From, To netip.AddrPort
 }
@@ -189,6 +191,8 @@ func parseTrace(b []byte) (e TraceEvent) {
 			e.Policy, e.Returned = netlink.Uint32(v) == unix.NFT_TRACETYPE_POLICY, netlink.Uint32(v) == unix.NFT_TRACETYPE_RETURN
 		case unix.NFTA_TRACE_MARK:
 			e.Mark = netlink.Uint32(v)
+		case unix.NFTA_TRACE_IIF:
+			e.In = netlink.Uint32(v)
 		case unix.NFTA_TRACE_POLICY:
 			e.Verdict = int32(netlink.Uint32(v))
 		case unix.NFTA_TRACE_VERDICT:

@@ -263,7 +263,7 @@ func (o *operator) testPackets() {
 	}
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "0")
 	o.says(0, "status", `WARNING this node does not forward IPv4 packets that arrive by veth-pod1`, `fix: +on node node-1: sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
-	o.live(client, vip("fine"), lab.TimedOut, 1, `The kernel reported nothing more of this packet\. Possible causes: this node has no route`)
+	o.live(client, vip("fine"), lab.TimedOut, 1, `The kernel reported nothing more of this packet\. This node does not forward packets that arrive by veth-pod1`)
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "1")
 	o.says(2, "trace 10.244.0.11 "+vip("fine").String()+" --live --timeout 20ms", `no matching packet within 20ms: it does not reach this node \(check the routes of 10\.244\.0\.11`)
 }

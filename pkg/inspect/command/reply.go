@@ -7,9 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -27,6 +31,8 @@ type journey struct {
 	// chains are the base chains of all tables.
 	chains   []nft.BaseChain
 	protocol inet.Protocol
+	// predicted are the possible paths of such a packet.
+	predicted *trace.Trace
 }
 
 // end describes the last known place of the packet, and its result.
@@ -51,8 +57,37 @@ func (j *journey) end() ending {
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
 	}
-	return ending{"The kernel reported nothing more of this packet. Possible causes: this node has no route to the destination, does not forward packets, or drops " +
-		"the packet by strict reverse path filtering (see kube-nftproxy status -o wide), or in a part of the kernel other than nftables.", true}
+	return ending{"The kernel reported nothing more of this packet. " + j.vanished(where), true}
+}
+
+// vanished returns the reason why the packet left no chain at which it ends: the kernel drops it when it routes it, or in another part.
+func (j *journey) vanished(where netip.AddrPort) string {
+	first, last := j.events[0], j.events[len(j.events)-1]
+	if link, err := netlink.LinkByIndex(int(first.In)); first.In != 0 && first.From.IsValid() && err == nil {
+		node := doctor.Config{Sysctls: "/proc/sys"}
+		for _, to := range j.destinations(where) {
+			if why := node.WhyNotRouted(doctor.Arrival{Device: link.Attrs().Name, From: first.From.Addr(), To: to, Mark: last.Mark}); why != "" {
+				return why
+			}
+		}
+	}
+	return "The routes of this node permit it, so a part of the kernel other than nftables drops it, such as a traffic control or eBPF program."
+}
+
+// destinations returns the possible destinations of the packet after its translation. No event has the destination if the kernel drops the packet
+// before the next hook.
+func (j *journey) destinations(where netip.AddrPort) (list []netip.Addr) {
+	if where == j.events[0].To {
+		for _, w := range j.predicted.Ways {
+			if w.Outcome == trace.Translated {
+				list = append(list, w.To.Addr())
+			}
+		}
+	}
+	if len(list) == 0 {
+		return []netip.Addr{where.Addr()}
+	}
+	return list
 }
 
 // stopper names the rule or policy that has dropped the packet, and the command that lists it.

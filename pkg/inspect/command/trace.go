@@ -338,7 +338,7 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 			list = append(list, inWords(own, e))
 		}
 	}
-	way := journey{events, own.Name, chains, p.Protocol}
+	way := journey{events, own.Name, chains, p.Protocol, predicted}
 	end := way.end()
 	err = q.print(to, liveView{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
 		if predicted.Frontend != "" {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -346,6 +347,49 @@ func TestTraceLive(t *testing.T) {
 		t.Errorf("without a packet: error %v, output %q", err, out)
 	}
 	awaitTable(t, l, false)
+}
+
+// TestTraceLiveNamesTheRoute: the kernel drops a translated packet when it routes it, and the output has the reason.
+func TestTraceLiveNamesTheRoute(t *testing.T) {
+	for _, c := range []struct {
+		name, key, value, route, want string
+	}{
+		{"strict reverse path filtering", "ipv4/conf/veth-pod1/rp_filter", "1", "add 10.244.0.11/32 dev eth0 metric 0",
+			"The kernel drops it by strict reverse path filtering (rp_filter = 1 on veth-pod1): it arrives by veth-pod1, but the route back to 10.244.0.11 leaves by eth0. " +
+				"Correct the routes of this node or of the sender, or make the filter loose: sysctl -w net.ipv4.conf.veth-pod1.rp_filter=2.\n"},
+		{"no forwarding", "ipv4/conf/veth-pod1/forwarding", "0", "",
+			"This node does not forward packets that arrive by veth-pod1 (forwarding = 0; kube-nftproxy status has the fix).\n"},
+		{"no route", "ipv4/conf/veth-pod1/rp_filter", "0", "add unreachable 10.244.0.10/32 metric 0", "This node has no route to 10.244.0.10.\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newTracedLab(t)
+			lab.Must(t, l.Node.Sysctl(c.key, c.value))
+			if c.route != "" {
+				args := append([]string{"route"}, strings.Fields(strings.Replace(c.route, "add", "replace", 1))...)
+				if out, err := l.Node.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+					t.Fatalf("ip %v: %v: %s", args, err, out)
+				}
+			}
+			done := make(chan string, 1)
+			go func() {
+				out, _ := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=10s") // the exit code of a dropped packet has a test
+				done <- out
+			}()
+			awaitTable(t, l, true)
+			_ = l.Pods[1].Probe(t.Context(), inet.TCP, netip.MustParseAddrPort("10.96.0.11:80"), lab.Options{})
+			if out := <-done; !strings.HasSuffix(out, "The kernel reported nothing more of this packet. "+c.want) {
+				t.Errorf("output that doesn't end with %q:\n%s", c.want, out)
+			}
+			if strings.HasPrefix(c.name, "strict") {
+				lab.Must(t, l.Node.Do(func() error {
+					if n, ok := host.ReversePathDrops(); n == 0 || !ok {
+						t.Errorf("the kernel has dropped %d packets by reverse path filtering, %v", n, ok)
+					}
+					return nil
+				}))
+			}
+		})
+	}
 }
 
 // awaitTable waits until the table that marks packets exists, or until it does not.
