@@ -38,8 +38,8 @@ node. An address finds the Services that have it as a cluster IP, a load-balance
 the Service with this node port.
 
 -o wide puts all notes of an address on one line, and adds EndpointSlices. For names and addresses, and with --wrong, the exit code
-is 1 if a Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports and deleted
-pods. Without --try, no command sends packets to endpoints.`,
+is 1 if a Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports, deleted pods
+and paths that drop full-size packets (MTU). No application sees data. Without --try, no command sends packets to endpoints.`,
 		Example: `  kube-nftproxy services -n shop
   kube-nftproxy services svc/shop/web 10.96.0.10
   kube-nftproxy services --sort-by .namespace -o jsonpath='{range .services[*]}{.name}{"\n"}{end}'`,

@@ -66,17 +66,23 @@ func try(ctx context.Context, v *view.Services) bool {
 	return fine
 }
 
-// connect opens a TCP connection to an address, and describes the result.
+// connect opens a TCP connection to an address, sends a segment of one byte and a full-size one, and describes the results.
 func connect(ctx context.Context, address string) (what string, fails bool) {
-	ctx, cancel := context.WithTimeout(ctx, tryFor)
-	defer cancel()
 	begin := time.Now()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-	if err == nil {
-		_ = conn.Close()
-		return fmt.Sprintf("answers in %v", time.Since(begin).Round(time.Microsecond)), false
+	conn, err := (&net.Dialer{Timeout: tryFor}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return inShort(err), true
 	}
-	return inShort(err), true
+	what = fmt.Sprintf("answers in %v", time.Since(begin).Round(time.Microsecond))
+	size, err := fullSize(ctx, conn.(*net.TCPConn))
+	switch {
+	case errors.Is(err, errSilent):
+		return fmt.Sprintf("%s, but full-size segments (%d bytes) are lost, so large transfers hang: compare the MTU of the interfaces and devices on the path "+
+			"(ip link; tracepath -n)", what, size), true
+	case errors.Is(err, unix.EPERM):
+		what += " (full-size segments not tried: no CAP_NET_ADMIN)"
+	}
+	return what, false
 }
 
 // refusal is the time to wait for the rejection of a datagram.
