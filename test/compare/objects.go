@@ -150,7 +150,7 @@ func endpointAt(s *corev1.Service, addr netip.Addr) discoveryv1.Endpoint {
 func managed(program, version string, at metav1.Time, fields string) []metav1.ManagedFieldsEntry {
 	return []metav1.ManagedFieldsEntry{{
 		Manager: program, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: version, Time: &at,
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields),
 	}}
 }
 
