@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -120,9 +119,8 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 // source provides the objects.
 type source interface {
 	proxy.Source
-	settings.Source
+	console.Source
 	Run(context.Context) error
-	Nodes() []*corev1.Node
 }
 
 // daemon holds the parts of the program, in the order of the data flow.

@@ -164,13 +164,14 @@ func TestFindings(t *testing.T) {
 		d.again("--cluster-cidr", "10.244.0.0/16", "--hostname-override", "node-9")
 		f := d.finds("wrong NodeMissing").Findings[0]
 		if f.What != `there is no Node "node-9" in the manifests, only Node node-1` || f.Fix != "set --hostname-override to the name of this machine in the manifests (node-1)" ||
-			!strings.Contains(f.Impact, "Node ports are served on all addresses of this node: 10.244.0.1, 192.0.2.1") {
+			!strings.Contains(f.Impact, "Node ports are served on all addresses of this node: 192.0.2.1") {
 			d.Errorf("%+v", f)
 		}
 		d.again("--cluster-cidr", "10.244.0.0/16")
 		d.finds()
 		d.write(strings.Replace(deskNode, "InternalIP, address: 192.0.2.1", "Hostname, address: node-1", 1) + web)
-		if f := d.finds("warning NodeAddressUnknown").Findings[0]; !strings.Contains(f.What, "has no InternalIP and no ExternalIP of IPv4, so node ports are served on all addresses of this node: 10.244.0.1, 192.0.2.1") {
+		d.again("--cluster-cidr", "10.244.0.0/16") // a running program keeps the last known address
+		if f := d.finds("warning NodeAddressUnknown").Findings[0]; !strings.Contains(f.What, "has no InternalIP and no ExternalIP of IPv4, so node ports are served on all addresses of this node: 192.0.2.1") {
 			d.Errorf("%+v", f)
 		}
 		d.write(deskNode + web)
