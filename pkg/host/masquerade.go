@@ -19,11 +19,11 @@ func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
 		return source, err
 	}
 	list, err := addresses()
-	gateway := route.Gw
-	if gateway == nil {
-		gateway = to.AsSlice()
+	next, ok := netip.AddrFromSlice(route.Gw.To4())
+	if !ok {
+		next = to
 	}
-	source, _ := selectSource(list, route.LinkIndex, gateway)
+	source, _ := selectSource(list, route.LinkIndex, next)
 	return source, err
 }
 
@@ -39,7 +39,7 @@ func addresses() ([]netlink.Addr, error) {
 // selectSource returns the address that the kernel selects for masqueraded IPv4 packets (inet_select_addr of net/ipv4/devinet.c): of the interface's primary
 // addresses that are valid on other machines, the first one in the network of the next hop, else the first one. An interface without such an address gets an
 // address of another interface. own is then false.
-func selectSource(list []netlink.Addr, device int, next net.IP) (source netip.Addr, own bool) {
+func selectSource(list []netlink.Addr, device int, next netip.Addr) (source netip.Addr, own bool) {
 	var first, other netip.Addr
 	for i := range list {
 		a := &list[i]
@@ -50,7 +50,7 @@ func selectSource(list []netlink.Addr, device int, next net.IP) (source netip.Ad
 			if !other.IsValid() {
 				other = addr
 			}
-		case a.Contains(next):
+		case a.Contains(next.AsSlice()):
 			return addr, true
 		case !first.IsValid():
 			first = addr
@@ -110,9 +110,9 @@ func Disguises() (list []Disguise, err error) {
 
 // disguise describes the masqueraded packets to a network by a next hop. wrong is true if their source is of another interface.
 func disguise(own []netlink.Addr, hop *netlink.NexthopInfo, to netip.Prefix) (d Disguise, wrong bool) {
-	next := hop.Gw
-	if next == nil {
-		next = to.Addr().AsSlice()
+	next, ok := netip.AddrFromSlice(hop.Gw.To4())
+	if !ok {
+		next = to.Addr()
 	}
 	source, known := selectSource(own, hop.LinkIndex, next)
 	d = Disguise{To: to, Device: fmt.Sprint("interface ", hop.LinkIndex), Source: source}
