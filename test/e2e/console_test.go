@@ -397,7 +397,7 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 
 	// A restart during the outage. The rules of the previous process serve, and no command denies it.
 	d.Kill()
-	d = w.start("--control-socket", socket)
+	w.start("--control-socket", socket)
 	status(1, `loop +this process has programmed nothing yet: waiting`, "impact: +the rules of the previous process keep serving, without changes",
 		"fix: +if the control plane is down, none on this node. Otherwise, correct the address")
 	for _, c := range []struct {
