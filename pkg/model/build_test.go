@@ -179,7 +179,8 @@ func TestBuildEverything(t *testing.T) {
 		Ports: []*ServicePort{
 			{Name: PortName{name, "web"}, Protocol: inet.TCP, Family: inet.IPv4, Frontends: v4Fronts(80, 30080, inet.TCP), HasEndpoints: true,
 				Cluster: ap("10.1.0.1:8080", "10.1.0.1:8081", "10.1.0.2:8080", "10.1.0.2:8081"),
-				Local:   ap("10.1.0.2:8080", "10.1.0.2:8081"), Hairpin: ap("10.1.0.2:8080", "10.1.0.2:8081")},
+				Local:   ap("10.1.0.2:8080", "10.1.0.2:8081"), Hairpin: ap("10.1.0.2:8080", "10.1.0.2:8081"),
+				Serving: ap("10.1.0.1:8080", "10.1.0.1:8081", "10.1.0.2:8080", "10.1.0.2:8081")},
 			{Name: PortName{name, "dns"}, Protocol: inet.UDP, Family: inet.IPv4, Frontends: v4Fronts(53, 30053, inet.UDP)},
 			{Name: PortName{name, "web"}, Protocol: inet.TCP, Family: inet.IPv6, Frontends: v6Fronts(80, 30080, inet.TCP)},
 			{Name: PortName{name, "dns"}, Protocol: inet.UDP, Family: inet.IPv6, Frontends: v6Fronts(53, 30053, inet.UDP), HasEndpoints: true,

@@ -624,10 +624,8 @@ func (sp *ServicePort) choose(m *merged, shares []uint8) {
 	if sp.MaxConnections > 0 {
 		sp.Idle = m.pick(func(t traits) bool { return !inCluster(t) && !inLocal(t) })
 	}
-	if sp.Protocol == inet.UDP {
-		serves := func(t traits) bool { return t.has(ready) || t.has(serving) }
-		sp.Serving = m.pick(serves, sp.Cluster, sp.Local)
-	}
+	serves := func(t traits) bool { return t.has(ready) || t.has(serving) }
+	sp.Serving = m.pick(serves, sp.Cluster, sp.Local)
 }
 
 // demands returns the traits that an endpoint needs for policy Cluster and for policy Local. Ignore forLocal if no frontend uses

@@ -184,7 +184,7 @@ func TestManyPorts(t *testing.T) {
 }
 
 // A UDP flow may continue with any endpoint that is ready or serving.
-func TestUDPFlowsContinueWithServingEndpoints(t *testing.T) {
+func TestFlowsContinueWithServingEndpoints(t *testing.T) {
 	yes, no := true, false
 	port, name, udp := int32(53), "", corev1.ProtocolUDP
 	zone := "elsewhere"
@@ -206,9 +206,5 @@ func TestUDPFlowsContinueWithServingEndpoints(t *testing.T) {
 	}
 	if !slices.Equal(got.Ports[0].Serving, want) {
 		t.Errorf("Serving = %v, want %v", got.Ports[0].Serving, want)
-	}
-	svc.Spec.Ports[0].Protocol, slice.Ports[0].Protocol = corev1.ProtocolTCP, nil
-	if got := Build(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n"}, Options{}); got.Ports[0].Serving != nil {
-		t.Errorf("Serving of a TCP port = %v, want nothing: the program never deletes an established TCP flow", got.Ports[0].Serving)
 	}
 }

@@ -110,7 +110,7 @@ type ServicePort struct {
 	Rising int
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
-	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
+	// Serving holds every endpoint that may continue an existing flow: ready or serving, regardless of termination,
 	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
 	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets. If HasEndpoints

@@ -119,12 +119,11 @@ func (p *Planner) noteWinners(old, now *service) {
 }
 
 // decide finds the winners of the contests after now has replaced the Service old, and replaces the elements of each
-// key with another winner. It also records the UDP frontends whose flows may be stale. contested is true if there were
+// key with another winner. It also records the frontends whose flows may be stale. contested is true if there were
 // conflicts before.
 func (p *Planner) decide(old, now *service, contested bool) {
 	p.settleRanges(now)
 	p.settlePorts()
-	p.touchSources(p.contests)
 	contested = contested || p.Conflicts() > 0
 	for i := range p.contests {
 		c := &p.contests[i]

@@ -10,17 +10,17 @@ import (
 )
 
 // The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began before the Service had an
-// endpoint, the program must delete it from conntrack. These functions list the frontends with flows to check, and their endpoints.
+// endpoint, the program must delete it from conntrack. The same applies to a flow of another protocol without a reply, while the client repeats its first
+// segment. These functions list the frontends with flows to check, and their endpoints.
 
-// touchFlows records that flows to a UDP frontend may be stale.
+// touchFlows records that flows to a frontend may be stale. Before [Planner.Begin] has returned, the caller checks all frontends anyway.
 func (p *Planner) touchFlows(k model.Key) {
-	if k.Protocol == inet.UDP {
+	if p.begun || k.Protocol == inet.UDP {
 		p.flows[k] = struct{}{}
 	}
 }
 
-// TakeFlows returns the changed frontends since the last call, and forgets them: UDP frontends, and frontends of any protocol whose allowed
-// sources have changed. For a range of ports, it also returns its [Planner.SinglePortsBeside]. For a deleted single port, it also returns the frontends
+// TakeFlows returns the changed frontends since the last call, and forgets them. For a range of ports, it also returns its [Planner.SinglePortsBeside]. For a deleted single port, it also returns the frontends
 // that serve its clients now. Call it after a successful sync.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	if len(p.flows) == 0 {
@@ -69,7 +69,7 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 
 // FlowPolicy restricts the flows to a frontend. Endpoints and Sources are shared: do not change them.
 type FlowPolicy struct {
-	// Endpoints are the endpoints to which UDP flows may continue, sorted; nil for other protocols.
+	// Endpoints are the endpoints to which flows may continue, sorted.
 	Endpoints []netip.AddrPort
 	// Sources restricts the clients that may open flows; nil admits all.
 	Sources *model.Sources

@@ -110,31 +110,3 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 		t.Errorf("%d ranges are taken, parts are left out: %v", p.rooms.sourceRanges.Total(), left)
 	}
 }
-
-// TestChangedSourcesTouchFlows: if an allowed or denied list of a frontend changes, its flows may be stale, also those of TCP. A frontend that admits all
-// sources now has no stale flows.
-func TestChangedSourcesTouchFlows(t *testing.T) {
-	for _, tc := range []struct {
-		before, after [4]int // the lists of guarded
-		want          int
-	}{
-		{[4]int{0, 0, 0, 0}, [4]int{0, 0, 0, 1}, 3},
-		{[4]int{0, 0, 0, 1}, [4]int{0, 0, 0, 2}, 3},
-		{[4]int{1, 1, 1, 1}, [4]int{1, 1, 2, 1}, 1},
-		{[4]int{0, 0, 0, 0}, [4]int{0, 1, 0, 0}, 1},
-		{[4]int{1, 1, 1, 1}, [4]int{1, 1, 1, 1}, 0},
-		{[4]int{1, 1, 1, 1}, [4]int{0, 0, 0, 0}, 0},
-	} {
-		o := testOptions()
-		o.Families = []inet.Family{inet.IPv4}
-		p := New(o)
-		for _, n := range [][4]int{tc.before, tc.after} {
-			p.TakeFlows()
-			s := guarded("a", n[0], n[1], n[2], n[3])
-			p.Set(s.Name, s)
-		}
-		if got := p.TakeFlows(); len(got) != tc.want {
-			t.Errorf("%v -> %v: flows of %v may be stale, want %d frontends", tc.before, tc.after, got, tc.want)
-		}
-	}
-}

@@ -34,7 +34,7 @@ type flows struct {
 	earlier []model.Key
 	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last successful sync.
 	addresses, served [2][]netip.Addr
-	// owners holds the namespaces of the UDP frontends that Services had before the changes since the last sync.
+	// owners holds the namespaces of the frontends that Services had before the changes since the last sync.
 	owners map[model.Key]string
 	// owed has the last request for the flows to each deleted frontend. An entry leaves in settle, after its request is done.
 	owed map[model.Key]uint64
@@ -45,9 +45,11 @@ func newFlows(c *Config, earlier []model.Key) *flows {
 		owed: map[model.Key]uint64{}}
 }
 
-// Service records the owner of each UDP frontend, which the Service may lose.
+// Service records the owner of each frontend, which the Service may lose.
 func (f *flows) Service(name types.NamespacedName, _ *model.Service) {
-	f.planner.FrontendsOf(name, inet.UDP, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
+	for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
+		f.planner.FrontendsOf(name, protocol, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
+	}
 }
 
 func (f *flows) Node(n *Node) { f.addresses = n.Addresses }
@@ -95,7 +97,7 @@ func (f *flows) Synced(s *Sync) {
 	if len(changed) == 0 && !all && !added {
 		return
 	}
-	d := &conntrack.Desired{Undnated: all || added}
+	d := &conntrack.Desired{Urgent: all || added}
 	if all {
 		d.Expect(f.planner.Frontends())
 	}
@@ -103,7 +105,7 @@ func (f *flows) Synced(s *Sync) {
 	addKey := func(k model.Key) {
 		flows, exists := f.planner.FlowPolicy(k)
 		add(d, k, flows, exists)
-		if !exists {
+		if !exists && k.Protocol == inet.UDP {
 			deleted = append(deleted, k)
 		}
 	}
@@ -161,10 +163,9 @@ func (f *flows) settled() (keys []model.Key) {
 
 // add adds the state of a frontend to a request.
 func add(d *conntrack.Desired, k model.Key, flows plan.FlowPolicy, exists bool) {
-	switch {
-	case !exists:
+	if !exists {
 		d.Gone(k)
-	case k.Protocol == inet.UDP, d.Undnated, flows.Sources != nil:
+	} else {
 		d.Frontend(k, flows.Endpoints)
 	}
 	if flows.Sources != nil {

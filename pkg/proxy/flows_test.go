@@ -28,7 +28,7 @@ type slowTable struct {
 	ended []string
 }
 
-func (s *slowTable) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+func (s *slowTable) Delete(ctx context.Context, f inet.Family, selected conntrack.Selection, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
 	s.mu.Lock()
 	s.begun++
 	s.mu.Unlock()
@@ -45,7 +45,7 @@ func (s *slowTable) Delete(ctx context.Context, f inet.Family, udp bool, stale f
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended = append(s.ended, fmt.Sprintf("%s udp=%v: %d of %d", f, udp, out.Deleted, out.Seen))
+	s.ended = append(s.ended, fmt.Sprintf("%s %v: %d of %d", f, selected, out.Deleted, out.Seen))
 	return out, nil
 }
 
@@ -115,7 +115,7 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		close(table.goOn)
 		time.Sleep(time.Hour)
 		_, got := table.state()
-		want := []string{fmt.Sprintf("IPv4 udp=false: 0 of %d", services), fmt.Sprintf("IPv4 udp=true: %d of %d", services, services)}
+		want := []string{fmt.Sprintf("IPv4 %v: 0 of %d", conntrack.UDP, services), fmt.Sprintf("IPv4 %v: %d of %d", conntrack.UDP, services, services)}
 		lab.Same(t, want, got, "readings")
 	})
 }
@@ -128,7 +128,7 @@ type timedTable struct {
 	deleted []time.Time
 }
 
-func (s *timedTable) Delete(_ context.Context, f inet.Family, _ bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+func (s *timedTable) Delete(_ context.Context, f inet.Family, _ conntrack.Selection, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
 	if f == inet.IPv4 {
 		s.mu.Lock()
 		if stale(&s.flow) {

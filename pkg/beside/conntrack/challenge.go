@@ -111,10 +111,10 @@ type terminator struct {
 }
 
 // Delete implements [Table].
-func (t *terminator) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
+func (t *terminator) Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error) {
 	t.waiting = t.waiting[:0]
 	t.deleted = func() { t.challenge(f) }
-	return t.Netlink.Delete(ctx, f, udp, func(flow *Flow) bool {
+	return t.Netlink.Delete(ctx, f, s, func(flow *Flow) bool {
 		yes := stale(flow)
 		if yes && flow.AtOnce && flow.Established {
 			t.waiting = append(t.waiting, *flow)

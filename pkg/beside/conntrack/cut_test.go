@@ -24,11 +24,11 @@ func TestRepliesThatAreCutOrLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		out, err := table.Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
+		out, err := table.Delete(t.Context(), inet.IPv4, UDP, changed(10).Stale)
 		if !errors.Is(err, want) || time.Since(start) > 5*time.Second {
 			t.Errorf("replies truncated after %d bytes: %+v, %v after %v; want %v", length, out, err, time.Since(start), want)
 		}
-		again, err := openTable(t).Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
+		again, err := openTable(t).Delete(t.Context(), inet.IPv4, UDP, changed(10).Stale)
 		if err != nil || out.Deleted+again.Deleted != 100 {
 			t.Errorf("after replies truncated after %d bytes: %+v and %+v, %v; want 100 deleted", length, out, again, err)
 		}

@@ -75,7 +75,7 @@ func TestTerminationsAreSpread(t *testing.T) {
 		departed.Remove(endpoint.Addr())
 		time.Sleep(5 * time.Second)
 		// The first pass has 98 pauses of 51.2 ms after a delay of 20 ms; the second pass follows after one second.
-		table.expect(t, "20ms IPv4 udp=false deleted=50176", "6.0376s IPv4 udp=false deleted=0")
+		table.expect(t, "20ms IPv4 all deleted=50176", "6.0376s IPv4 all deleted=0")
 	})
 }
 

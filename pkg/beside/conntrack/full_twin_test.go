@@ -33,7 +33,7 @@ func TestFullTableTwin(t *testing.T) {
 	n.expect(clients, b.String())
 	n.expect(late, noAnswer)
 	others := func(flow *Flow) bool { return flow.Protocol == inet.TCP }
-	if out, err := n.table.Delete(t.Context(), f, false, others); err != nil || out.Deleted != room {
+	if out, err := n.table.Delete(t.Context(), f, All, others); err != nil || out.Deleted != room {
 		t.Fatalf("got %+v, %v; want %d deleted", out, err, room)
 	}
 	n.expect(late, b.String())

@@ -177,8 +177,12 @@ func (n *node) withdraw() {
 // pass deletes stale flows and checks their number.
 func (n *node) pass(f inet.Family, d *Desired, deleted int) {
 	n.Helper()
-	out, err := n.table.Delete(n.Context(), f, d.onlyUDP(), d.Stale)
-	lab.Must(n, err)
+	var out Outcome
+	for _, s := range d.selections() {
+		part, err := n.table.Delete(n.Context(), f, s, d.Stale)
+		lab.Must(n, err)
+		out.add(part)
+	}
 	if out.Deleted != deleted {
 		n.Errorf("%d flows deleted of %d seen, want %d\n%s", out.Deleted, out.Seen, deleted, n.entries())
 	}
@@ -291,7 +295,6 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 		a := n.pod(f, 10)
 		d := n.serve(f, inet.UDP, a)
 		n.expect(clients, noAnswer)
-		d.Undnated = true
 		n.pass(f, d, len(clients))
 		n.expect(clients, a.String())
 	})
@@ -318,7 +321,6 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	}
 	n.expect(others, plugin.String())
 	d := n.serve(f, inet.UDP, b)
-	d.Undnated = true
 	n.pass(f, d, len(clients))
 	n.expect(clients, b.String())
 	n.expect(others, plugin.String())
@@ -365,6 +367,22 @@ func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 			n.Error("a repeated SYN connects a source that is no longer allowed")
 		}
 	})
+}
+
+// The endpoint of a TCP connection leaves before it replies. The repeated SYN reaches another endpoint.
+func TestSYNToADepartedEndpoint(t *testing.T) {
+	n := newNode(t)
+	f, gone, other := inet.IPv4, addrPort("10.244.0.10:5353"), addrPort("10.244.0.11:5353")
+	run(n, "nft", "add table ip endpoint; add chain ip endpoint c { type filter hook input priority 0; }; "+
+		"add rule ip endpoint c ip daddr 10.244.0.10 tcp dport 5353 drop")
+	n.echo(other)
+	n.serve(f, inet.TCP, gone)
+	client := n.connect(destinations(f)[0])
+	n.pass(f, n.serve(f, inet.TCP, gone, other), 0)
+	n.pass(f, n.serve(f, inet.TCP, other), 1)
+	if !connected(client, 10*time.Second) {
+		t.Errorf("the repeated SYN does not connect the client\n%s", n.entries())
+	}
 }
 
 // connect starts a TCP connection, and returns its socket without waiting.
@@ -419,7 +437,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 		if now, err := apply.EarlierUDP(inet.Families[:], ""); err != nil || len(now) > 0 {
 			n.Errorf("after the Service was deleted: %v, %v", now, err)
 		}
-		d := &Desired{Undnated: true}
+		d := &Desired{}
 		for _, k := range earlier {
 			d.Gone(k)
 		}
@@ -428,7 +446,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 		n.expect(clients[:2], noAnswer)
 		n.expect(clients[2:], refused)
 		left := false
-		if _, err := n.table.Delete(n.Context(), f, true, func(flow *Flow) bool {
+		if _, err := n.table.Delete(n.Context(), f, UDP, func(flow *Flow) bool {
 			left = left || flow.Destination == another
 			return false
 		}); err != nil || !left {
@@ -448,7 +466,6 @@ func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	defer conn.Close()
 	n.echoes(conn)
 	d := n.serve(inet.IPv4, inet.TCP, addrPort("10.244.0.10:5353"))
-	d.Undnated = true
 	n.pass(inet.IPv4, d, 0)
 	n.echoes(conn)
 }
@@ -460,8 +477,6 @@ func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 	at := addrPort("10.244.0.10:5353")
 	n.echo(at)
 	d := n.serve(inet.IPv4, inet.TCP, at)
-	n.pass(inet.IPv4, d, 0)
-	d.Undnated = true
 	n.pass(inet.IPv4, d, 1)
 	// The kernel repeats the SYN after a second.
 	if !connected(client, 10*time.Second) {
@@ -591,25 +606,34 @@ func TestManyEntries(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name       string
-		udp        bool
+		selection  Selection
 		unfiltered bool
 		seen       int
 		deleted    int
 	}{
-		{name: "kernel filters", udp: true, seen: services * each, deleted: services * each / 10},
-		{name: "again", udp: true, seen: services * each * 9 / 10},
-		{name: "old kernel", udp: true, unfiltered: true, seen: services*each*9/10 + services*each},
+		{name: "kernel filters", selection: UDP, seen: services * each, deleted: services * each / 10},
+		{name: "again", selection: UDP, seen: services * each * 9 / 10},
+		{name: "old kernel", selection: UDP, unfiltered: true, seen: services*each*9/10 + services*each},
 		{name: "all protocols", seen: services*each*9/10 + services*each},
+		{name: "unreplied", selection: Unreplied},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			table.unfiltered = tc.unfiltered
-			out, err := table.Delete(t.Context(), inet.IPv4, tc.udp, d.Stale)
+			out, err := table.Delete(t.Context(), inet.IPv4, tc.selection, d.Stale)
 			lab.Must(t, err)
 			if out.Seen != tc.seen || out.Deleted != tc.deleted || out.Partial {
 				t.Errorf("got %+v, want %d seen, %d deleted", out, tc.seen, tc.deleted)
 			}
 		})
 	}
+}
+
+// selection returns All or UDP.
+func selection(all bool) Selection {
+	if all {
+		return All
+	}
+	return UDP
 }
 
 // list returns the endpoints of a synthetic service, without the first ones.
@@ -628,14 +652,14 @@ func TestEntryInAnotherZone(t *testing.T) {
 		_ = yield(f, 0) && yield(f, 7)
 	})
 	var zones []uint16
-	out, err := table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool {
+	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool {
 		zones = append(zones, f.Zone)
 		return f.Zone == 7
 	})
 	if err != nil || out.Seen != 2 || out.Deleted != 1 {
 		t.Fatalf("got %+v, %v; want 2 seen, 1 deleted", out, err)
 	}
-	out, err = table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool { return f.Zone == 0 })
+	out, err = table.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool { return f.Zone == 0 })
 	if err != nil || out.Seen != 1 || out.Deleted != 1 {
 		t.Errorf("got %+v, %v; want 1 seen, 1 deleted (zones %v)", out, err, zones)
 	}
@@ -646,8 +670,8 @@ func TestExpiredEntry(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
-	out, err := table.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool {
-		if out, err := other.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
+	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool {
+		if out, err := other.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
 			t.Errorf("got %+v, %v; want 1 deleted", out, err)
 		}
 		return true
@@ -666,11 +690,11 @@ func TestLostErrors(t *testing.T) {
 	const services, each = 10, 100
 	insert(t, other, synthetic(inet.UDP, services, each))
 	gone := false
-	out, err := table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool {
+	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool {
 		// The entries of all services but one expire before the first deletion is sent.
 		if !gone {
 			gone = true
-			if _, err := other.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool { return f.Destination != syntheticVIP(0) }); err != nil {
+			if _, err := other.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool { return f.Destination != syntheticVIP(0) }); err != nil {
 				t.Error(err)
 			}
 		}
@@ -679,7 +703,7 @@ func TestLostErrors(t *testing.T) {
 	if err != nil {
 		t.Errorf("got %+v, %v; want no error", out, err)
 	}
-	if out, err := other.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
+	if out, err := other.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
 		t.Errorf("%d flows are left, %v; want none", out.Seen, err)
 	}
 }
@@ -700,7 +724,7 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	if err := table.deleteBatch(&out); err != nil || out.Deleted != 0 {
 		t.Errorf("got %+v, %v; want 0 deleted", out, err)
 	}
-	out, err := table.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true })
+	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true })
 	if err != nil || out.Deleted != 1 {
 		t.Errorf("got %+v, %v; want 1 deleted", out, err)
 	}
@@ -747,7 +771,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	for _, tc := range []struct {
 		name          string
 		ours, foreign int
-		undnated      bool
+		all           bool
 		seen, deleted int
 	}{
 		{name: "few", ours: 1, seen: services, deleted: services},
@@ -755,7 +779,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 		// In all cases except the last one, the kernel skips TCP entries.
 		{name: "mostly unrelated", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
 		{
-			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, undnated: true,
+			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, all: true,
 			seen: services + services*(each-1), deleted: services,
 		},
 	} {
@@ -766,13 +790,12 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 			insert(t, filler, unrelated(inet.UDP, tc.foreign))
 			insert(t, filler, unrelated(inet.TCP, tc.foreign))
 			d := changed(services)
-			d.Undnated = tc.undnated
 			var out Outcome
 			var table *Netlink
 			bytes := allocated(func() {
 				table = openTable(t)
 				var err error
-				if out, err = table.Delete(t.Context(), inet.IPv4, !d.Undnated, d.Stale); err != nil {
+				if out, err = table.Delete(t.Context(), inet.IPv4, selection(tc.all), d.Stale); err != nil {
 					t.Fatal(err)
 				}
 			})
@@ -804,7 +827,7 @@ func BenchmarkPass(b *testing.B) {
 	for _, tc := range []struct {
 		name          string
 		ours, foreign int
-		undnated      bool
+		all           bool
 	}{
 		{name: "ours/10000", ours: 10},
 		{name: "ours/100000", ours: 100},
@@ -813,7 +836,7 @@ func BenchmarkPass(b *testing.B) {
 		{name: "foreign/10000", ours: 1, foreign: 9_000},
 		{name: "foreign/100000", ours: 1, foreign: 99_000},
 		{name: "foreign/200000", ours: 1, foreign: 199_000},
-		{name: "start/100000", ours: 1, foreign: 99_000, undnated: true},
+		{name: "start/100000", ours: 1, foreign: 99_000, all: true},
 	} {
 		entries := services*tc.ours + tc.foreign
 		b.Run(tc.name, func(b *testing.B) {
@@ -825,7 +848,6 @@ func BenchmarkPass(b *testing.B) {
 			insert(b, filler, unrelated(inet.UDP, tc.foreign/2))
 			insert(b, filler, unrelated(inet.TCP, tc.foreign/2))
 			d := changed(services)
-			d.Undnated = tc.undnated
 			out, spent, bytes := Outcome{}, time.Duration(0), uint64(0)
 			for b.Loop() {
 				b.StopTimer()
@@ -835,7 +857,7 @@ func BenchmarkPass(b *testing.B) {
 				bytes = allocated(func() {
 					table, err := OpenNetlink()
 					lab.Must(b, err)
-					if out, err = table.Delete(b.Context(), inet.IPv4, !d.Undnated, d.Stale); err != nil {
+					if out, err = table.Delete(b.Context(), inet.IPv4, selection(tc.all), d.Stale); err != nil {
 						b.Fatal(err)
 					}
 					if table.read.Seq != 1 {
@@ -860,7 +882,7 @@ func BenchmarkPass(b *testing.B) {
 // insertMissing inserts the services' entries that the last pass has deleted; before the first pass, all entries.
 func insertMissing(b *testing.B, table *Netlink, services, each int) {
 	ours := 0
-	_, err := table.Delete(b.Context(), inet.IPv4, true, func(f *Flow) bool {
+	_, err := table.Delete(b.Context(), inet.IPv4, UDP, func(f *Flow) bool {
 		if f.Source.Addr() == syntheticClient {
 			ours++
 		}

@@ -22,6 +22,10 @@ const (
 	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
 	// could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
+	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP. A client
+	// repeats its first segment after 1, 2, 4 and more seconds, so a new Service need not wait for many passes. With the
+	// delay, frequent changes of endpoints cause few passes.
+	patience = 5 * time.Second
 	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second
 	// maxGone is the largest number of deleted frontends in the requests of failed passes. If they have more, the reconciler drops all deleted
@@ -31,9 +35,9 @@ const (
 
 // Table is the kernel's conntrack table.
 type Table interface {
-	// Delete deletes the flows of a family for which stale returns true. If udp is true, it may skip other protocols. stale must not
+	// Delete deletes the flows of a family for which stale returns true. It may skip flows that are not selected. stale must not
 	// keep the pointer to the flow. If Delete returns an error, it may have deleted some flows.
-	Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
+	Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
 
@@ -43,6 +47,11 @@ type Outcome struct {
 	Seen, Deleted int
 	// Partial is true if each attempt to read the table was interrupted, so that the pass may have missed flows.
 	Partial bool
+}
+
+// add adds the outcome of another part of the pass.
+func (o *Outcome) add(part Outcome) {
+	o.Seen, o.Deleted, o.Partial = o.Seen+part.Seen, o.Deleted+part.Deleted, o.Partial || part.Partial
 }
 
 // Metrics counts passes.
@@ -198,6 +207,9 @@ func (r *Reconciler) due() (at time.Time, requested bool) {
 		}
 	}
 	at = r.requested.Add(settle)
+	if !r.pending.Urgent {
+		at = r.requested.Add(patience)
+	}
 	for _, other := range []time.Time{r.earliest, paid} {
 		if other.After(at) {
 			at = other
@@ -332,7 +344,16 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 		return yes
 	}
 	before := r.paused
-	out, err := r.table.Delete(ctx, f, d.onlyUDP(), stale)
+	var out Outcome
+	var err error
+	for _, s := range d.selections() {
+		var part Outcome
+		part, err = r.table.Delete(ctx, f, s, stale)
+		out.add(part)
+		if err != nil {
+			break
+		}
+	}
 	if err != nil && out.Seen == 0 {
 		return err
 	}

@@ -28,11 +28,11 @@ type fakeTable struct {
 	passes []error
 }
 
-func (f *fakeTable) Delete(_ context.Context, family inet.Family, udp bool, stale func(*Flow) bool) (out Outcome, err error) {
+func (f *fakeTable) Delete(_ context.Context, family inet.Family, selected Selection, stale func(*Flow) bool) (out Outcome, err error) {
 	time.Sleep(f.takes)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	entry := fmt.Sprintf("%v %s udp=%v", time.Since(f.start), family, udp)
+	entry := fmt.Sprintf("%v %s %s", time.Since(f.start), family, [...]string{All: "all", UDP: "UDP", Unreplied: "unreplied"}[selected])
 	if f.err != nil {
 		f.log = append(f.log, entry+" failed")
 		return out, f.err
@@ -115,7 +115,7 @@ func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 		later.Frontend(key(inet.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
 		r.Request(later)
 		time.Sleep(100 * time.Millisecond)
-		f.expect(t, "120ms IPv4 udp=true deleted=2")
+		f.expect(t, "120ms IPv4 UDP deleted=2")
 	})
 }
 
@@ -128,22 +128,47 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 		r := start(t, f)
 		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(100 * time.Millisecond)
-		f.expect(t, "20ms IPv4 udp=true deleted=1")
+		f.expect(t, "20ms IPv4 UDP deleted=1")
 		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(100 * time.Millisecond)
 		r.Request(removed(inet.UDP, "10.96.0.2:53"))
 		all := removed(inet.UDP, "[fd00::1]:53")
-		all.Undnated = true
 		r.Request(all)
 		time.Sleep(10 * time.Second)
 		want := []string{
-			"20ms IPv4 udp=true deleted=1", "1.02s IPv4 udp=false deleted=2", "1.02s IPv6 udp=false deleted=0",
+			"20ms IPv4 UDP deleted=1", "1.02s IPv4 UDP deleted=2", "1.02s IPv6 UDP deleted=0",
 		}
 		f.expect(t, want...)
 		// The reconciler keeps no request after its pass.
 		r.Request(removed(inet.UDP, "10.96.0.9:53"))
 		time.Sleep(time.Second)
-		f.expect(t, append(want, "10.22s IPv4 udp=true deleted=0")...)
+		f.expect(t, append(want, "10.22s IPv4 UDP deleted=0")...)
+	})
+}
+
+// A pass only for flows without replies of TCP or SCTP is not urgent, unless a request says so or changes the allowed sources.
+func TestPassesForOtherProtocolsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{flows: []Flow{flow(inet.TCP, "10.96.0.1:80", "10.244.0.1:80")}}
+		r := start(t, f)
+		r.Request(removed(inet.TCP, "10.96.0.1:80"))
+		time.Sleep(3 * time.Second)
+		f.expect(t)
+		r.Request(removed(inet.TCP, "10.96.0.1:80"))
+		time.Sleep(3 * time.Second)
+		want := []string{"5s IPv4 unreplied deleted=1"}
+		f.expect(t, want...)
+		r.Request(removed(inet.TCP, "10.96.0.1:80"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
+		time.Sleep(time.Second)
+		want = append(want, "6.02s IPv4 UDP deleted=1", "6.02s IPv4 unreplied deleted=1")
+		f.expect(t, want...)
+		urgent := removed(inet.TCP, "10.96.0.1:80")
+		urgent.Urgent = true
+		time.Sleep(time.Second)
+		r.Request(urgent)
+		time.Sleep(time.Second)
+		f.expect(t, append(want, "8.02s IPv4 unreplied deleted=1")...)
 	})
 }
 
@@ -155,7 +180,7 @@ func TestLongPassesAreRare(t *testing.T) {
 		time.Sleep(time.Second)
 		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(20 * time.Second)
-		f.expect(t, "2.02s IPv4 udp=true deleted=0", "12.02s IPv4 udp=true deleted=0")
+		f.expect(t, "2.02s IPv4 UDP deleted=0", "12.02s IPv4 UDP deleted=0")
 	})
 }
 
@@ -240,15 +265,15 @@ func TestFailedPassIsRetried(t *testing.T) {
 		r := start(t, f)
 		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(5 * time.Second)
-		want := []string{"20ms IPv4 udp=true failed"}
+		want := []string{"20ms IPv4 UDP failed"}
 		f.expect(t, want...)
 		r.Request(removed(inet.UDP, "10.96.0.2:53"))
 		time.Sleep(5 * time.Second)
-		want = append(want, "5.02s IPv4 udp=true failed")
+		want = append(want, "5.02s IPv4 UDP failed")
 		f.expect(t, want...)
 		f.fail(nil)
 		time.Sleep(time.Hour)
-		f.expect(t, append(want, "35.04s IPv4 udp=true deleted=2")...)
+		f.expect(t, append(want, "35.04s IPv4 UDP deleted=2")...)
 		if len(f.passes) != 3 || f.passes[0] == nil || f.passes[1] == nil || f.passes[2] != nil {
 			t.Errorf("results of passes: %v, want two errors and a success", f.passes)
 		}

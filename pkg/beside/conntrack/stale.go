@@ -38,11 +38,11 @@ func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 // are never stale. With a range of ports, a Desired must also have all single ports of the same address and protocol: these take precedence. Do not
 // change a Desired after passing it to a [Reconciler].
 type Desired struct {
-	// Undnated makes untranslated flows of all protocols stale, too. Set it with all frontends after the first sync and after a time without rules.
-	// Set it with all node ports when an address starts to serve node ports. If a flow began without rules, the kernel does not evaluate the rules
-	// for its later packets. A UDP flow stays untranslated while the client sends, and a TCP flow while the client repeats its SYN. See kubernetes
-	// issue 126468.
-	Undnated bool
+	// Urgent is true for a pass that must be made soon, also if it is made only for flows without replies of protocols other than UDP. Set it with all
+	// frontends after the first sync and after a time without rules. Set it with all node ports when an address starts to serve node ports. If a flow
+	// began without rules, the kernel does not evaluate the rules for its later packets. A UDP flow stays untranslated while the client sends, and a
+	// TCP flow while the client repeats its SYN. See kubernetes issue 126468.
+	Urgent bool
 
 	frontends map[model.Key]frontend
 	// namespaces are the namespaces of the request.
@@ -61,7 +61,6 @@ type Desired struct {
 }
 
 type frontend struct {
-	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
 	// sources restricts the clients that may open flows; nil admits all.
 	sources *model.Sources
@@ -75,7 +74,7 @@ type frontend struct {
 	ranged, preferred bool
 }
 
-// serves reports whether a UDP flow with an original destination may continue to an endpoint.
+// serves reports whether a flow with an original destination may continue to an endpoint.
 func (f *frontend) serves(to, e netip.AddrPort) bool {
 	if f.ranged {
 		if e.Port() != to.Port() {
@@ -106,9 +105,9 @@ func (d *Desired) payers() map[string]struct{} {
 	return d.namespaces
 }
 
-// Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
+// Frontend sets the endpoints with which flows to a frontend may continue: all endpoints that are ready or serving, including
 // terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
-// of a service port share it. For other protocols, it is not used.
+// of a service port share it. For protocols other than UDP, it applies only to flows without replies.
 //
 // kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints that are
 // ready but not serving, as with spec.publishNotReadyAddresses.
@@ -143,6 +142,7 @@ func (d *Desired) set(k model.Key, f frontend) {
 		d.frontends = map[model.Key]frontend{}
 	}
 	f.ranged, d.index = k.Last != 0, nil
+	d.Urgent = d.Urgent || k.Protocol == inet.UDP || f.sources != nil || f.departed != nil
 	old, known := d.frontends[k]
 	if !known {
 		d.tally(k, 1)
@@ -173,13 +173,23 @@ func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
-// onlyUDP reports whether only UDP flows can be stale.
-func (d *Desired) onlyUDP() bool { return !d.Undnated && d.others == 0 }
+// selections returns the parts of the table that may have stale flows.
+func (d *Desired) selections() (list []Selection) {
+	if d.terminates {
+		return []Selection{All}
+	}
+	if d.count[inet.IPv4]+d.count[inet.IPv6] > d.others {
+		list = append(list, UDP)
+	}
+	if d.others > 0 {
+		list = append(list, Unreplied)
+	}
+	return list
+}
 
 // merge adds the state of a later request, which overrides this state.
 func (d *Desired) merge(later *Desired) {
-	d.Undnated = d.Undnated || later.Undnated
-	d.terminates = d.terminates || later.terminates
+	d.terminates, d.Urgent = d.terminates || later.terminates, d.Urgent || later.Urgent
 	for namespace := range later.namespaces {
 		d.For(namespace)
 	}
@@ -228,9 +238,10 @@ func (d *Desired) forgetGone() {
 // example if a process on a node owns the address. Such a flow works and is not stale. A flow without replies is stale, so that the
 // rules can reject it. kube-proxy keeps both kinds of flows, and flows to deleted Services.
 //
-// A flow of another protocol can be stale only without a reply: if its source is not allowed or, with Undnated, if it is not translated.
-// So no established connection is deleted, except for TCP connections to endpoints that [Desired.Terminate] names. Untranslated entries in zones other
-// than 0 are intended: the virtual switch of a network plugin tracks the same packet in its own zone, before or after the rules.
+// A flow of another protocol can be stale only without a reply. For such a flow, the table applies to all protocols: while a client repeats its first
+// segment, the kernel does not evaluate the rules again. So no established connection is deleted, except for TCP connections to endpoints that
+// [Desired.Terminate] names. Untranslated entries in zones other than 0 are intended: the virtual switch of a network plugin tracks the same packet in
+// its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if d.departed(f) {
 		to, _ := d.find(f.Destination, inet.TCP)
@@ -245,12 +256,10 @@ func (d *Desired) Stale(f *Flow) bool {
 	case !known:
 		return false
 	case to.gone:
-		return f.Protocol == inet.UDP && f.translated()
+		return f.translated()
 	case !f.Replied && !to.sources.Admits(f.Source.Addr()):
 		return f.translated() || f.Zone == 0
-	case f.Protocol != inet.UDP:
-		return d.Undnated && !f.translated() && f.Zone == 0
-	case to.serves(f.Destination, f.Server):
+	case to.serves(f.Destination, f.Server), to.exempt, to.departed != nil:
 		return false
 	case f.translated():
 		return true

@@ -1,13 +1,9 @@
 package conntrack
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -39,8 +35,8 @@ func endpoints(list ...string) []netip.AddrPort {
 }
 
 // desired returns the state of services with endpoints, without endpoints, and deleted. Each kind includes a node port.
-func desired(undnated bool) *Desired {
-	d := &Desired{Undnated: undnated}
+func desired() *Desired {
+	d := &Desired{}
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
 		two := endpoints("10.244.0.11:53", "10.244.0.10:53", "10.96.0.7:7")
 		d.Frontend(key(p, "10.96.0.1:53"), two)
@@ -71,69 +67,58 @@ func TestStale(t *testing.T) {
 		name       string
 		to, server string
 		change     func(*Flow)
-		// expected results for UDP, for UDP with Undnated, and for TCP and SCTP with Undnated
-		udp, udpAll, others bool
+		// expected result for UDP; for TCP and SCTP, it applies only to flows without replies
+		udp bool
 	}{
 		{name: "a present endpoint", to: "10.96.0.1:53", server: "10.244.0.10:53"},
 		{name: "another present endpoint", to: "10.96.0.1:53", server: "10.244.0.11:53", change: replied},
 		{name: "IPv6, present", to: "[fd00::1]:53", server: "[fd00::10]:53"},
-		{name: "a removed endpoint", to: "10.96.0.1:53", server: "10.244.0.12:53", udp: true, udpAll: true},
-		{name: "a removed endpoint that answered", to: "10.96.0.1:53", server: "10.244.0.12:53", change: replied, udp: true, udpAll: true},
-		{name: "an endpoint's other port", to: "10.96.0.1:53", server: "10.244.0.10:54", udp: true, udpAll: true},
-		{name: "IPv6, removed", to: "[fd00::1]:53", server: "[fd00::11]:53", udp: true, udpAll: true},
+		{name: "a removed endpoint", to: "10.96.0.1:53", server: "10.244.0.12:53", udp: true},
+		{name: "a removed endpoint that answered", to: "10.96.0.1:53", server: "10.244.0.12:53", change: replied, udp: true},
+		{name: "an endpoint's other port", to: "10.96.0.1:53", server: "10.244.0.10:54", udp: true},
+		{name: "IPv6, removed", to: "[fd00::1]:53", server: "[fd00::11]:53", udp: true},
 		{
 			name: "translated by ipvs, without the flag", to: "10.96.0.1:53", server: "10.244.0.12:53",
-			change: func(f *Flow) { f.DNAT = false }, udp: true, udpAll: true,
+			change: func(f *Flow) { f.DNAT = false }, udp: true,
 		},
 		{
 			name: "translated in another zone", to: "10.96.0.1:53", server: "10.244.0.12:53",
-			change: func(f *Flow) { f.Zone = 5 }, udp: true, udpAll: true,
+			change: func(f *Flow) { f.Zone = 5 }, udp: true,
 		},
-		{name: "opened before there were endpoints", to: "10.96.0.1:53", server: "10.96.0.1:53", udp: true, udpAll: true, others: true},
+		{name: "opened before there were endpoints", to: "10.96.0.1:53", server: "10.96.0.1:53", udp: true},
 		{
 			name: "opened before there were endpoints, and answered", to: "10.96.0.1:53", server: "10.96.0.1:53",
-			change: replied, udp: true, udpAll: true,
+			change: replied, udp: true,
 		},
 		{
 			name: "not translated, in the zone of a bridge", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
 		},
 		{
-			// After the deletion, the kernel evaluates the rules for the next SYN, with the same result.
-			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7", others: true,
+			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7",
 		},
-		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
-		{name: "no endpoints, and opened without rules", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
+		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true},
+		{name: "no endpoints, and opened without rules", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true},
 		{name: "no endpoints, but replies", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
-		{name: "service deleted", to: "10.96.0.3:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
+		{name: "service deleted", to: "10.96.0.3:53", server: "10.244.0.10:53", change: replied, udp: true},
 		{name: "service deleted, never translated", to: "10.96.0.3:53", server: "10.96.0.3:53"},
 		{name: "node port, present", to: "192.0.2.1:30053", server: "10.244.0.10:53"},
-		{name: "node port, removed", to: "192.0.2.9:30053", server: "10.244.0.12:53", udp: true, udpAll: true},
-		{name: "node port, never translated", to: "192.0.2.9:30053", server: "192.0.2.9:30053", udp: true, udpAll: true, others: true},
-		{name: "node port, scaled to zero", to: "192.0.2.9:30054", server: "10.244.0.12:53", udp: true, udpAll: true},
-		{name: "node port deleted", to: "192.0.2.9:30055", server: "10.244.0.12:53", udp: true, udpAll: true},
+		{name: "node port, removed", to: "192.0.2.9:30053", server: "10.244.0.12:53", udp: true},
+		{name: "node port, never translated", to: "192.0.2.9:30053", server: "192.0.2.9:30053", udp: true},
+		{name: "node port, scaled to zero", to: "192.0.2.9:30054", server: "10.244.0.12:53", udp: true},
+		{name: "node port deleted", to: "192.0.2.9:30055", server: "10.244.0.12:53", udp: true},
 		{name: "a node port's number at another machine", to: "198.51.100.1:30053", server: "198.51.100.1:30053"},
 		{name: "a node port's number, translated by another program", to: "198.51.100.1:30053", server: "10.9.9.9:53"},
 		{name: "a frontend's address, other port", to: "10.96.0.1:54", server: "10.244.0.12:53"},
 		{name: "unrelated", to: "203.0.113.5:53", server: "203.0.113.5:53"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := map[string]bool{}
+			got, want := map[inet.Protocol]bool{}, map[inet.Protocol]bool{}
 			for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
-				for _, all := range []bool{false, true} {
-					f := flow(p, tc.to, tc.server)
-					if tc.change != nil {
-						tc.change(&f)
-					}
-					name := p.String()
-					if all {
-						name += " undnated"
-					}
-					got[name] = desired(all).Stale(&f)
+				f := flow(p, tc.to, tc.server)
+				if tc.change != nil {
+					tc.change(&f)
 				}
-			}
-			want := map[string]bool{
-				"udp": tc.udp, "udp undnated": tc.udpAll, "tcp": false, "tcp undnated": tc.others,
-				"sctp": false, "sctp undnated": tc.others,
+				got[p], want[p] = desired().Stale(&f), tc.udp && (p == inet.UDP || !f.Replied)
 			}
 			lab.Same(t, want, got, "stale")
 		})
@@ -154,61 +139,53 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 		name, source, server string
 		change               func(*Flow)
 		allowed, denied      []model.AddrRange
-		// expected results for UDP, and for TCP and SCTP, each without and with Undnated
-		want map[string]bool
+		want                 bool
 	}{
 		{name: "no ranges", source: "203.0.113.9:4000"},
 		{name: "in the first range", source: "10.245.0.0:4000", allowed: ranges},
 		{name: "first of a range", source: "192.0.2.128:4000", allowed: ranges},
 		{name: "last of a range", source: "192.0.2.255:4000", allowed: ranges},
 		{name: "in the last range", source: "198.51.100.7:4000", allowed: ranges},
-		{name: "before all ranges", source: "10.244.255.255:4000", allowed: ranges, want: always},
-		{name: "before a range", source: "192.0.2.127:4000", allowed: ranges, want: always},
-		{name: "after a range", source: "192.0.3.0:4000", allowed: ranges, want: always},
-		{name: "after all ranges", source: "198.51.100.8:4000", allowed: ranges, want: always},
-		{name: "in a denied range", source: "192.0.2.200:4000", denied: ranges, want: always},
+		{name: "before all ranges", source: "10.244.255.255:4000", allowed: ranges, want: true},
+		{name: "before a range", source: "192.0.2.127:4000", allowed: ranges, want: true},
+		{name: "after a range", source: "192.0.3.0:4000", allowed: ranges, want: true},
+		{name: "after all ranges", source: "198.51.100.8:4000", allowed: ranges, want: true},
+		{name: "in a denied range", source: "192.0.2.200:4000", denied: ranges, want: true},
 		{name: "outside of the denied ranges", source: "192.0.2.127:4000", denied: ranges},
-		{name: "allowed and denied", source: "192.0.2.200:4000", allowed: ranges, denied: ranges, want: always},
-		{name: "no source is allowed", source: "10.245.0.0:4000", allowed: prefixes(), want: always},
+		{name: "allowed and denied", source: "192.0.2.200:4000", allowed: ranges, denied: ranges, want: true},
+		{name: "no source is allowed", source: "10.245.0.0:4000", allowed: prefixes(), want: true},
 		{name: "answered", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Replied = true }},
-		{name: "translated in another zone", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Zone = 5 }, want: always},
-		{name: "not translated", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges, want: always},
+		{name: "translated in another zone", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Zone = 5 }, want: true},
+		{name: "not translated", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges, want: true},
 		{
 			name: "not translated, in the zone of a bridge", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges,
 			change: func(f *Flow) { f.Zone = 65520 },
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, server := map[string]bool{}, tc.server
+			server := tc.server
 			if server == "" {
 				server = "10.244.0.10:514"
 			}
 			for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
-				for _, undnated := range []bool{false, true} {
-					f := flow(p, "203.0.113.5:514", server)
-					f.Source = addrPort(tc.source)
-					if tc.change != nil {
-						tc.change(&f)
-					}
-					d := &Desired{Undnated: undnated}
-					d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
-					d.Restrict(key(p, "203.0.113.5:514"), &model.Sources{Allowed: tc.allowed, Denied: tc.denied})
-					if d.Stale(&f) {
-						got[fmt.Sprint(p, undnated)] = true
-					}
+				f := flow(p, "203.0.113.5:514", server)
+				f.Source = addrPort(tc.source)
+				if tc.change != nil {
+					tc.change(&f)
 				}
-			}
-			if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("stale (-want +got):\n%s", diff)
+				d := &Desired{}
+				d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
+				d.Restrict(key(p, "203.0.113.5:514"), &model.Sources{Allowed: tc.allowed, Denied: tc.denied})
+				if got := d.Stale(&f); got != tc.want {
+					t.Errorf("%s: stale %v, want %v", p, got, tc.want)
+				}
 			}
 		})
 	}
 }
 
-var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": true, "tcp true": true, "sctp false": true, "sctp true": true}
-
-// If a source is allowed again during a pass for narrower ranges, the pass keeps its flow. A pass includes protocols other than UDP only if
-// a request contains frontends of these.
+// If a source is allowed again during a pass for narrower ranges, the pass keeps its flow. A pass reads UDP entries, or entries without replies, only if
+// a request contains frontends that may have stale ones.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 		k := key(p, "203.0.113.5:514")
@@ -218,9 +195,14 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		}
 		d.Restrict(k, &model.Sources{Allowed: []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))}})
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
-		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == inet.UDP) {
-			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())
+		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) {
+			t.Errorf("%s: stale %v, welcome %v, later %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f))
 		}
+		want := []Selection{UDP}
+		if p != inet.UDP {
+			want = []Selection{Unreplied}
+		}
+		lab.Same(t, want, d.selections(), "%s: selections", p)
 		d.merge(later)
 		if d.Stale(&f) {
 			t.Errorf("%s: stale after the request that allows the source", p)
@@ -229,8 +211,8 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		gone.Gone(k)
 		d.merge(gone)
 		d.forgetGone()
-		if !d.onlyUDP() || d.count[inet.IPv4] != 0 {
-			t.Errorf("%s: %d frontends are left, only UDP %v", p, d.count[inet.IPv4], d.onlyUDP())
+		if d.selections() != nil || d.count[inet.IPv4] != 0 {
+			t.Errorf("%s: %d frontends are left, selections %v", p, d.count[inet.IPv4], d.selections())
 		}
 	}
 }
@@ -244,31 +226,29 @@ func TestLaterRequestsOverrideEarlierOnes(t *testing.T) {
 	d.Frontend(k, was)
 	d.Frontend(other, was)
 	removed.Gone(k)
-	removed.Undnated = true
 	back.Frontend(k, was)
 	say := func(want ...bool) {
 		t.Helper()
-		got := []bool{d.Stale(&old), d.Stale(&oldOther), d.Undnated}
-		lab.Same(t, want, got, "stale, other stale, undnated")
+		lab.Same(t, want, []bool{d.Stale(&old), d.Stale(&oldOther)}, "stale, other stale")
 	}
-	say(false, false, false)
+	say(false, false)
 	d.merge(&removed)
-	say(true, false, true)
+	say(true, false)
 	d.merge(&back)
-	say(false, false, true)
+	say(false, false)
 	if d.count[inet.IPv4] != 2 || d.gone != 0 {
 		t.Errorf("%d frontends, %d gone; want 2, 0", d.count[inet.IPv4], d.gone)
 	}
 	d.merge(&removed)
 	d.forgetGone()
-	say(false, false, true)
+	say(false, false)
 	if d.count[inet.IPv4] != 1 || d.gone != 0 {
 		t.Errorf("%d frontends, %d gone; want 1, 0", d.count[inet.IPv4], d.gone)
 	}
 }
 
 func TestStaleAllocatesNothing(t *testing.T) {
-	d := desired(true)
+	d := desired()
 	gone, np := flow(inet.UDP, "10.96.0.1:53", "10.244.0.12:53"), flow(inet.TCP, "192.0.2.9:30053", "192.0.2.9:30053")
 	if n := testing.AllocsPerRun(100, func() {
 		if !d.Stale(&gone) || !d.Stale(&np) {

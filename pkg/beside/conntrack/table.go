@@ -25,6 +25,7 @@ const (
 	attrID         = 12
 	attrZone       = 18
 	attrFilter     = 25
+	attrStatusMask = 26
 
 	tupleIP    = 1
 	tupleProto = 2
@@ -70,7 +71,7 @@ type Netlink struct {
 	// read receives the table in several messages. At the same time, write deletes stale entries.
 	read, write *netlink.Socket
 	batch       batch
-	// unfiltered is true if the kernel cannot filter by protocol.
+	// unfiltered is true if the kernel cannot filter.
 	unfiltered bool
 	// deleted, if not nil, is called after each batch of deletions.
 	deleted func()
@@ -93,15 +94,40 @@ func OpenNetlink() (*Netlink, error) {
 // Close closes both sockets.
 func (n *Netlink) Close() error { return errors.Join(n.read.Close(), n.write.Close()) }
 
+// Selection is a part of the table.
+type Selection uint8
+
+// The selections.
+const (
+	// All are all entries.
+	All Selection = iota
+	// UDP are the entries of UDP.
+	UDP
+	// Unreplied are the entries without a reply.
+	Unreplied
+)
+
+// filter returns attributes with which the kernel skips other entries. Kernels before 5.15 ignore the status.
+func (s Selection) filter() []byte {
+	switch s {
+	case UDP:
+		return protocolFilter(inet.UDP)
+	case Unreplied:
+		mask := binary.BigEndian.AppendUint32(nil, statusReplied)
+		return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrStatus, make([]byte, 4)), attrStatusMask, mask)
+	}
+	return nil
+}
+
 // Delete implements [Table]. It reads the table once, unless a read is interrupted, and deletes stale entries during the read. Its memory
 // does not depend on the size of the table or the number of stale entries. After an error, call Close.
-func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
+func (n *Netlink) Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error) {
 	n.batch = batch{family: f.Number(), buf: n.batch.buf[:0]}
 	var out Outcome
 	var err error
 	for range maxReads {
 		out.Seen = 0
-		err = n.once(ctx, udp, stale, &out)
+		err = n.once(ctx, s, stale, &out)
 		if !errors.Is(err, errInterrupted) {
 			return out, err
 		}
@@ -113,17 +139,19 @@ func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale fun
 // Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of flows. partial is true if the
 // kernel interrupted each attempt to read the table, so that flows may be missing or occur twice. f must recognise a repeated flow by its ID.
 func (n *Netlink) Each(ctx context.Context, family inet.Family, f func(*Flow)) (seen int, partial bool, err error) {
-	out, err := n.Delete(ctx, family, false, func(flow *Flow) bool { f(flow); return false })
+	out, err := n.Delete(ctx, family, All, func(flow *Flow) bool { f(flow); return false })
 	return out.Seen, out.Partial, err
 }
 
-// once makes one attempt to read the table and delete stale entries. If the kernel cannot filter by protocol, it reads without a filter.
-func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
-	filter := udp && !n.unfiltered
-	err := n.dump(ctx, filter, stale, out)
-	if filter && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
+// once makes one attempt to read the table and delete stale entries. If the kernel cannot filter, it reads without a filter.
+func (n *Netlink) once(ctx context.Context, s Selection, stale func(*Flow) bool, out *Outcome) error {
+	if n.unfiltered {
+		s = All
+	}
+	err := n.dump(ctx, s, stale, out)
+	if s != All && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
 		n.unfiltered = true
-		err = n.dump(ctx, false, stale, out)
+		err = n.dump(ctx, All, stale, out)
 	}
 	if errors.Is(err, unix.EINVAL) {
 		// The kernel has no other reason to reject this simple request.
@@ -135,15 +163,11 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return err
 }
 
-// dump reads the entries and deletes stale ones in batches. If the kernel ignores the filter, [Desired.Stale] checks the protocol.
-func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
-	var filter []byte
-	if udp {
-		filter = protocolFilter(inet.UDP)
-	}
+// dump reads the entries and deletes stale ones in batches. If the kernel ignores the filter, [Desired.Stale] checks the entries.
+func (n *Netlink) dump(ctx context.Context, s Selection, stale func(*Flow) bool, out *Outcome) error {
 	var flow Flow
 	interrupted := false
-	for m, err := range n.read.Ask(msgGet, unix.NLM_F_DUMP, n.batch.family, filter) {
+	for m, err := range n.read.Ask(msgGet, unix.NLM_F_DUMP, n.batch.family, s.filter()) {
 		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 		switch {
 		case err == unix.EINTR, err == nil && m.Ends() && interrupted:

@@ -79,7 +79,7 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 		}
 		answered <- nil
 	}()
-	_, err := n.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true })
+	_, err := n.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true })
 	if !errors.Is(err, errAbsent) || !errors.Is(err, unix.EINVAL) {
 		t.Errorf("Delete() = %v, want the error about missing modules", err)
 	}
@@ -143,7 +143,7 @@ func TestEndOfDump(t *testing.T) {
 				}
 			}
 			var out Outcome
-			err := n.dump(t.Context(), false, func(*Flow) bool { return false }, &out)
+			err := n.dump(t.Context(), All, func(*Flow) bool { return false }, &out)
 			if !errors.Is(err, tc.want) || out.Seen != tc.seen {
 				t.Errorf("%d entries, %v; want %d, %v", out.Seen, err, tc.seen, tc.want)
 			}

@@ -85,7 +85,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 		return nil, err
 	}
 	facts := c.Loop.Facts()
-	desired := &conntrack.Desired{Undnated: true}
+	desired := &conntrack.Desired{}
 	s := &search{
 		endpoints: map[types.NamespacedName]map[netip.Addr]struct{}{}, stale: found{ids: map[uint32]struct{}{}}, removed: found{ids: map[uint32]struct{}{}},
 	}
