@@ -143,15 +143,7 @@ func (s *Store) Node() *corev1.Node {
 
 // Nodes returns all Nodes that the source has read: with an API server, only this Node.
 func (s *Store) Nodes() []*corev1.Node {
-	var list []*corev1.Node
-	for _, stored := range s.nodes.list() {
-		node := &corev1.Node{}
-		if s.decode("Node", stored, node) {
-			list = append(list, node)
-		}
-	}
-	slices.SortFunc(list, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-	return list
+	return decodeAll[corev1.Node](s, "Node", s.nodes)
 }
 
 // ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none, because unused addresses
@@ -160,14 +152,20 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	if s.serviceProxyName != "" {
 		return nil
 	}
-	var list []*networkingv1.ServiceCIDR
-	for _, stored := range s.serviceCIDRs.list() {
-		cidr := &networkingv1.ServiceCIDR{}
-		if s.decode("ServiceCIDR", stored, cidr) {
-			list = append(list, cidr)
+	return decodeAll[networkingv1.ServiceCIDR](s, "ServiceCIDR", s.serviceCIDRs)
+}
+
+// decodeAll decodes all stored objects of a kind, and returns them in order of their names.
+func decodeAll[T any, P interface {
+	*T
+	message
+}](s *Store, kind string, from *objects) (list []P) {
+	for _, stored := range from.list() {
+		if into := P(new(T)); s.decode(kind, stored, into) {
+			list = append(list, into)
 		}
 	}
-	slices.SortFunc(list, func(a, b *networkingv1.ServiceCIDR) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b P) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return list
 }
 

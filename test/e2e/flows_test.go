@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -75,24 +73,11 @@ func unready(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
 
 // ask sends a datagram and returns the server that replied.
 func ask(conn net.Conn) string {
-	const soon = 300 * time.Millisecond
-	buf := make([]byte, 512)
-	err := conn.SetDeadline(time.Now().Add(soon))
-	if err == nil {
-		_, err = conn.Write([]byte("who\n"))
-	}
-	n := 0
-	if err == nil {
-		n, err = conn.Read(buf)
-	}
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	a, err := lab.AskOnce(conn)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
 		return "refused"
-	}
-	if err != nil {
-		return err.Error()
-	}
-	a, err := lab.ParseAnswer(strings.TrimSpace(string(buf[:n])))
-	if err != nil {
+	case err != nil:
 		return err.Error()
 	}
 	return a.Server

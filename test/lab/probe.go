@@ -97,6 +97,23 @@ func ParseAnswer(line string) (Answer, error) {
 	return Answer{Outcome: Answered, Server: fields[0], Source: source, Local: local}, nil
 }
 
+// AskOnce sends a datagram on an open connection to a Server, and waits for a moment for its answer.
+func AskOnce(conn net.Conn) (Answer, error) {
+	const soon = 300 * time.Millisecond
+	if err := conn.SetDeadline(time.Now().Add(soon)); err != nil {
+		return Answer{}, err
+	}
+	if _, err := conn.Write([]byte("who\n")); err != nil {
+		return Answer{}, err
+	}
+	buf := make([]byte, 512)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return Answer{}, err
+	}
+	return ParseAnswer(string(buf[:n]))
+}
+
 // Options vary a probe; the zero value is a probe from any port that waits for DefaultTimeout.
 type Options struct {
 	// Timeout is the time to wait for the answer; zero means DefaultTimeout. An earlier deadline of ctx applies, too.

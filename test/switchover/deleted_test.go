@@ -105,20 +105,7 @@ func exposed(servers ...*lab.Host) []runtime.Object {
 // answeredBy returns a function that sends a datagram, and fails unless a server answers.
 func answeredBy(conn net.Conn, server string) func() error {
 	return func() error {
-		const soon = 300 * time.Millisecond
-		buf := make([]byte, 512)
-		err := conn.SetDeadline(time.Now().Add(soon))
-		if err == nil {
-			_, err = conn.Write([]byte("who\n"))
-		}
-		n := 0
-		if err == nil {
-			n, err = conn.Read(buf)
-		}
-		if err != nil {
-			return err
-		}
-		a, err := lab.ParseAnswer(strings.TrimSpace(string(buf[:n])))
+		a, err := lab.AskOnce(conn)
 		if err == nil && a.Server != server {
 			err = fmt.Errorf("%s answers, want %s", a.Server, server)
 		}

@@ -43,6 +43,24 @@ func (d Drop) finding(node string) view.Finding {
 	return f
 }
 
+// baseChains returns the base chains of all tables that apply to IP families, each once.
+func baseChains(conn *nft.Conn, families []inet.Family) (list []nft.BaseChain, err error) {
+	seen := map[string]bool{}
+	for _, f := range families {
+		chains, err := conn.BaseChains(f)
+		if err != nil {
+			return list, err
+		}
+		for i := range chains {
+			if name := chains[i].String(); !seen[name] {
+				seen[name] = true
+				list = append(list, chains[i])
+			}
+		}
+	}
+	return list, nil
+}
+
 // Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of iptables-legacy. It omits a chain of
 // nftables if a rule of its table accepts packets of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
@@ -51,26 +69,22 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	seen := map[string]bool{}
-	for _, f := range families {
-		chains, err := conn.BaseChains(f)
+	chains, err := baseChains(conn, families)
+	if err != nil {
+		return nil, err
+	}
+	for i := range chains {
+		ch := &chains[i]
+		if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
+			continue
+		}
+		d := drop(ch)
+		accepts, err := d.read(conn, ch)
 		if err != nil {
 			return list, err
 		}
-		for i := range chains {
-			ch := &chains[i]
-			if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD || seen[ch.Family+ch.Table+ch.Name] {
-				continue
-			}
-			seen[ch.Family+ch.Table+ch.Name] = true
-			d := drop(ch)
-			accepts, err := d.read(conn, ch)
-			if err != nil {
-				return list, err
-			}
-			if !accepts {
-				list = append(list, d)
-			}
+		if !accepts {
+			list = append(list, d)
 		}
 	}
 	legacy, err := takeover.LegacyForwardDrops()

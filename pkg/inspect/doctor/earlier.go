@@ -33,21 +33,13 @@ func chainsBefore(families []inet.Family, own string, priority int32) (list []nf
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	seen := map[string]bool{}
-	for _, f := range families {
-		chains, err := conn.BaseChains(f)
-		if err != nil {
-			return list, err
-		}
-		for i := range chains {
-			ch := &chains[i]
-			name := ch.String()
-			before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT
-			if before && ch.Table != own && ch.MayTranslateBefore(priority) && !seen[name] {
-				seen[name] = true
-				list = append(list, *ch)
-			}
+	chains, err := baseChains(conn, families)
+	for i := range chains {
+		ch := &chains[i]
+		before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT
+		if before && ch.Table != own && ch.MayTranslateBefore(priority) {
+			list = append(list, *ch)
 		}
 	}
-	return list, nil
+	return list, err
 }
