@@ -244,24 +244,24 @@ func (i *Instance) hold(ctx context.Context, l net.Listener) {
 	defer cancel()
 	defer l.Close() //nolint:errcheck // nothing is lost
 	context.AfterFunc(ctx, func() { _ = l.Close() })
-	claims := make(chan *guest)
+	claims := make(chan claim)
 	guests.Go(func() { i.accept(ctx, l, claims) })
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case g := <-claims:
-			if own := i.own(challenge{}); own.Ready && !g.record.newer(own.Record) {
+		case c := <-claims:
+			if own := i.own(challenge{}); own.Ready && !c.record.newer(own.Record) {
 				continue
 			}
-			i.yield(ctx, l, g)
+			i.yield(ctx, l, c)
 			return
 		}
 	}
 }
 
 // accept accepts guests until the listener is closed.
-func (i *Instance) accept(ctx context.Context, l net.Listener, claims chan<- *guest) {
+func (i *Instance) accept(ctx context.Context, l net.Listener, claims chan<- claim) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	room := make(chan struct{}, mostGuests)
@@ -289,8 +289,14 @@ type guest struct {
 	record Record
 }
 
+// claim is the wish of a guest to have the name. The goroutine of the guest does not change it.
+type claim struct {
+	net.Conn
+	record Record
+}
+
 // entertain answers a guest until it disconnects or claims the name. A claim passes on the connection.
-func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *guest) {
+func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- claim) {
 	defer func() { _ = conn.Close() }() // nothing is lost
 	g := &guest{Conn: conn, lines: bufio.NewReaderSize(conn, longest)}
 	defer i.setGuest(g, false)
@@ -331,7 +337,7 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 			continue
 		}
 		select {
-		case claims <- g:
+		case claims <- claim{conn, g.record}:
 		case <-ctx.Done():
 			return
 		}
@@ -339,8 +345,8 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 }
 
 // yield stops serving, releases the name for a guest, and waits until the guest has it.
-func (i *Instance) yield(ctx context.Context, l net.Listener, g *guest) {
-	other := g.record
+func (i *Instance) yield(ctx context.Context, l net.Listener, c claim) {
+	other := c.record
 	select {
 	case <-i.stopped: // of an earlier yield
 	default:
@@ -355,7 +361,7 @@ func (i *Instance) yield(ctx context.Context, l net.Listener, g *guest) {
 		}
 	}
 	_ = l.Close()
-	if send(g, message{Yours: true}) == nil {
+	if send(c, message{Yours: true}) == nil {
 		awaitHolder(ctx, i.name)
 	}
 }
