@@ -191,7 +191,7 @@ func newRepaired(t *testing.T) *repaired {
 	}
 	must(t, objects.Write(folder, "all", items...))
 	w.daemon = run(t, proxy.Config{Host: w.Node, Path: program, Args: []string{
-		"--manifests", folder, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
+		"--manifests", folder, "--hostname-override", nodeName, "--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
 	}})
 	w.awaitIdle(patience)
 	w.ips = []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("[fd00:10:96::a]:80")}
