@@ -48,14 +48,14 @@ func (s countingSink) Patch(ctx context.Context, e *eventsv1.Event, data []byte)
 	return err
 }
 
-// testOneEventForAllNodes: the program on this node has reported that a Service's address is taken. 99 more nodes report the same, with
+// testOneEventForAllNodes: the program on this node has reported that the loser's address is taken. 99 more nodes report the same, with
 // the permissions of kube-proxy. The API server still has the same Events, and has written each of them at most three times.
-func testOneEventForAllNodes(t *testing.T, w *world) {
+func testOneEventForAllNodes(t *testing.T, w *world, loser string) {
 	of := func() (list []eventsv1.Event, version string) {
 		all, err := w.api.Client().EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 		must(t, err)
 		for _, e := range all.Items {
-			if e.Regarding.Name == "second" {
+			if e.Regarding.Name == loser {
 				list = append(list, e)
 			}
 		}
@@ -123,7 +123,7 @@ func testOneEventForAllNodes(t *testing.T, w *world) {
 	for change := range changes.ResultChan() {
 		if e, ok := change.Object.(*eventsv1.Event); !ok || e.Name == last {
 			break
-		} else if e.Regarding.Name == "second" {
+		} else if e.Regarding.Name == loser {
 			writes[e.Name]++
 		}
 	}

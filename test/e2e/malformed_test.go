@@ -72,7 +72,7 @@ func TestMalformedObjects(t *testing.T) {
 			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)
 		}
 	}
-	t.Run("on 100 nodes", func(t *testing.T) { testOneEventForAllNodes(t, w) })
+	t.Run("on 100 nodes", func(t *testing.T) { testOneEventForAllNodes(t, w, loser) })
 	t.Run("demand", func(t *testing.T) { testWake(t, w, d) })
 	t.Run("maximum of connections", func(t *testing.T) { testMaximum(t, w, d) })
 }
