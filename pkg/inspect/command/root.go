@@ -36,10 +36,7 @@ func Run(version string, daemon Daemon) int {
 // mistyped returns an error if the first argument is similar to the name of a command, or if a later one is such a name, as in "get services". The
 // daemon gets other arguments, and rejects them as kube-proxy does.
 func mistyped(root *cobra.Command, args []string) error {
-	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") {
-		return nil
-	}
-	if found, _, _ := root.Find(args); found != root {
+	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") || isCommand(root, args) {
 		return nil
 	}
 	var commands []string
