@@ -22,10 +22,10 @@ const (
 	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
 	// could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
-	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP. A client
-	// repeats its first segment after 1, 2, 4 and more seconds, so a new Service need not wait for many passes. With the
-	// delay, frequent changes of endpoints cause few passes.
-	patience = 5 * time.Second
+	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP, in intervals
+	// between passes. A client repeats its first segment after 1, 2, 4 and more seconds, so a new Service need not wait for
+	// many passes. With the delay, frequent changes of endpoints cause few passes.
+	patience = 5
 	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second
 	// maxGone is the largest number of deleted frontends in the requests of failed passes. If they have more, the reconciler drops all deleted
@@ -208,7 +208,7 @@ func (r *Reconciler) due() (at time.Time, requested bool) {
 	}
 	at = r.requested.Add(settle)
 	if !r.pending.Urgent {
-		at = r.requested.Add(patience)
+		at = r.requested.Add(patience * r.Interval)
 	}
 	for _, other := range []time.Time{r.earliest, paid} {
 		if other.After(at) {
