@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Masquerade returns the source address of masqueraded packets to an address. For IPv6, it is the source of the route. For IPv4, the kernel selects an address
@@ -84,12 +86,7 @@ func Disguises() (list []Disguise, err error) {
 	}
 	for i := range routes {
 		r := &routes[i]
-		to := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if r.Dst != nil {
-			ones, _ := r.Dst.Mask.Size()
-			addr, _ := netip.AddrFromSlice(r.Dst.IP.To4())
-			to = netip.PrefixFrom(addr, ones)
-		}
+		to := prefixOf(inet.IPv4, r)
 		if r.Type != unix.RTN_UNICAST || to.IsSingleIP() || to.Addr().IsLinkLocalUnicast() || to.Addr().IsMulticast() {
 			continue
 		}
