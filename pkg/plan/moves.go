@@ -52,6 +52,14 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 	return given, taken
 }
 
+// AgeOf returns the age of a planned Service; the zero Age if the plan does not have the Service.
+func (p *Planner) AgeOf(name types.NamespacedName) (a model.Age) {
+	if s := p.services[name]; s != nil {
+		a = s.age
+	}
+	return a
+}
+
 func sameKeys(a, b []model.Frontend) bool {
 	if len(a) != len(b) {
 		return false

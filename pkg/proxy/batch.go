@@ -137,7 +137,7 @@ func (s *timeSlice) plan(batch []*waiting, of kind) {
 func (s *timeSlice) postpone(w *waiting, service *model.Service) bool {
 	given, taken := s.Planner.Moves(w.name, service)
 	if len(given) > 0 {
-		s.queue.putGiver(w, given, taken)
+		s.queue.putGiver(w, s.Planner.AgeOf(w.name), given, taken)
 	}
 	return len(given) > 0
 }

@@ -29,6 +29,8 @@ type problemBook struct {
 	losing    map[types.NamespacedName]struct{}
 	arrivals  uint64
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
+	// moving is true if the last call of reportConflicts found only frontends that a waiting Service is about to release.
+	moving bool
 }
 
 func newProblemBook() problemBook {
@@ -129,6 +131,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 		}
 	}
 	batch := b.losers.next(batchElements, nil)
+	b.moving = len(batch) > 0
 	for _, w := range batch {
 		b.losers.remove(w)
 		list, all := c.ConflictsOf(w.name)
@@ -137,6 +140,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 			b.losers.add(&waiting{name: w.name, cost: w.cost, arrived: b.arrivals}) // for the next sync
 			continue
 		}
+		b.moving = false
 		delete(b.losing, w.name)
 		p.reportConflictsOf(w.name, list, all)
 	}

@@ -17,7 +17,9 @@ import (
 // One of these may take over the frontend. If an earlier batch removed the old owner, the kernel would reject packets
 // until the batch with the new owner. A new owner in another namespace precedes the giver only if it has its turn in
 // time: otherwise, a namespace with many changes could delay the changes of others. Services that exchange frontends
-// are in one batch, up to mostChained of them.
+// are in one batch, up to mostChained of them. The youngest giver of a namespace is first. If many Services claim the
+// same frontends and all of them are deleted, a frontend would otherwise pass from the oldest Service to the next
+// oldest one, and so on: the cost would be the product of the numbers of Services and frontends.
 //
 // After a batch with a large Service, all large Services rest for twice the time of this batch. So large Services use
 // at most a third of the loop's time, and most changes of small Services need not wait for a large one.
@@ -49,6 +51,7 @@ var rotation = [...]kind{small, givers, small, large}
 
 // giver has the frontends that a Service releases and claims. It is empty for a Service that has not been built yet.
 type giver struct {
+	age          model.Age
 	given, taken []model.Frontend
 	// after is the number of the last arrival for which the giver waits.
 	after uint64
@@ -61,7 +64,9 @@ const restOfLarge = 2
 const mostChained = 64
 
 func newQueue() queue {
-	return queue{services: map[types.NamespacedName]*waiting{}, takers: map[model.Key]*waiting{}}
+	q := queue{services: map[types.NamespacedName]*waiting{}, takers: map[model.Key]*waiting{}}
+	q.kinds[givers].byAge = true
+	return q
 }
 
 // waiting returns the number of Services that wait.
@@ -99,8 +104,8 @@ func (q *queue) put(w *waiting) {
 }
 
 // putGiver adds a giver that was removed from the queue.
-func (q *queue) putGiver(w *waiting, given, taken []model.Frontend) {
-	w = &waiting{name: w.name, cost: w.cost, arrived: w.arrived, giver: giver{given, taken, w.after}}
+func (q *queue) putGiver(w *waiting, age model.Age, given, taken []model.Frontend) {
+	w = &waiting{name: w.name, cost: w.cost, arrived: w.arrived, giver: giver{age, given, taken, w.after}}
 	if w.after == 0 {
 		w.after = q.arrivals
 	}

@@ -5,11 +5,16 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // turns hands out Services in turns by namespace: a namespace with many or large Services delays the Services of
 // another namespace by one turn of its own, not by all of its Services.
 type turns struct {
+	// byAge is true if the youngest Service of a namespace is next. Otherwise, the order is that of the arrival, from
+	// both ends.
+	byAge bool
 	lines map[string]*line
 	// order lists the namespaces. The first one has the next turn. Namespaces without Services stay until the next call
 	// of done.
@@ -17,27 +22,43 @@ type turns struct {
 }
 
 // line has the waiting Services of a namespace, in the order of their arrival. They are handed out alternately from
-// both ends: a new change need not wait for a storm, and the storm makes progress.
+// both ends: a new change need not wait for a storm, and the storm makes progress. With byAge, they are in the order of
+// their age, and are handed out from the end.
 type line struct {
-	list []*waiting
-	// oldest is true if the oldest Service is next; otherwise the newest one is.
-	oldest bool
+	byAge bool
+	list  []*waiting
+	// first is true if the first Service of the list is next; otherwise the last one is.
+	first bool
 }
 
 func (l *line) next() *waiting {
-	if l.oldest {
+	if l.first {
 		return l.list[0]
 	}
 	return l.list[len(l.list)-1]
 }
 
 func (l *line) skip() {
-	if l.oldest {
+	if l.first {
 		l.list = l.list[1:]
 	} else {
 		l.list = l.list[:len(l.list)-1]
 	}
-	l.oldest = !l.oldest
+	l.turn()
+}
+
+// turn changes the end from which the next Service comes.
+func (l *line) turn() { l.first = !l.first && !l.byAge }
+
+// search returns the position of a Service in the list.
+func (l *line) search(w *waiting) int {
+	at, _ := slices.BinarySearchFunc(l.list, w, func(a, b *waiting) int {
+		if l.byAge {
+			return cmp.Or(a.age.Compare(b.age), model.CompareNames(a.name, b.name))
+		}
+		return cmp.Compare(a.arrived, b.arrived)
+	})
+	return at
 }
 
 // waiting is a Service that waits for its turn.
@@ -60,34 +81,31 @@ const (
 	batchElements = 5_000
 )
 
-// add puts a Service into the line of its namespace. A Service with an earlier arrival precedes later ones.
+// add puts a Service into the line of its namespace.
 func (t *turns) add(w *waiting) {
 	if t.lines == nil {
 		t.lines = map[string]*line{}
 	}
 	l := t.lines[w.name.Namespace]
 	if l == nil {
-		l = &line{}
+		l = &line{byAge: t.byAge}
 		t.lines[w.name.Namespace] = l
 		t.order = append(t.order, w.name.Namespace)
 	}
-	at, _ := slices.BinarySearchFunc(l.list, w.arrived, byArrival)
-	l.list = slices.Insert(l.list, at, w)
+	l.list = slices.Insert(l.list, l.search(w), w)
 	w.in = t
 }
 
 // remove removes a Service.
 func (t *turns) remove(w *waiting) {
 	l := t.lines[w.name.Namespace]
-	if at, _ := slices.BinarySearchFunc(l.list, w.arrived, byArrival); at == 0 {
+	if at := l.search(w); at == 0 {
 		l.list = l.list[1:] // without a move of the others
 	} else {
 		l.list = slices.Delete(l.list, at, at+1)
 	}
 	w.in = nil
 }
-
-func byArrival(w *waiting, number uint64) int { return cmp.Compare(w.arrived, number) }
 
 // next returns the Services of the next turns, up to a sum of costs, but at least one Service. It omits Services for
 // which ready, if not nil, returns false. It changes nothing.
@@ -129,8 +147,7 @@ func (t *turns) done(served []*waiting) {
 		if _, again := had[w.name.Namespace]; !again {
 			had[w.name.Namespace] = struct{}{}
 			last = append(last, w.name.Namespace)
-			l := t.lines[w.name.Namespace]
-			l.oldest = !l.oldest
+			t.lines[w.name.Namespace].turn()
 		}
 	}
 	t.order = slices.DeleteFunc(t.order, func(namespace string) bool { _, served := had[namespace]; return served })
@@ -143,7 +160,8 @@ func (t *turns) done(served []*waiting) {
 	})
 }
 
-// since reports whether all Services of a namespace have arrived after a number.
+// since reports whether all Services of a namespace have arrived after a number. The Services must be in the order of
+// their arrival.
 func (t *turns) since(namespace string, number uint64) bool {
 	l := t.lines[namespace]
 	return l == nil || len(l.list) == 0 || l.list[0].arrived > number

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -81,7 +82,7 @@ func TestLargeServicesRest(t *testing.T) {
 	lab.Same(t, []string(nil), handOut(), "batch while large Services rest")
 	lab.Same(t, false, q.ready(), "ready")
 	w := &waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000, arrived: q.arrivals}
-	q.putGiver(w, nil, nil)
+	q.putGiver(w, model.Age{}, nil, nil)
 	lab.Same(t, false, q.ready(), "ready with a large giver")
 	arrive("c/4:10")
 	lab.Same(t, true, q.ready(), "ready with a small Service")
@@ -95,6 +96,26 @@ func TestLargeServicesRest(t *testing.T) {
 	}
 	slices.Sort(rest)
 	lab.Same(t, []string{"1", "3", "5"}, rest, "after the rest")
+}
+
+// Of the Services that release frontends, the youngest one of a namespace is always first: of several that claim the
+// same frontends, it has none of them, so no frontend passes from one to the next.
+func TestYoungestGiverIsFirst(t *testing.T) {
+	q := newQueue()
+	for i, created := range []int64{3, 1, 5, 2, 5, 4} {
+		w := &waiting{name: types.NamespacedName{Namespace: "a", Name: fmt.Sprint(i)}, cost: turnElements, arrived: uint64(i)}
+		q.putGiver(w, model.Age{Created: created}, nil, nil)
+	}
+	var order []string
+	for q.waiting() > 0 {
+		batch, of := q.next()
+		for _, w := range batch {
+			order = append(order, w.name.Name)
+			q.remove(w)
+		}
+		q.kinds[of].done(batch)
+	}
+	lab.Same(t, []string{"4", "2", "5", "0", "3", "1"}, order, "order")
 }
 
 // Namespaces with random changes share the queue. For each Service, the work of each other namespace between its
