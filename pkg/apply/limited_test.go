@@ -285,7 +285,7 @@ func TestMaximumChanges(t *testing.T) {
 	f := inet.IPv4
 	to := destinations(f, 0)[:1]
 	w.occupy(f, 300, to)
-	s = limited(0, "random", 2, numbers(0, 151)...) // many endpoints: the next change updates their arrangement in place
+	s = limited(0, "random", 2, numbers(0, 151)...)
 	p.Set(s.Name, s)
 	mustSync(t, k, p, Partial)
 	for _, most := range []uint16{3, 0, 1} {

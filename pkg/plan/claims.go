@@ -153,8 +153,8 @@ func (s *service) eachFrontend(f func(claim)) {
 		return
 	}
 	for _, p := range s.ports {
-		for i := range p.frontends {
-			f(claim{s, p, &p.frontends[i]})
+		for i := range p.Frontends {
+			f(claim{s, p, &p.Frontends[i]})
 		}
 	}
 }
@@ -258,9 +258,9 @@ const mostConflicts = 20
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
 	add := func(k model.Key, of claim, winner claim) {
-		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.name}
+		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.Name}
 		if winner.service != nil {
-			c.Winner = winner.port.name
+			c.Winner = winner.port.Name
 		}
 		list = append(list, c)
 	}

@@ -38,16 +38,16 @@ const (
 )
 
 // count returns the endpoints whose connections count; nil without a maximum of connections. Those of the earlier form of the port keep their counts.
-func (p *Planner) count(before *port, id portID, sp *model.ServicePort) *counted {
-	if sp.MaxConnections == 0 {
+func (p *Planner) count(before, n *port) *counted {
+	if n.MaxConnections == 0 {
 		return nil
 	}
-	c, slotted := &counted{}, union(sp.Cluster, sp.Local)
+	c, slotted := &counted{}, union(n.Cluster, n.Local)
 	var known []netip.AddrPort
 	var left map[netip.AddrPort]int
 	if before.counted != nil {
 		known, left = before.counted.endpoints, before.counted.left
-	} else if ids := p.recallIDs(id); len(ids) > 0 {
+	} else if ids := p.recallIDs(n.id()); len(ids) > 0 {
 		known = slices.SortedFunc(maps.Keys(ids), netip.AddrPort.Compare)
 	}
 	most := min(mostIdle, mostIDs-2*len(slotted)) // a change may replace all endpoints, and frees the ids of the earlier ones last
@@ -55,7 +55,7 @@ func (p *Planner) count(before *port, id portID, sp *model.ServicePort) *counted
 		if isIn(slotted, e) || len(c.idle) >= most {
 			continue
 		}
-		if !isIn(sp.Idle, e) {
+		if !isIn(n.Idle, e) {
 			round, gone := left[e]
 			switch {
 			case !gone:
@@ -99,10 +99,13 @@ func isIn(list []netip.AddrPort, e netip.AddrPort) bool {
 
 // union returns the endpoints of two sorted lists, sorted and each once.
 func union(a, b []netip.AddrPort) []netip.AddrPort {
-	if _, added := difference(a, b); len(added) > 0 {
-		return sorted(append(slices.Clip(a), added...))
+	_, added := difference(a, b)
+	if len(added) == 0 {
+		return a
 	}
-	return a
+	all := append(slices.Clip(a), added...)
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all
 }
 
 // noteKeeping records whether a Service has endpoints that keep their counts although they have left.

@@ -47,7 +47,7 @@ func (p *Planner) countShared(s *service, n int32) {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.family].sharedElements(port, func(e shared) { p.countSharedElement(e, n) })
+		p.layouts[port.Family].sharedElements(port, func(e shared) { p.countSharedElement(e, n) })
 	}
 }
 
@@ -150,21 +150,14 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			}
 		}
 		for _, port := range s.ports {
-			l := p.layouts[port.family]
-			for i := range port.frontends {
-				if frontend := &port.frontends[i]; !contested || p.winner(frontend.Key).frontend == frontend {
+			l := p.layouts[port.Family]
+			for i := range port.Frontends {
+				if frontend := &port.Frontends[i]; !contested || p.winner(frontend.Key).frontend == frontend {
 					l.frontendElements(port, frontend, withClass)
 				}
 			}
 			l.portElements(port, withClass)
-			l.backendElements(port, &noPort, f)
-			for ls := range lists {
-				s := &p.slots[0]
-				s.reset(l, port, ls)
-				for i, e := range s.endpoints() {
-					f(s.at(i, e))
-				}
-			}
+			l.endpointElements(port, &noPort, f)
 		}
 	}
 	// The elements of cluster-ips are last: until all parts are written, no packet to a cluster IP is refused because its Service is missing.

@@ -81,7 +81,7 @@ func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return FlowPolicy{c.port.serving, c.frontend.Sources, c.precedesNodePorts()}, true
+	return FlowPolicy{c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
 
 // FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
@@ -109,7 +109,7 @@ func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
 	if c.service == nil {
 		return name, false
 	}
-	return c.port.name, true
+	return c.port.Name, true
 }
 
 // FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another
@@ -122,11 +122,11 @@ func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol,
 		return
 	}
 	for _, port := range s.ports {
-		if port.protocol != protocol {
+		if port.Protocol != protocol {
 			continue
 		}
-		for i := range port.frontends {
-			front := &port.frontends[i]
+		for i := range port.Frontends {
+			front := &port.Frontends[i]
 			if p.winner(front.Key).service == s {
 				f(front.Key, isAllocated(front))
 			}

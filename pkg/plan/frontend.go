@@ -1,224 +1,71 @@
 package plan
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// port is a service port in the form of the tables. The elements of its frontends lead to its number, and the number leads to its endpoints.
+// port is a planned service port. The elements of its frontends lead to its number, and the number leads to its endpoints.
 type port struct {
-	name model.PortName
+	// ServicePort is the service port in the form that has room: without the properties that this form lacks.
+	*model.ServicePort
+	// form is this form, and elements the room that it takes. number is 0 in the form formSingle.
+	form     form
+	elements int
+	number   uint32
 	// comment is the name in the comments of elements.
-	comment   string
-	frontends []model.Frontend
+	comment string
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
-	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. Read extras with [port.extra].
-	lists  [lists][]netip.AddrPort
-	extras [lists]*extra
-	// method is the algorithm that selects a slot.
-	method  balance.Method
-	hairpin []netip.AddrPort
-	// serving are the endpoints to which an existing UDP flow may continue, sorted.
-	serving []netip.AddrPort
-	// form is the form that has room, and elements the room that it takes. number is 0 in the form formSingle.
-	form         form
-	elements     int
-	number       uint32
-	protocol     inet.Protocol
-	family       inet.Family
-	hasEndpoints bool
-	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go. timeout is the timeout of
-	// session affinity in seconds, one of timeouts; 0 without session affinity.
+	// slots are the endpoints for both policies, in the order of their slots.
+	slots [lists][]netip.AddrPort
+	// timeout is the timeout of session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
-	ids     *affinePort
-	// maxConnections is the maximum of connections of each endpoint, 0 for none. It applies without session affinity. counted are the endpoints that have
-	// it; nil for none. queues is true if the port drops packets while all endpoints are full.
-	counted        *counted
-	maxConnections uint16
-	queues         bool
+	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go.
+	ids *affinePort
+	// counted are the endpoints whose connections count for a maximum; nil for none.
+	counted *counted
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
 }
 
-// extra has the parts of a list that few service ports have.
-type extra struct {
-	// filled is not nil if an endpoint may have several slots, as with a hash or weights.
-	filled *filled
-	// groups is the grouping of a list with very many endpoints; otherwise nil.
-	groups *grouping
-	// arranged is the arrangement of a list with many endpoints, which changes in place; nil for a short list. superseded is true after a later form
-	// of the port has taken over the arrangement and changed it.
-	arranged   *arrangement
-	superseded bool
-}
+func (p *port) id() portID { return portID{p.Name, p.Protocol, p.Family} }
 
-// noExtra stands for a nil extra. Nothing changes it.
-var noExtra = extra{}
-
-// extra returns the extra of a list. Only arrange changes it.
-func (p *port) extra(ls list) *extra {
-	if x := p.extras[ls]; x != nil {
-		return x
+// fill completes a port after its form, its number and its ids are known.
+func (p *port) fill() {
+	p.ServicePort = p.form.reduce(p.ServicePort)
+	if p.Affinity > 0 {
+		p.timeout = timeoutClass(uint32(p.Affinity / time.Second))
 	}
-	return &noExtra
-}
-
-// filled is a list in which an endpoint may have several slots: its endpoints, once and sorted, with their weights.
-type filled struct {
-	endpoints []netip.AddrPort
-	weights   []uint16
-}
-
-func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
-
-// arrange sets a list to the given endpoints; weights are nil if all are equal. It starts from the same list of the port's earlier form, and takes
-// over its arrangement if there is one. The earlier form then has superseded set. If there are more than most endpoints, they compete only in groups.
-func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16, most int) {
-	earlier := before.extra(ls)
-	f := earlier.filled
-	if p.method.Key != balance.Chance || weights != nil {
-		p.extras[ls], p.lists[ls] = &extra{filled: &filled{endpoints, weights}}, before.lists[ls]
-		if f == nil || p.method != before.method || !slices.Equal(f.endpoints, endpoints) || !slices.Equal(f.weights, weights) {
-			p.lists[ls] = p.method.Fill(endpoints, weights)
-		}
-		return
-	}
-	if len(endpoints) > most {
-		groups := earlier.groups.change(endpoints)
-		p.extras[ls], p.lists[ls] = &extra{groups: groups}, groups.inTurn()
-		return
-	}
-	list, known := before.list(ls), earlier.arranged
-	if earlier.superseded {
-		known = nil
-	}
-	if earlier.groups != nil || f != nil || before.form == formSingle {
-		list, known = nil, nil
-	}
-	now, arranged := rearrange(list, known, endpoints)
-	if p.lists[ls] = now; arranged != nil {
-		p.extras[ls] = &extra{arranged: arranged}
-	}
-	if known != nil {
-		earlier.superseded = true
-	}
-}
-
-// fill sets the properties that the form of the port has, and the lists of endpoints. See [port.arrange] for most.
-func (p *port) fill(before *port, sp *model.ServicePort, most int) {
-	clusterWeights, localWeights := sp.ClusterWeights, sp.LocalWeights
-	switch p.form {
-	case formSingle:
-		p.lists = [lists][]netip.AddrPort{sp.Cluster, sp.Local}
-		return
-	case formEqual:
-		clusterWeights, localWeights = nil, nil
-	case formAffine:
-		p.maxConnections, p.queues = sp.MaxConnections, sp.AtMaximum == model.Queue
-		if sp.Affinity > 0 {
-			p.timeout = timeoutClass(uint32(sp.Affinity / time.Second))
+	for ls := range lists {
+		set, weights := p.endpoints(ls), [lists][]uint16{p.ClusterWeights, p.LocalWeights}[ls]
+		switch {
+		case p.form == formSingle:
+			p.slots[ls] = set
+		case p.Method.Key != balance.Chance || weights != nil:
+			p.slots[ls] = p.Method.Fill(set, weights)
+		default:
+			p.slots[ls] = inSlots(set)
 		}
 	}
-	if p.form > formEqual {
-		p.method = sp.Method
-	}
-	p.arrange(before, listCluster, sp.Cluster, clusterWeights, most)
-	p.arrange(before, listLocal, sp.Local, localWeights, most)
 }
 
-// only returns the endpoint of a list that serves alone in the form formSingle. The list must not be empty.
-func (p *port) only(ls list) netip.AddrPort {
-	return slices.MinFunc(p.lists[ls], func(a, b netip.AddrPort) int {
-		return cmp.Or(cmp.Compare(score(0, hashEndpoint(a)), score(0, hashEndpoint(b))), a.Compare(b))
-	})
-}
-
-// list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
-func (p *port) list(ls list) []netip.AddrPort {
-	if x := p.extra(ls); x.superseded {
-		return x.arranged.undone()
-	}
-	return p.lists[ls]
-}
-
-// endpoints are the endpoints of a list, each once.
+// endpoints returns the endpoints of a list, each once and sorted.
 func (p *port) endpoints(ls list) []netip.AddrPort {
-	if f := p.extra(ls).filled; f != nil {
-		return f.endpoints
-	}
-	return p.list(ls)
+	return [...][]netip.AddrPort{p.Cluster, p.Local}[ls]
 }
 
-// backends returns the endpoints of a list whose elements may differ from those of the port's other form. If both forms share an arrangement and the ids,
-// these are the endpoints that the other form lacks. Otherwise, these are all endpoints.
-func (p *port) backends(other *port, ls list) []netip.AddrPort {
-	x := p.extra(ls)
-	switch {
-	case p.ids != other.ids || p.counted != nil || other.counted != nil || x.arranged == nil || x.arranged != other.extra(ls).arranged:
-		return p.endpoints(ls)
-	case x.superseded:
-		return x.arranged.removed
-	}
-	return x.arranged.added
-}
-
-// limits reports whether the maximum of connections applies.
-func (p *port) limits() bool { return p.maxConnections > 0 && p.timeout == 0 }
-
-// freeIDs frees the ids of endpoints that only the port's earlier form had.
-func (p *port) freeIDs(before *port) {
+// identified returns the endpoints that have ids, each once and sorted.
+func (p *port) identified() []netip.AddrPort {
 	if p.counted != nil {
-		p.ids.keepOnly(p.counted.endpoints)
-		return
+		return p.counted.endpoints
 	}
-	if before.counted != nil || !p.searchable() {
-		p.ids.keepOnly(p.endpoints(listCluster), p.endpoints(listLocal))
-		return
-	}
-	for ls := range lists {
-		for _, e := range before.backends(p, ls) {
-			if !p.has(e) {
-				p.ids.remove(e)
-			}
-		}
-	}
-}
-
-// searchable reports whether [port.has] is fast: at least one list has an arrangement, and each list without one is short.
-func (p *port) searchable() bool {
-	searchable := false
-	for ls := range lists {
-		arranged := p.extra(ls).arranged != nil
-		if !arranged && len(p.lists[ls]) > many {
-			return false
-		}
-		searchable = searchable || arranged
-	}
-	return searchable
-}
-
-// has reports whether one of the lists has an endpoint.
-func (p *port) has(e netip.AddrPort) bool {
-	for ls := range lists {
-		a := p.extra(ls).arranged
-		if a == nil && slices.Contains(p.lists[ls], e) {
-			return true
-		}
-		if a != nil {
-			if _, found := slices.BinarySearchFunc(a.set, e, netip.AddrPort.Compare); found {
-				return true
-			}
-		}
-	}
-	return false
+	return union(p.Cluster, p.Local)
 }
 
 // frontendKey returns the key of a frontend in the maps.
@@ -243,7 +90,7 @@ func (p *port) class(f *model.Frontend) class {
 	switch {
 	case p.holds:
 		return class{kind: kindHold}
-	case !p.hasEndpoints:
+	case !p.HasEndpoints:
 		return class{kind: kindReject}
 	case p.number == 0 && (f.Kind == model.NodePort || f.Local && f.Kind != model.ClusterIP):
 		return class{kind: kindDrop}
@@ -260,11 +107,11 @@ func (p *port) class(f *model.Frontend) class {
 // routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but none for this traffic.
 func (p *port) routeClass(r route) class {
 	switch {
-	case len(p.lists[r.list()]) == 0:
+	case len(p.slots[r.list()]) == 0:
 		return class{kind: kindDrop}
 	case p.number == 0:
 		return class{kind: singleKind(r)}
-	case p.limits():
+	case p.Limited():
 		return class{kind: limitedKind(r)}
 	case p.timeout > 0:
 		return class{kind: affinityKind(r), timeout: p.timeout}
@@ -276,16 +123,16 @@ func (p *port) routeClass(r route) class {
 
 // table is the table of a list. The list must not be empty.
 func (p *port) table(ls list) table {
-	n := uint32(len(p.lists[ls]))
-	if p.method.Key == balance.Chance {
+	n := uint32(len(p.slots[ls]))
+	if p.Method.Key == balance.Chance {
 		n = tableSize(n)
 	}
-	return table{n, selectorOf(p.method, p.family)}
+	return table{n, selectorOf(p.Method, p.Family)}
 }
 
 // routesByOrigin reports whether the route of some packets depends on their origin: the port has a frontend with the external policy Local.
 func (p *port) routesByOrigin() bool {
-	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
+	return p.HasEndpoints && slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }
 
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
@@ -316,14 +163,14 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	e.Data = c.word(p.number)
 	each(e, at, c)
 	if c.kind >= kindSingle && c.kind < kindAffinity {
-		each(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(p.only(c.kind.route().list()))}, at, c)
+		each(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.kind.route().list()]))}, at, c)
 	}
 }
 
 // portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with
 // class and step.
 func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
-	if p.number == 0 || !p.hasEndpoints {
+	if p.number == 0 || !p.HasEndpoints {
 		return
 	}
 	key := nft.Value{}.Uint32(p.number)
@@ -340,93 +187,82 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 		return
 	}
 	for ls := range lists {
-		if len(p.lists[ls]) > 0 {
+		if len(p.slots[ls]) > 0 {
 			c, at := class{kind: pickKind(ls), table: p.table(ls)}, stepPick+step(ls)
-			if p.limits() {
+			if p.Limited() {
 				c.kind, at = chooseKind(ls), stepChoose+step(ls)
 			}
 			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, at, c)
 		}
 	}
-	if p.limits() {
+	if p.Limited() {
 		c := class{kind: kindReject}
-		if p.queues {
+		if p.AtMaximum == model.Queue {
 			c.kind = kindDrop
 		}
 		each(nft.Element{Set: l.atMaximum, Key: key, Data: c.word(p.number), Comment: p.comment}, stepFull, c)
 	}
 }
 
-// slots makes the elements of one list of a service port, one for each slot. A list can have very many elements, so all of them use the same
-// memory.
-type slots struct {
-	port *port
-	list list
-	// n is the number of elements.
-	n       int
-	ids     *affinePort
-	key     nft.Value
-	element nft.Element
-}
-
-// reset sets the list and the service port.
-func (s *slots) reset(l *layout, p *port, ls list) {
-	s.n = 0
-	if p.number == 0 || !p.hasEndpoints {
-		return
-	}
-	s.port, s.list, s.n, s.ids = p, ls, len(p.lists[ls]), p.ids
-	if s.ids != nil {
-		s.key, s.element = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
-		if p.limits() {
-			s.element.Set = l.limitedSlots[ls]
-		}
-		return
-	}
-	s.key, s.element = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
-}
-
-// endpoints returns the endpoints in the order of the slots.
-func (s *slots) endpoints() []netip.AddrPort {
-	if s.n == 0 {
-		return nil
-	}
-	return s.port.list(s.list)
-}
-
-// at returns the element of a slot, with an endpoint, or with its id if the port has endpoint ids. The next call overwrites it.
-func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
-	s.element.Key = s.key.Uint32(uint32(i))
-	if s.ids != nil {
-		s.element.Data = nft.Value{}.Uint32(s.ids.endpointRegister(endpoint))
-	} else {
-		s.element.Data = nft.Endpoint(endpoint)
-	}
-	return &s.element
-}
-
-// backendElements calls each for the elements that lead from the endpoint ids of a port to its endpoints. It may leave out elements that the
-// other form of the port has, too.
-func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
-	if p.ids == nil {
-		return
-	}
-	if l.countedElements(p, each); p.limits() {
-		return
-	}
+// endpointElements calls each for the elements of the endpoints of a service port, apart from those that other, an
+// earlier or later version of the port, has, too.
+func (l *layout) endpointElements(p, other *port, each func(*nft.Element)) {
+	l.countedElements(p, each)
 	for ls := range lists {
-		e := nft.Element{Set: l.backends[ls]}
-		if p.ranged() {
-			e.Set = l.rangeBackends[ls]
+		l.backendElements(p, other, ls, each)
+		l.slotElements(p, other, ls, each)
+	}
+}
+
+// slotElements calls each for the elements of the slots of a list, apart from those that other, an earlier or later
+// version of the port, has, too. It reuses the memory of the element, because a list can have very many slots.
+func (l *layout) slotElements(p, other *port, ls list, each func(*nft.Element)) {
+	if p.number == 0 || !p.HasEndpoints {
+		return
+	}
+	same := p.slots[ls][:0]
+	if p.number == other.number && p.Limited() == other.Limited() && other.HasEndpoints {
+		same = other.slots[ls]
+	}
+	e, key := nft.Element{Set: l.endpoints[ls]}, nft.Value{}.Proto(p.Protocol).Uint32(p.number)
+	if p.ids != nil {
+		e.Set, key = l.slots[ls], nft.Value{}.Uint32(p.number)
+	}
+	if p.Limited() {
+		e.Set = l.limitedSlots[ls]
+	}
+	for i, endpoint := range p.slots[ls] {
+		if i < len(same) && same[i] == endpoint {
+			continue
 		}
-		for _, endpoint := range p.backends(other, ls) {
-			if word := p.ids.endpointRegister(endpoint); p.ranged() {
-				e.Key, e.Data = nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
-			} else {
-				e.Key, e.Data = nft.Value{}.Proto(p.protocol).Uint32(word), nft.Endpoint(endpoint)
-			}
-			each(&e)
+		if e.Key, e.Data = key.Uint32(uint32(i)), nft.Endpoint(endpoint); p.ids != nil {
+			e.Data = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
 		}
+		each(&e)
+	}
+}
+
+// backendElements calls each for the elements that lead from the ids of a list to its endpoints, apart from those that
+// other, an earlier or later version of the port, has, too.
+func (l *layout) backendElements(p, other *port, ls list, each func(*nft.Element)) {
+	if p.ids == nil || p.Limited() {
+		return
+	}
+	endpoints := p.endpoints(ls)
+	if p.ids == other.ids && !other.Limited() {
+		_, endpoints = difference(other.endpoints(ls), endpoints)
+	}
+	e := nft.Element{Set: l.backends[ls]}
+	if p.ranged() {
+		e.Set = l.rangeBackends[ls]
+	}
+	for _, endpoint := range endpoints {
+		if word := p.ids.endpointRegister(endpoint); p.ranged() {
+			e.Key, e.Data = nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
+		} else {
+			e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(word), nft.Endpoint(endpoint)
+		}
+		each(&e)
 	}
 }
 
@@ -435,9 +271,9 @@ func (l *layout) countedElements(p *port, each func(*nft.Element)) {
 	if p.counted == nil {
 		return
 	}
-	e := nft.Element{Set: l.limited, MaxConnections: p.maxConnections}
+	e := nft.Element{Set: l.limited, MaxConnections: p.MaxConnections}
 	for _, endpoint := range p.counted.endpoints {
-		e.Key, e.Data = nft.Value{}.Proto(p.protocol).Uint32(p.ids.endpointRegister(endpoint)), nft.Endpoint(endpoint)
+		e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(p.ids.endpointRegister(endpoint)), nft.Endpoint(endpoint)
 		each(&e)
 	}
 	e = nft.Element{Set: l.limitedSlots[listCluster]}
@@ -465,8 +301,8 @@ func (s shared) element() nft.Element {
 
 // sharedElements calls each for every shared element that a service port needs.
 func (l *layout) sharedElements(p *port, each func(shared)) {
-	for i := range p.frontends {
-		f := &p.frontends[i]
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
 		if f.Addr.IsValid() {
 			each(l.region(f.Addr))
 		}
@@ -481,7 +317,7 @@ func (l *layout) sharedElements(p *port, each func(shared)) {
 			}
 		}
 	}
-	for _, e := range p.hairpin {
+	for _, e := range p.Hairpin {
 		each(shared{l.hairpin, e.Addr()})
 		each(l.network(e.Addr()))
 	}

@@ -105,7 +105,7 @@ func (p *Planner) noteHolders(s *service, present bool) {
 	}
 	for _, port := range s.ports {
 		if port.holds {
-			h := Holder{port.family, port.number}
+			h := Holder{port.Family, port.number}
 			p.holders.note(h, s.name, present)
 			if present {
 				delete(p.awoken, h)
@@ -114,7 +114,7 @@ func (p *Planner) noteHolders(s *service, present bool) {
 			}
 		}
 		if port.timeout > 0 {
-			p.sticky.note(Number{port.family, port.number}, s.name, present)
+			p.sticky.note(Number{port.Family, port.number}, s.name, present)
 		}
 	}
 }

@@ -24,13 +24,13 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 			}
 		}
 	}
-	if slices.EqualFunc(was, is, func(a *port, b *model.ServicePort) bool { return sameKeys(a.frontends, b.Frontends) }) {
+	if slices.EqualFunc(was, is, func(a *port, b *model.ServicePort) bool { return sameKeys(a.Frontends, b.Frontends) }) {
 		return nil, nil
 	}
 	had := map[model.Key]bool{}
 	for _, port := range was {
-		for i := range port.frontends {
-			had[port.frontends[i].Key] = true
+		for i := range port.Frontends {
+			had[port.Frontends[i].Key] = true
 		}
 	}
 	for _, port := range is {
@@ -43,8 +43,8 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 		}
 	}
 	for _, port := range was {
-		for i := range port.frontends {
-			if f := &port.frontends[i]; had[f.Key] {
+		for i := range port.Frontends {
+			if f := &port.Frontends[i]; had[f.Key] {
 				given = append(given, *f)
 			}
 		}

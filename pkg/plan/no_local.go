@@ -17,23 +17,23 @@ func (p *Planner) countNoLocal(s *service, n int) {
 		return
 	}
 	for _, port := range s.ports {
-		if !port.hasEndpoints || len(port.lists[listLocal]) > 0 {
+		if !port.HasEndpoints || len(port.slots[listLocal]) > 0 {
 			continue
 		}
 		internal, external := port.localPolicies()
 		if internal {
-			p.noLocal[port.family].internal += n
+			p.noLocal[port.Family].internal += n
 		}
 		if external {
-			p.noLocal[port.family].external += n
+			p.noLocal[port.Family].external += n
 		}
 	}
 }
 
 // localPolicies reports whether the internal and the external traffic policy of a port's frontends are Local.
 func (p *port) localPolicies() (internal, external bool) {
-	for i := range p.frontends {
-		f := &p.frontends[i]
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
 		internal = internal || f.Local && f.Kind == model.ClusterIP
 		external = external || f.Local && f.Kind != model.ClusterIP
 	}

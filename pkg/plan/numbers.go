@@ -176,22 +176,6 @@ func (p *affinePort) remove(e netip.AddrPort) {
 	}
 }
 
-// keepOnly frees the ids of endpoints that are in none of the given lists.
-func (p *affinePort) keepOnly(lists ...[]netip.AddrPort) {
-	gone := make(map[netip.AddrPort]struct{}, len(p.endpoints))
-	for e := range p.endpoints {
-		gone[e] = struct{}{}
-	}
-	for _, l := range lists {
-		for _, e := range l {
-			delete(gone, e)
-		}
-	}
-	for e := range gone {
-		p.remove(e)
-	}
-}
-
 // endpointRegister returns the word in the scratch register that stands for an endpoint.
 func (p *affinePort) endpointRegister(e netip.AddrPort) uint32 {
 	return p.number | uint32(p.endpoints[e])

@@ -140,7 +140,7 @@ func (p *Planner) owner(k model.Key) claim {
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
 func (p *Planner) isOthersClusterIP(c claim) bool {
-	return c.elsewhere() && p.shared[shared{p.layouts[c.port.family].clusterIPs, c.frontend.Addr}] > 0
+	return c.elsewhere() && p.shared[shared{p.layouts[c.port.Family].clusterIPs, c.frontend.Addr}] > 0
 }
 
 // settleRanges decides which ranges of the contests are programmed, after the Service now has changed.

@@ -70,10 +70,9 @@ type Planner struct {
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// contests, takenOut and slots are scratch memory of one call, reused by the next one. noteWinners fills contests, and the rest of Set reads it.
+	// contests and takenOut are scratch memory of one call, reused by the next one. noteWinners fills contests, and the rest of Set reads it.
 	contests []contest
 	takenOut []use
-	slots    [2]slots
 }
 
 // service is a planned Service.
@@ -281,31 +280,25 @@ func newParts(n int) (*service, []port) {
 	return &service{ports: make([]*port, 0, n)}, make([]port, n)
 }
 
-// newService prepares a Service for the plan. It keeps the slots and numbers of the earlier form, which may be nil. It takes over arrangements of
-// the earlier form and changes them in place. Afterwards, read the lists of the earlier form only with [port.list].
+// newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version, which may be nil.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out, ports := newParts(len(s.Ports))
 	out.name, out.age = s.Name, s.Age()
 	holds := p.assignHolders(out, s, old)
-	ranges, most := p.assignRanges(out, s, old), scoredOf(len(s.Ports))
+	ranges := p.assignRanges(out, s, old)
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
-		sp = p.supported(out, sp)
 		n := &ports[0]
 		ports = ports[1:]
-		*n = port{
-			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints,
-		}
+		n.ServicePort, n.comment = p.supported(out, sp), sp.Name.String()
 		before := old.port(n.id())
-		if !p.admit(out, n, before, sp) {
+		if !p.admit(out, n, before) {
 			continue
 		}
-		n.fill(before, sp, most)
-		if n.ids != nil {
-			p.giveIDs(n, before)
+		if n.fill(); n.ids != nil {
+			p.giveIDs(n)
 		}
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
@@ -338,18 +331,10 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 }
 
 // giveIDs gives ids to the endpoints of an affine service port.
-func (p *Planner) giveIDs(n, before *port) {
+func (p *Planner) giveIDs(n *port) {
 	known := p.recallIDs(n.id())
-	if n.counted != nil {
-		for _, e := range n.counted.endpoints {
-			n.ids.add(e, known)
-		}
-		return
-	}
-	for ls := range lists {
-		for _, e := range sorted(n.backends(before, ls)) {
-			n.ids.add(e, known)
-		}
+	for _, e := range n.identified() {
+		n.ids.add(e, known)
 	}
 }
 
@@ -385,7 +370,7 @@ func (s *service) port(id portID) *port {
 }
 
 // noPort is the port of Services that lack a port. Nothing changes it.
-var noPort = port{}
+var noPort = port{ServicePort: &model.ServicePort{}}
 
 // change replaces the elements of a key's earlier winner with the elements of its new winner. Either may be the zero claim.
 func (p *Planner) change(was, is claim) {
@@ -393,11 +378,11 @@ func (p *Planner) change(was, is claim) {
 		return
 	}
 	if was.service != nil {
-		l := p.layouts[was.port.family]
+		l := p.layouts[was.port.Family]
 		l.frontendElements(was.port, was.frontend, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
 	}
 	if is.service != nil {
-		l := p.layouts[is.port.family]
+		l := p.layouts[is.port.Family]
 		l.frontendElements(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	}
 	p.countStances(is, 1)
@@ -432,14 +417,14 @@ func (p *Planner) changePorts(old, now *service) {
 	}
 	if old != nil {
 		for _, before := range old.ports {
-			if n := now.port(before.id()); n.frontends == nil {
-				p.changePort(p.layouts[before.family], before, n)
+			if n := now.port(before.id()); n.Frontends == nil {
+				p.changePort(p.layouts[before.Family], before, n)
 			}
 		}
 	}
 	if now != nil {
 		for _, n := range now.ports {
-			p.changePort(p.layouts[n.family], old.port(n.id()), n)
+			p.changePort(p.layouts[n.Family], old.port(n.id()), n)
 		}
 	}
 	for f, l := range p.layouts {
@@ -453,50 +438,6 @@ func (p *Planner) changePort(l *layout, old, now *port) {
 	l.portElements(old, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
 	l.portElements(now, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	p.dropTakenOut()
-	l.backendElements(old, now, p.remove)
-	l.backendElements(now, old, p.put)
-	for ls := range lists {
-		p.changeSlots(l, old, now, ls)
-	}
-}
-
-func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
-	old, now := &p.slots[0], &p.slots[1]
-	old.reset(l, was, ls)
-	now.reset(l, is, ls)
-	common := min(old.n, now.n)
-	before := was.extra(ls)
-	inPlace := was.number == is.number && was.limits() == is.limits() && common > 0
-	if a := is.extra(ls).arranged; a != nil && before.superseded && a == before.arranged && inPlace {
-		for _, r := range a.undo {
-			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
-				p.remove(old.at(r.slot, r.endpoint))
-				p.put(now.at(r.slot, a.endpoints[r.slot]))
-			}
-		}
-		for i := common; i < old.n; i++ {
-			p.remove(old.at(i, a.was(i)))
-		}
-		for i := common; i < now.n; i++ {
-			p.put(now.at(i, a.endpoints[i]))
-		}
-		return
-	}
-	p.changeAllSlots(old, now)
-}
-
-func (p *Planner) changeAllSlots(old, now *slots) {
-	before, after := old.endpoints(), now.endpoints()
-	same := old.key == now.key && old.ids == now.ids && old.element.Set == now.element.Set
-	for i := range max(old.n, now.n) {
-		if i < old.n && i < now.n && same && before[i] == after[i] {
-			continue
-		}
-		if i < old.n {
-			p.remove(old.at(i, before[i]))
-		}
-		if i < now.n {
-			p.put(now.at(i, after[i]))
-		}
-	}
+	l.endpointElements(old, now, p.remove)
+	l.endpointElements(now, old, p.put)
 }

@@ -79,10 +79,10 @@ func (r *recorder) canonical(p *Planner) string {
 			if port.number == 0 {
 				continue
 			}
-			owners[named{port.family, port.number}] = fmt.Sprintf("<%s %v>", port.name, port.family)
+			owners[named{port.Family, port.number}] = fmt.Sprintf("<%s %v>", port.Name, port.Family)
 			if port.ids != nil {
 				for e := range port.ids.endpoints {
-					endpoints[named{port.family, port.ids.endpointRegister(e)}] = e.String()
+					endpoints[named{port.Family, port.ids.endpointRegister(e)}] = e.String()
 				}
 			}
 		}
@@ -229,7 +229,7 @@ func TestThePlanDoesNotDependOnHistory(t *testing.T) {
 	}
 }
 
-// TestThePlanOfManyEndpointsDoesNotDependOnHistory has so many endpoints that arrangements change in place, and changes a few at a time.
+// TestThePlanOfManyEndpointsDoesNotDependOnHistory changes a few of very many endpoints at a time.
 func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 9))
 	p := New(testOptions())
@@ -243,7 +243,7 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 		return list
 	}
 	for i := range sets {
-		sets[i] = sorted(draw(2 * many))
+		sets[i] = sorted(draw(2 * 256))
 	}
 	for step := range 240 {
 		i := r.IntN(len(sets))
@@ -252,11 +252,11 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 			at := r.IntN(len(sets[i]) - 3)
 			sets[i] = slices.Delete(sets[i], at, at+r.IntN(4))
 		}
-		sets[i] = sorted(append(sets[i], draw(max(0, 2*many-len(sets[i])+r.IntN(5)))...))
+		sets[i] = sorted(append(sets[i], draw(max(0, 2*256-len(sets[i])+r.IntN(5)))...))
 		s := random(r, i)
 		for _, port := range s.Ports {
 			if port.Family == inet.IPv4 && r.IntN(20) > 0 {
-				port.Cluster, port.Local, port.HasEndpoints = sets[i], [][]netip.AddrPort{nil, sets[i], sets[i][:many+20]}[r.IntN(3)], true
+				port.Cluster, port.Local, port.HasEndpoints = sets[i], [][]netip.AddrPort{nil, sets[i], sets[i][:256+20]}[r.IntN(3)], true
 				port.Hairpin, port.ClusterWeights, port.LocalWeights = nil, randomWeights(r, len(port.Cluster)), randomWeights(r, len(port.Local))
 			}
 		}
@@ -296,10 +296,10 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 				used++
 			}
 			for _, port := range s.ports {
-				if port.family == f && port.ids == nil {
+				if port.Family == f && port.ids == nil {
 					used++
 				}
-				if port.family == f && port.ids != nil && len(port.ids.endpoints) != mostIDs-port.ids.ids.free {
+				if port.Family == f && port.ids != nil && len(port.ids.endpoints) != mostIDs-port.ids.ids.free {
 					t.Fatalf("%v: %d endpoints have %d ids", port.id(), len(port.ids.endpoints), mostIDs-port.ids.ids.free)
 				}
 			}

@@ -66,7 +66,7 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 }
 
 // ranged reports whether the frontends of a service port are ranges.
-func (p *port) ranged() bool { return p.name.Port == model.RangesPort }
+func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
 
 // noteOverlaps adds the other ranges at the places of the contests to the contests.
 func (p *Planner) noteOverlaps() {
@@ -212,7 +212,7 @@ func (p *Planner) hadRanges(s *model.Service) bool {
 func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
 	for _, keys := range p.rangesAt {
 		for k := range keys {
-			if c := p.winner(k); c.service != nil && c.port.family == l.family {
+			if c := p.winner(k); c.service != nil && c.port.Family == l.family {
 				l.frontendElements(c.port, c.frontend, func(e nft.Element, _ step, _ class) {
 					if e.Set == s {
 						each(&e)

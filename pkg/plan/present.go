@@ -23,8 +23,8 @@ func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool)
 		return out, false
 	}
 	for _, port := range s.ports {
-		for i := range port.frontends {
-			out.Frontends = append(out.Frontends, port.frontends[i].Key)
+		for i := range port.Frontends {
+			out.Frontends = append(out.Frontends, port.Frontends[i].Key)
 		}
 		for ls := range lists {
 			out.Endpoints = append(out.Endpoints, port.endpoints(ls)...)

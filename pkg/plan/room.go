@@ -197,6 +197,21 @@ func isWeighted(sp *model.ServicePort) bool {
 	return sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
 }
 
+// reduce returns a service port without the properties that the form lacks.
+func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
+	if f == mostOf(sp) {
+		return sp
+	}
+	out := *sp
+	if f < formWeighted {
+		out.Method, out.ClusterWeights, out.LocalWeights = balance.Method{}, nil, nil
+	}
+	if f < formAffine {
+		out.Affinity, out.MaxConnections = 0, 0
+	}
+	return &out
+}
+
 // elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
 // counted: there are two for each frontend.
 func (f form) elements(sp *model.ServicePort) int {
@@ -219,32 +234,32 @@ func (f form) elements(sp *model.ServicePort) int {
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
 // earlier form of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
 // is then served without them.
-func (p *Planner) admit(s *service, n, before *port, sp *model.ServicePort) bool {
+func (p *Planner) admit(s *service, n, before *port) bool {
 	reason := ""
-	for i, f := range formsOf(sp) {
-		refused := p.tryForm(s, n, before, sp, f)
+	for i, f := range formsOf(n.ServicePort) {
+		refused := p.tryForm(s, n, before, f)
 		if refused == "" {
 			if i > 0 {
-				p.lack(s, n, sp, reason)
+				p.lack(s, n, reason)
 			}
 			return true
 		}
 		reason = refused
 	}
-	p.lack(s, n, sp, reason)
+	p.lack(s, n, reason)
 	return false
 }
 
 // tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
 // takes nothing.
-func (p *Planner) tryForm(s *service, n, before *port, sp *model.ServicePort, f form) (reason string) {
-	elements, namespace, needed := &p.rooms.elements, s.name.Namespace, f.elements(sp)
-	if f > p.had(n.id(), sp) {
+func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
+	elements, namespace, needed := &p.rooms.elements, s.name.Namespace, f.elements(n.ServicePort)
+	if f > p.had(n.id(), n.ServicePort) {
 		return waitsForOthers
 	}
 	var count *counted
 	if f == formAffine {
-		count = p.count(before, n.id(), sp)
+		count = p.count(before, n)
 		if idle := count.idleElements(); elements.Lacks(namespace, before.elements, needed+idle) == room.None {
 			needed += idle
 		} else {
@@ -280,7 +295,8 @@ const waitsForOthers = "other Services have been served before"
 
 // lack records that a service port is planned in a lower form than its Service asks for, or not at all. The Service
 // then waits for the elements that the port would need in addition.
-func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, reason string) {
+func (p *Planner) lack(s *service, n *port, reason string) {
+	sp := n.ServicePort
 	for _, f := range formsOf(sp) {
 		if q := &p.rooms.elements; q.Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
 			s.lacking().needs(q, f.elements(sp)-n.elements)
@@ -300,7 +316,7 @@ func (p *Planner) lack(s *service, n *port, sp *model.ServicePort, reason string
 	}
 	l := s.lacking()
 	if l.forOthers = l.forOthers || reason == waitsForOthers; l.parts < mostExcess { // else it is only counted
-		reason = fmt.Sprintf("%s port %q %s: %s", n.family, n.name.Port, what, reason)
+		reason = fmt.Sprintf("%s port %q %s: %s", n.Family, n.Name.Port, what, reason)
 	}
 	s.leaveOut(field, reason)
 }
@@ -349,7 +365,7 @@ func (p *Planner) giveBack(old, now *service) {
 				p.request(&p.rooms.elements, namespace, o.elements, 0)
 			}
 			if o.number != n.number {
-				p.giveNumberBack(o.family, namespace, o.number)
+				p.giveNumberBack(o.Family, namespace, o.number)
 			}
 		}
 		for f, s := range old.sources {
@@ -371,7 +387,10 @@ func (p *Planner) giveBack(old, now *service) {
 	if now != nil {
 		for _, n := range now.ports {
 			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
-				n.freeIDs(before)
+				gone, _ := difference(before.identified(), n.identified())
+				for _, e := range gone {
+					n.ids.remove(e)
+				}
 			}
 		}
 	}

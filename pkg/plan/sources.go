@@ -146,15 +146,15 @@ func (s *service) sourcesOf(f int) *sources {
 // allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
-		for i := range port.frontends {
-			if f := &port.frontends[i]; f.Sources != nil {
-				if s.sources[port.family] == nil {
-					s.sources[port.family] = &sources{family: port.family}
+		for i := range port.Frontends {
+			if f := &port.Frontends[i]; f.Sources != nil {
+				if s.sources[port.Family] == nil {
+					s.sources[port.Family] = &sources{family: port.Family}
 				}
-				s.sources[port.family].add(f)
+				s.sources[port.Family].add(f)
 			}
 		}
-		port.sources = s.sources[port.family]
+		port.sources = s.sources[port.Family]
 	}
 	for f, out := range s.sources {
 		if out != nil {

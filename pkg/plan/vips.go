@@ -85,7 +85,7 @@ func (p *Planner) countStances(c claim, n int32) {
 	if c.service == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
 		return
 	}
-	l, f := p.layouts[c.port.family], c.frontend
+	l, f := p.layouts[c.port.Family], c.frontend
 	p.countStance(l.refused, f, f.RefuseUnused, n)
 	switch {
 	case f.Ping != model.WhileServing:
@@ -125,7 +125,7 @@ func (p *port) serves(f *model.Frontend) bool {
 	if f.Local {
 		ls = listLocal
 	}
-	return p.hasEndpoints && p.number != 0 && len(p.lists[ls]) > 0
+	return p.HasEndpoints && p.number != 0 && len(p.slots[ls]) > 0
 }
 
 // echo returns the number of the ICMP protocol of a family, and its type of echo requests.
@@ -166,7 +166,7 @@ func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip
 		if p.winner(c.frontend.Key).service != s {
 			return
 		}
-		l := p.layouts[c.port.family]
+		l := p.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
 			e := nft.Element{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
 			return s != nil && c.frontend.Addr.IsValid() && p.stances[e.ID()].wanted()
