@@ -7,33 +7,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// use adds a user of a class at a step. The first user adds the element that leads to the chain of the class.
-func (p *Planner) use(u use) {
-	if u.constant() {
-		return
-	}
-	n := p.uses[u]
-	if p.uses[u] = n + 1; n == 0 {
-		e := p.layouts[u.family].dispatchElement(u.step, u.class)
-		p.put(&e)
-	}
-}
-
-// drop removes a user of a class at a step. The last user removes the element that leads to the chain of the class.
-func (p *Planner) drop(u use) {
-	if u.constant() {
-		return
-	}
-	n := p.uses[u] - 1
-	if n > 0 {
-		p.uses[u] = n
-		return
-	}
-	delete(p.uses, u)
-	e := p.layouts[u.family].dispatchElement(u.step, u.class)
-	p.remove(&e)
-}
-
 // ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of any other chain.
 func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	c, ok := classOf(f, name)
@@ -55,14 +28,11 @@ func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	if !ok {
 		c, ok = classOfConstant(e.Chain)
 	}
-	if !ok || (use{step: st, class: c}).constant() {
+	if !ok || c.isFixed(st) {
 		return false, false
 	}
 	if c.kind >= kindAffinity && c.kind < kindPick {
 		c.kind = kindOf(e.Key.AsUint32())
 	}
-	for u := range p.uses {
-		wanted = wanted || u.family == l.family && u.step == st && u.number() == c.number()
-	}
-	return l.dispatchElement(st, c) == *e, wanted
+	return l.dispatchElement(st, c) == *e, p.shared.Has(e.ID())
 }

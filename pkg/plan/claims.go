@@ -134,7 +134,9 @@ func (p *Planner) decide(old, now *service, contested bool) {
 				p.noteDeleted(c.key, is.service == nil)
 			}
 		}
-		p.change(c.winner, is)
+		if c.winner != is {
+			p.replace(func(to emit) { p.frontendElements(c.winner, to) }, func(to emit) { p.frontendElements(is, to) })
+		}
 		p.noteParties(c.winner.service, is.service, old, now, contested)
 		if c.winner.service != is.service {
 			p.noteLosers(list.losers)

@@ -84,14 +84,6 @@ func (c class) chain() string {
 	return name
 }
 
-// ofChain returns one class for all classes with the same chain: it has the first route to the same list.
-func (c class) ofChain() class {
-	if r := c.kind.route(); c.kind >= kindAffinity && c.kind < kindPick {
-		c.kind -= kind(r - r.list().route())
-	}
-	return c
-}
-
 // kind is the kind of a class.
 type kind uint8
 
@@ -290,17 +282,10 @@ func fixedDispatch(k kind) []step {
 	return []step{stepFirst, stepAllowed}
 }
 
-// use is a class that is selected at a step in one family's table.
-type use struct {
-	family inet.Family
-	step   step
-	class
-}
+// isFixed reports whether the element that leads to a class at a step is in every plan.
+func (c class) isFixed(st step) bool { return !c.kind.onDemand() && st != stepRange }
 
-// constant reports whether the element of the use is in every plan.
-func (u use) constant() bool { return !u.kind.onDemand() && u.step != stepRange }
-
-// classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for the chains that every plan has.
+// classOf returns the class of a family's chain by its name, that of the first route if several classes share the chain. It reports false for the chains that every plan has.
 func classOf(f inet.Family, name string) (class, bool) {
 	for k := kindSources; !k.numbered(); k++ {
 		if name == k.name(selector{}) {

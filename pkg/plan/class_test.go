@@ -56,16 +56,16 @@ func TestRetainedElementsAreKnown(t *testing.T) {
 	l := p.layouts[inet.IPv4]
 	for k := kindReject; k < kindRange+kind(routes); k++ {
 		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
-			u := use{inet.IPv4, st, class{kind: k}}
-			e := l.dispatchElement(st, u.class)
-			if known, wanted := p.LeadsToClass(&e); known == u.constant() || wanted {
+			c := class{kind: k}
+			e := l.dispatchElement(st, c)
+			if known, wanted := p.LeadsToClass(&e); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
 			}
-			p.use(u)
-			if _, wanted := p.LeadsToClass(&e); wanted == u.constant() {
+			l.leadTo(c, st, emit{vote: p.vote})
+			if _, wanted := p.LeadsToClass(&e); wanted == c.isFixed(st) {
 				t.Errorf("%s is used, wanted %v", &e, wanted)
 			}
-			p.drop(u)
+			p.replace(func(to emit) { l.leadTo(c, st, to) }, func(emit) {})
 		}
 	}
 }
@@ -154,4 +154,12 @@ func TestTimeoutsAreRoundedUp(t *testing.T) {
 	if got := timeoutClass(100000); got != 86400 {
 		t.Errorf("more than a day is rounded to %d", got)
 	}
+}
+
+// ofChain returns one class for all classes with the same chain: it has the first route to the same list.
+func (c class) ofChain() class {
+	if r := c.kind.route(); c.kind >= kindAffinity && c.kind < kindPick {
+		c.kind -= kind(r - r.list().route())
+	}
+	return c
 }

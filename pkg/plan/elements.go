@@ -3,9 +3,11 @@ package plan
 import (
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
 // Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also remove an element and put an
@@ -29,66 +31,100 @@ func (p *Planner) ReportTo(to Sink) {
 // ReportsTo reports whether the planner reports to a sink.
 func (p *Planner) ReportsTo(s Sink) bool { return p.sink == s }
 
-func (p *Planner) put(e *nft.Element) {
+func (p *Planner) put(e nft.Element) {
 	if p.sink != nil {
-		p.sink.Put(*e)
+		p.sink.Put(e)
 	}
 }
 
-func (p *Planner) remove(e *nft.Element) {
+func (p *Planner) remove(e nft.Element) {
 	if p.sink != nil {
-		p.sink.Remove(*e)
+		p.sink.Remove(e)
 	}
 }
 
-// countShared counts the users of shared elements. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) countShared(s *service, n int32) {
+// emit receives the elements that a Service wants: its own elements, which nobody else can want, and its votes for and
+// against elements that others may want, too.
+type emit struct {
+	own  func(nft.Element)
+	vote func(e nft.Element, pro, contra int32)
+}
+
+// noVotes ignores votes.
+func noVotes(nft.Element, int32, int32) {}
+
+// ballot is an element with the votes of an owner.
+type ballot struct {
+	nft.Element
+	pro, contra int32
+}
+
+// replace replaces elements by others. It adds the new votes before it withdraws the old ones, see [want.Table.Vote].
+func (p *Planner) replace(old, now func(emit)) {
+	old(emit{p.remove, func(e nft.Element, pro, contra int32) {
+		p.withdrawn = append(p.withdrawn, ballot{e, pro, contra})
+	}})
+	now(emit{p.put, p.vote})
+	for i := range p.withdrawn {
+		b := &p.withdrawn[i]
+		p.vote(b.Element, -b.pro, -b.contra)
+	}
+	clear(p.withdrawn)
+	p.withdrawn = p.withdrawn[:0]
+}
+
+// vote adds votes for and against an element.
+func (p *Planner) vote(e nft.Element, pro, contra int32) {
+	switch p.shared.Vote(&e, pro, contra) {
+	case want.Wanted:
+		p.put(e)
+	case want.Unwanted:
+		p.remove(e)
+	case want.Same:
+		return
+	}
+	if l := p.layouts[e.Set.Family]; e.Set == l.clusterIPs {
+		p.unsettle(addrOf(e.Key), nil)
+	}
+}
+
+// serviceElements emits the elements of a Service, apart from those of its frontends, and apart from own elements that
+// other, an earlier or later version of the Service, has, too. Both Services may be nil.
+func (p *Planner) serviceElements(s, other *service, to emit) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.Family].sharedElements(port, func(e shared) { p.countSharedElement(e, n) })
+		p.layouts[port.Family].portElements(port, other.port(port.id()), to)
+	}
+	for f, sources := range s.sources {
+		if sources != nil {
+			p.layouts[f].sourceElements(sources, other.sourcesOf(f), to.own)
+		}
 	}
 }
 
-func (p *Planner) countSharedElement(s shared, n int32) {
-	before := p.shared[s]
-	after := before + n
-	if after == 0 {
-		delete(p.shared, s)
-	} else {
-		p.shared[s] = after
-	}
-	if before > 0 && after > 0 {
-		return
-	}
-	if s.set == p.layouts[s.set.Family].clusterIPs {
-		p.unsettle(s.addr, nil)
-	}
-	if p.sink == nil {
-		return
-	}
-	e := s.element()
-	if after > 0 {
-		p.sink.Put(e)
-	} else {
-		p.sink.Remove(e)
+// frontendElements emits the elements of the frontend with which a Service has a key. The claim may be the zero claim.
+func (p *Planner) frontendElements(c claim, to emit) {
+	if c.service != nil {
+		p.layouts[c.port.Family].frontendElements(c.port, c.frontend, to)
 	}
 }
 
 // Tables returns the wanted tables, without elements.
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
+	classes := [2]map[class]bool{{}, {}}
+	p.shared.Each(func(e *nft.Element) {
+		f := e.Set.Family
+		if c, is := classOf(f, e.Chain); is {
+			classes[f][c] = true
+		}
+	})
 	for _, f := range p.options.Families {
 		t := *p.tables[f]
 		t.Chains = slices.Clip(t.Chains)
-		classes := map[class]bool{}
-		for u := range p.uses {
-			if u.family == f && u.kind.onDemand() {
-				classes[u.ofChain()] = true
-			}
-		}
-		for _, c := range slices.SortedFunc(maps.Keys(classes), class.compare) {
+		for _, c := range slices.SortedFunc(maps.Keys(classes[f]), class.compare) {
 			t.Chains = append(t.Chains, p.layouts[f].classChain(&p.options, c))
 		}
 		out = append(out, &t)
@@ -114,9 +150,6 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			each(e)
 		}
 	}
-	for u := range p.uses {
-		each(p.layouts[u.family].dispatchElement(u.step, u.class))
-	}
 	for _, elements := range p.nodeElements {
 		for _, e := range elements {
 			each(e)
@@ -125,17 +158,17 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for k := range p.deleted {
 		each(p.deletedElement(k))
 	}
-	for s := range p.shared {
-		if p.isRegion(s.set) { // first: without its region, no Service is found
-			each(s.element())
+	p.shared.Each(func(e *nft.Element) {
+		if !p.isLast(e.Set) { // among them the regions: without its region, no Service is found
+			f(e)
 		}
-	}
-	withClass := func(e nft.Element, _ step, _ class) { each(e) }
+	})
 	services, part, contested := p.list, 0, p.Conflicts() > 0
 	if p.rooms.elements.Total() > most {
 		services = slices.Clone(services)
 		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })
 	}
+	to := emit{each, noVotes}
 	for _, s := range services {
 		if n := s.elements(); part > 0 && n > most-part {
 			if err := next(); err != nil {
@@ -144,34 +177,26 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			part = 0
 		}
 		part += s.elements()
-		for fam, sources := range s.sources {
-			if sources != nil {
-				p.layouts[fam].allSourceElements(sources, f)
+		p.serviceElements(s, nil, to)
+		s.eachFrontend(func(c claim) {
+			if !contested || p.winner(c.frontend.Key).frontend == c.frontend {
+				p.frontendElements(c, to)
 			}
-		}
-		for _, port := range s.ports {
-			l := p.layouts[port.Family]
-			for i := range port.Frontends {
-				if frontend := &port.Frontends[i]; !contested || p.winner(frontend.Key).frontend == frontend {
-					l.frontendElements(port, frontend, withClass)
-				}
-			}
-			l.portElements(port, withClass)
-			l.endpointElements(port, &noPort, f)
-		}
+		})
 	}
-	// The elements of cluster-ips are last: until all parts are written, no packet to a cluster IP is refused because its Service is missing.
-	for s := range p.shared {
-		if !p.isRegion(s.set) {
-			each(s.element())
+	p.shared.Each(func(e *nft.Element) {
+		if p.isLast(e.Set) {
+			f(e)
 		}
-	}
-	for id, s := range p.stances {
-		if s.wanted() {
-			each(nft.Element{Set: id.Set, Key: id.Key})
-		}
-	}
+	})
 	return nil
+}
+
+// isLast reports whether a full sync writes the elements of a set last: until all parts are written, the rules must not
+// refuse packets to an address because its Service is missing.
+func (p *Planner) isLast(s *nft.Set) bool {
+	l := p.layouts[s.Family]
+	return s == l.clusterIPs || s == l.refused || s == l.rangeAddresses || s == l.allocatedRanges
 }
 
 // ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than source ranges and port ranges, it visits all
@@ -182,8 +207,7 @@ func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 		p.rangeElements(l, s, f)
 		return
 	}
-	list := sourceList(slices.Index(l.sources[:], s))
-	if list >= sourceLists {
+	if !slices.Contains(l.sources[:], s) {
 		p.Elements(func(e *nft.Element) {
 			if e.Set == s {
 				f(e)
@@ -192,6 +216,18 @@ func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 		return
 	}
 	for _, service := range p.services {
-		l.sourceElements(service.sources[l.family], list, f)
+		if sources := service.sources[l.family]; sources != nil {
+			l.sourceElements(sources, nil, func(e nft.Element) {
+				if e.Set == s {
+					f(&e)
+				}
+			})
+		}
 	}
+}
+
+// addrOf returns the address that is a whole key.
+func addrOf(key nft.Value) netip.Addr {
+	a, _ := netip.AddrFromSlice(key.Bytes())
+	return a
 }

@@ -23,10 +23,10 @@ func (p *Planner) noteDeleted(k model.Key, gone bool) {
 	e := p.deletedElement(k)
 	if gone {
 		p.deleted[k] = struct{}{}
-		p.put(&e)
+		p.put(e)
 	} else {
 		delete(p.deleted, k)
-		p.remove(&e)
+		p.remove(e)
 	}
 }
 

@@ -146,8 +146,15 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	return l.services, l.restricted
 }
 
-// frontendElements calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
-func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
+// leadTo emits the vote for the element that leads to a class at a step.
+func (l *layout) leadTo(c class, st step, to emit) {
+	if !c.isFixed(st) {
+		to.vote(l.dispatchElement(st, c), 1, 0)
+	}
+}
+
+// frontendElements emits the elements of a frontend. Each has a class, which selects a chain at a step.
+func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	set, restricted := l.mapsOf(f)
 	e := nft.Element{Set: set, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
 	c, at := p.class(f), stepFirst
@@ -157,30 +164,48 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, each func(nft.Elem
 	if p.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
 		e.Data = firewall.word(p.sources.number)
-		each(e, at, firewall)
+		to.own(e)
+		l.leadTo(firewall, at, to)
 		e.Set, at = restricted, stepAllowed
 	}
 	e.Data = c.word(p.number)
-	each(e, at, c)
+	to.own(e)
+	l.leadTo(c, at, to)
 	if c.kind >= kindSingle && c.kind < kindAffinity {
-		each(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.kind.route().list()]))}, at, c)
+		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.kind.route().list()]))})
+		l.leadTo(c, at, to)
+	}
+	l.behaviourElements(p, f, to)
+}
+
+// portElements emits the elements of a service port that belong to no single frontend, apart from own elements that
+// other, an earlier or later version of the port, has, too.
+func (l *layout) portElements(p, other *port, to emit) {
+	l.sharedElements(p, to)
+	l.numberElements(p, to)
+	l.countedElements(p, to.own)
+	for ls := range lists {
+		l.backendElements(p, other, ls, to.own)
+		l.slotElements(p, other, ls, to.own)
 	}
 }
 
-// portElements calls each for the elements of a service port that belong neither to a slot nor to a frontend, with
-// class and step.
-func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
+// numberElements emits the elements that have the number of a service port as their key. Each has a class.
+func (l *layout) numberElements(p *port, to emit) {
 	if p.number == 0 || !p.HasEndpoints {
 		return
 	}
-	key := nft.Value{}.Uint32(p.number)
+	put := func(s *nft.Set, data nft.Value, c class, at step) {
+		to.own(nft.Element{Set: s, Key: nft.Value{}.Uint32(p.number), Data: data, Comment: p.comment})
+		l.leadTo(c, at, to)
+	}
 	if p.routesByOrigin() {
 		for _, by := range [...]struct {
 			set *nft.Set
 			route
 		}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
 			c := p.routeClass(by.route)
-			each(nft.Element{Set: by.set, Key: key, Data: c.word(p.number), Comment: p.comment}, stepLocal, c)
+			put(by.set, c.word(p.number), c, stepLocal)
 		}
 	}
 	if p.ids == nil {
@@ -192,7 +217,7 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 			if p.Limited() {
 				c.kind, at = chooseKind(ls), stepChoose+step(ls)
 			}
-			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, at, c)
+			put(l.draw[ls], nft.Value{}.Uint32(p.number|c.number()), c, at)
 		}
 	}
 	if p.Limited() {
@@ -200,23 +225,13 @@ func (l *layout) portElements(p *port, each func(nft.Element, step, class)) {
 		if p.AtMaximum == model.Queue {
 			c.kind = kindDrop
 		}
-		each(nft.Element{Set: l.atMaximum, Key: key, Data: c.word(p.number), Comment: p.comment}, stepFull, c)
-	}
-}
-
-// endpointElements calls each for the elements of the endpoints of a service port, apart from those that other, an
-// earlier or later version of the port, has, too.
-func (l *layout) endpointElements(p, other *port, each func(*nft.Element)) {
-	l.countedElements(p, each)
-	for ls := range lists {
-		l.backendElements(p, other, ls, each)
-		l.slotElements(p, other, ls, each)
+		put(l.atMaximum, c.word(p.number), c, stepFull)
 	}
 }
 
 // slotElements calls each for the elements of the slots of a list, apart from those that other, an earlier or later
-// version of the port, has, too. It reuses the memory of the element, because a list can have very many slots.
-func (l *layout) slotElements(p, other *port, ls list, each func(*nft.Element)) {
+// version of the port, has, too.
+func (l *layout) slotElements(p, other *port, ls list, each func(nft.Element)) {
 	if p.number == 0 || !p.HasEndpoints {
 		return
 	}
@@ -238,13 +253,13 @@ func (l *layout) slotElements(p, other *port, ls list, each func(*nft.Element)) 
 		if e.Key, e.Data = key.Uint32(uint32(i)), nft.Endpoint(endpoint); p.ids != nil {
 			e.Data = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
 		}
-		each(&e)
+		each(e)
 	}
 }
 
 // backendElements calls each for the elements that lead from the ids of a list to its endpoints, apart from those that
 // other, an earlier or later version of the port, has, too.
-func (l *layout) backendElements(p, other *port, ls list, each func(*nft.Element)) {
+func (l *layout) backendElements(p, other *port, ls list, each func(nft.Element)) {
 	if p.ids == nil || p.Limited() {
 		return
 	}
@@ -262,72 +277,59 @@ func (l *layout) backendElements(p, other *port, ls list, each func(*nft.Element
 		} else {
 			e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(word), nft.Endpoint(endpoint)
 		}
-		each(&e)
+		each(e)
 	}
 }
 
 // countedElements calls each for the elements that count the connections of endpoints, and for those that show the ids of endpoints without a slot.
-func (l *layout) countedElements(p *port, each func(*nft.Element)) {
+func (l *layout) countedElements(p *port, each func(nft.Element)) {
 	if p.counted == nil {
 		return
 	}
 	e := nft.Element{Set: l.limited, MaxConnections: p.MaxConnections}
 	for _, endpoint := range p.counted.endpoints {
 		e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(p.ids.endpointRegister(endpoint)), nft.Endpoint(endpoint)
-		each(&e)
+		each(e)
 	}
 	e = nft.Element{Set: l.limitedSlots[listCluster]}
 	for i, endpoint := range p.counted.idle {
 		e.Key, e.Data = nft.Value{}.Uint32(p.number).Uint32(firstIdle+uint32(i)), nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
-		each(&e)
+		each(e)
 	}
 }
 
-// shared is an element that several service ports may need. It has no data, so no port can change an element of another one. The set and an address
-// give its key.
-type shared struct {
-	set  *nft.Set
-	addr netip.Addr
-}
-
-// element returns the element. An element of the set hairpin has the address twice.
-func (s shared) element() nft.Element {
-	e := nft.Element{Set: s.set, Key: nft.Value{}.Addr(s.addr)}
-	if len(s.set.Key) > 1 {
-		e.Key = e.Key.Addr(s.addr)
-	}
-	return e
-}
-
-// sharedElements calls each for every shared element that a service port needs.
-func (l *layout) sharedElements(p *port, each func(shared)) {
+// sharedElements emits the votes of a service port for elements that other service ports may want, too. They have no
+// data, so no port can change an element of another one.
+func (l *layout) sharedElements(p *port, to emit) {
+	want := func(e nft.Element) { to.vote(e, 1, 0) }
+	at := func(s *nft.Set, a netip.Addr) { want(nft.Element{Set: s, Key: nft.Value{}.Addr(a)}) }
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Addr.IsValid() {
-			each(l.region(f.Addr))
+			want(l.region(f.Addr))
 		}
 		if f.AtClusterIP() {
-			each(shared{l.clusterIPs, f.Addr})
-			each(l.network(f.Addr))
+			at(l.clusterIPs, f.Addr)
+			want(l.network(f.Addr))
 		}
 		if f.Last != 0 {
-			each(shared{l.rangeAddresses, f.Addr})
+			at(l.rangeAddresses, f.Addr)
 			if isAllocated(f) {
-				each(shared{l.allocatedRanges, f.Addr})
+				at(l.allocatedRanges, f.Addr)
 			}
 		}
 	}
 	for _, e := range p.Hairpin {
-		each(shared{l.hairpin, e.Addr()})
-		each(l.network(e.Addr()))
+		want(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
+		want(l.network(e.Addr()))
 	}
 }
 
 // network returns the element of the network of an address.
-func (l *layout) network(a netip.Addr) shared {
-	return sharedNetwork(l.networks, a, networkBits[l.family])
+func (l *layout) network(a netip.Addr) nft.Element {
+	return networkElement(l.networks, a, networkBits[l.family])
 }
 
-func sharedNetwork(s *nft.Set, a netip.Addr, bits int) shared {
-	return shared{s, netip.PrefixFrom(a, bits).Masked().Addr()}
+func networkElement(s *nft.Set, a netip.Addr, bits int) nft.Element {
+	return nft.Element{Set: s, Key: nft.Value{}.Addr(netip.PrefixFrom(a, bits).Masked().Addr())}
 }

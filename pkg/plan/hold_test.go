@@ -38,7 +38,10 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	s.Helper()
 	got := kind(0)
 	p := s.services[name].ports[0]
-	s.layouts[0].frontendElements(p, &p.Frontends[0], func(e nft.Element, _ step, c class) { got = c.kind })
+	s.layouts[0].frontendElements(p, &p.Frontends[0], emit{
+		own:  func(e nft.Element) { got = kindOf(e.Data.AsUint32()) },
+		vote: noVotes,
+	})
 	s.TakeHolders(func(h Holder, name types.NamespacedName) {
 		if s.holds[h] = name; name == (types.NamespacedName{}) {
 			delete(s.holds, h)

@@ -46,10 +46,10 @@ func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 
 func (p *Planner) setNodeElements(s *nft.Set, elements []nft.Element) {
 	for i := range p.nodeElements[s] {
-		p.remove(&p.nodeElements[s][i])
+		p.remove(p.nodeElements[s][i])
 	}
 	for i := range elements {
-		p.put(&elements[i])
+		p.put(elements[i])
 	}
 	p.nodeElements[s] = elements
 }

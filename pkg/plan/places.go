@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // The best claim to a key is not always programmed, because an address and a range of ports belong to their Service:
@@ -140,7 +141,8 @@ func (p *Planner) owner(k model.Key) claim {
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
 func (p *Planner) isOthersClusterIP(c claim) bool {
-	return c.elsewhere() && p.shared[shared{p.layouts[c.port.Family].clusterIPs, c.frontend.Addr}] > 0
+	return c.elsewhere() &&
+		p.shared.Has(nft.ID{Set: p.layouts[c.port.Family].clusterIPs, Key: nft.Value{}.Addr(c.frontend.Addr)})
 }
 
 // settleRanges decides which ranges of the contests are programmed, after the Service now has changed.

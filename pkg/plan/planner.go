@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -12,6 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
 // Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.ReportTo].
@@ -33,12 +33,8 @@ type Planner struct {
 	places              places
 	// lostClaims counts the claims that lost to another Service.
 	lostClaims int
-	// shared counts, for each shared element, the service ports that need it.
-	shared map[shared]int32
-	// stances counts, for each element of an address, the frontends for it and against it.
-	stances map[nft.ID]stances
-	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
-	uses    map[use]int
+	// shared has the elements that several Services may want.
+	shared  *want.Table
 	numbers [2]*numbers
 	rooms   rooms
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
@@ -55,7 +51,7 @@ type Planner struct {
 	round   int
 	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
 	nodeElements map[*nft.Set][]nft.Element
-	regions      map[*nft.Set][]shared
+	regions      map[*nft.Set][]nft.Element
 
 	// changedLosers are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	changedLosers map[types.NamespacedName]struct{}
@@ -70,9 +66,10 @@ type Planner struct {
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// contests and takenOut are scratch memory of one call, reused by the next one. noteWinners fills contests, and the rest of Set reads it.
-	contests []contest
-	takenOut []use
+	// contests and withdrawn are memory of one call, reused by the next one. noteWinners fills contests, and the rest of
+	// Set reads it.
+	contests  []contest
+	withdrawn []ballot
 }
 
 // service is a planned Service.
@@ -129,8 +126,7 @@ func New(o Options) *Planner {
 		options:       o,
 		services:      map[types.NamespacedName]*service{},
 		claims:        map[model.Key]contenders{},
-		shared:        map[shared]int32{},
-		stances:       map[nft.ID]stances{},
+		shared:        want.New(),
 		rangesAt:      keysByPlace{},
 		places:        newPlaces(),
 		changedLosers: map[types.NamespacedName]struct{}{},
@@ -140,9 +136,8 @@ func New(o Options) *Planner {
 		awoken:        map[Holder]struct{}{},
 		sticky:        newOwners[Number](),
 		keeping:       map[types.NamespacedName]struct{}{},
-		uses:          map[use]int{},
 		nodeElements:  map[*nft.Set][]nft.Element{},
-		regions:       map[*nft.Set][]shared{},
+		regions:       map[*nft.Set][]nft.Element{},
 		flows:         map[model.Key]struct{}{},
 		deleted:       map[model.Key]struct{}{},
 	}
@@ -165,9 +160,6 @@ func (p *Planner) Expect(services int) {
 	}
 	p.services = make(map[types.NamespacedName]*service, services)
 	p.claims = make(map[model.Key]contenders, services)
-	regions := p.shared
-	p.shared = make(map[shared]int32, services)
-	maps.Copy(p.shared, regions)
 }
 
 // buildTable builds the constant part of a family's table.
@@ -217,9 +209,10 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service. This may change the winners of keys. So Set first
-// notes the winners of all affected keys. Then it replaces the claims of the Service, and reports the elements of each key with another winner. All
-// other elements belong to the Service alone, or are counted. It counts the new form first: an element that both forms need then stays.
+// Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service. First, Set
+// replaces the elements that do not depend on other Services. The elements of a frontend depend on the winner of its
+// key. So Set notes the winners of all affected keys, replaces the claims of the Service, and replaces the elements of
+// each key with another winner.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, contested := p.services[name], p.Conflicts() > 0
 	var now *service
@@ -231,13 +224,11 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	}
 	p.enlist(old, now)
 	p.replaceElsewhere(old, now)
-	p.countShared(now, 1)
-	p.countShared(old, -1)
+	p.replace(func(to emit) { p.serviceElements(old, now, to) }, func(to emit) { p.serviceElements(now, old, to) })
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
 	p.decide(old, now, contested)
-	p.changePorts(old, now)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
@@ -371,73 +362,3 @@ func (s *service) port(id portID) *port {
 
 // noPort is the port of Services that lack a port. Nothing changes it.
 var noPort = port{ServicePort: &model.ServicePort{}}
-
-// change replaces the elements of a key's earlier winner with the elements of its new winner. Either may be the zero claim.
-func (p *Planner) change(was, is claim) {
-	if was == is {
-		return
-	}
-	if was.service != nil {
-		l := p.layouts[was.port.Family]
-		l.frontendElements(was.port, was.frontend, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
-	}
-	if is.service != nil {
-		l := p.layouts[is.port.Family]
-		l.frontendElements(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
-	}
-	p.countStances(is, 1)
-	p.countStances(was, -1)
-	p.dropTakenOut()
-}
-
-// takeOut removes an element that leads to a class. The class stays in use until [Planner.dropTakenOut]. So no dispatch
-// element changes if putIn adds another element that leads to the class.
-func (p *Planner) takeOut(e *nft.Element, u use) {
-	p.remove(e)
-	p.takenOut = append(p.takenOut, u)
-}
-
-// putIn adds an element that leads to a class.
-func (p *Planner) putIn(e *nft.Element, u use) {
-	p.put(e)
-	p.use(u)
-}
-
-func (p *Planner) dropTakenOut() {
-	for _, u := range p.takenOut {
-		p.drop(u)
-	}
-	p.takenOut = p.takenOut[:0]
-}
-
-// changePorts replaces the elements of a Service that do not belong to a single frontend.
-func (p *Planner) changePorts(old, now *service) {
-	if old == nil && now == nil {
-		return
-	}
-	if old != nil {
-		for _, before := range old.ports {
-			if n := now.port(before.id()); n.Frontends == nil {
-				p.changePort(p.layouts[before.Family], before, n)
-			}
-		}
-	}
-	if now != nil {
-		for _, n := range now.ports {
-			p.changePort(p.layouts[n.Family], old.port(n.id()), n)
-		}
-	}
-	for f, l := range p.layouts {
-		if l != nil {
-			p.changeSources(l, old.sourcesOf(f), now.sourcesOf(f))
-		}
-	}
-}
-
-func (p *Planner) changePort(l *layout, old, now *port) {
-	l.portElements(old, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
-	l.portElements(now, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
-	p.dropTakenOut()
-	l.endpointElements(old, now, p.remove)
-	l.endpointElements(now, old, p.put)
-}

@@ -317,16 +317,16 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	}
 }
 
-func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []shared) {
+func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []nft.Element) {
 	l := p.layouts[f]
 	var copied []nft.Element
 	for _, e := range elements {
 		e.Set = l.serviceCIDRs
 		copied = append(copied, e)
 	}
-	var copiedRegions []shared
+	var copiedRegions []nft.Element
 	for _, r := range regions {
-		copiedRegions = append(copiedRegions, shared{l.regions, r.addr})
+		copiedRegions = append(copiedRegions, nft.Element{Set: l.regions, Key: r.Key})
 	}
 	p.setNodeElements(l.serviceCIDRs, copied)
 	p.setRegions(l.serviceCIDRs, copiedRegions)

@@ -212,12 +212,12 @@ func (p *Planner) hadRanges(s *model.Service) bool {
 func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
 	for _, keys := range p.rangesAt {
 		for k := range keys {
-			if c := p.winner(k); c.service != nil && c.port.Family == l.family {
-				l.frontendElements(c.port, c.frontend, func(e nft.Element, _ step, _ class) {
+			if k.Family == l.family {
+				p.frontendElements(p.winner(k), emit{func(e nft.Element) {
 					if e.Set == s {
 						each(&e)
 					}
-				})
+				}, noVotes})
 			}
 		}
 	}

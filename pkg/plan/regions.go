@@ -30,11 +30,11 @@ func (l *layout) inRegions(negate bool) []expr.Any {
 }
 
 // region returns the element of the region of an address.
-func (l *layout) region(a netip.Addr) shared {
-	return sharedNetwork(l.regions, a, regionBits[l.family])
+func (l *layout) region(a netip.Addr) nft.Element {
+	return networkElement(l.regions, a, regionBits[l.family])
 }
 
-func (l *layout) regionsOf(addrs []netip.Addr) (list []shared) {
+func (l *layout) regionsOf(addrs []netip.Addr) (list []nft.Element) {
 	for _, a := range addrs {
 		list = append(list, l.region(a))
 	}
@@ -42,7 +42,7 @@ func (l *layout) regionsOf(addrs []netip.Addr) (list []shared) {
 }
 
 // regionsIn returns the elements of the regions in ServiceCIDRs.
-func (l *layout) regionsIn(cidrs []netip.Prefix) (list []shared) {
+func (l *layout) regionsIn(cidrs []netip.Prefix) (list []nft.Element) {
 	bits := regionBits[l.family]
 	for _, c := range cidrs {
 		n := 1
@@ -61,14 +61,14 @@ func (l *layout) regionsIn(cidrs []netip.Prefix) (list []shared) {
 }
 
 // setRegions sets the regions of the addresses or prefixes in a set that depends on no Service.
-func (p *Planner) setRegions(of *nft.Set, regions []shared) {
-	for i := range regions {
-		p.countSharedElement(regions[i], 1)
+func (p *Planner) setRegions(of *nft.Set, regions []nft.Element) {
+	voters := func(list []nft.Element) func(emit) {
+		return func(to emit) {
+			for i := range list {
+				to.vote(list[i], 1, 0)
+			}
+		}
 	}
-	for i := range p.regions[of] {
-		p.countSharedElement(p.regions[of][i], -1)
-	}
+	p.replace(voters(p.regions[of]), voters(regions))
 	p.regions[of] = regions
 }
-
-func (p *Planner) isRegion(s *nft.Set) bool { return s == p.layouts[s.Family].regions }

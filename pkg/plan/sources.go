@@ -188,29 +188,19 @@ func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }
 
-// sourceElements calls each for every range of one list of a Service.
-func (l *layout) sourceElements(s *sources, list sourceList, each func(*nft.Element)) {
-	if s == nil || s.number == 0 {
+// sourceElements calls each for every source range, apart from those of lists that other, an earlier or later version
+// of the ranges, has, too. other may be nil.
+func (l *layout) sourceElements(s, other *sources, each func(nft.Element)) {
+	if s.number == 0 {
 		return
 	}
 	key := nft.Value{}.BigEndian(s.number)
-	for _, r := range s.lists[list] {
-		each(&nft.Element{Set: l.sources[list], Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
-	}
-}
-
-// allSourceElements calls each for every source range of a Service.
-func (l *layout) allSourceElements(s *sources, each func(*nft.Element)) {
-	for list := range sourceLists {
-		l.sourceElements(s, list, each)
-	}
-}
-
-func (p *Planner) changeSources(l *layout, was, is *sources) {
-	for list := range sourceLists {
-		if was == nil || is == nil || was.number != is.number || !slices.Equal(was.lists[list], is.lists[list]) {
-			l.sourceElements(was, list, p.remove)
-			l.sourceElements(is, list, p.put)
+	for list, ranges := range s.lists {
+		if other != nil && other.number == s.number && slices.Equal(other.lists[list], ranges) {
+			continue
+		}
+		for _, r := range ranges {
+			each(nft.Element{Set: l.sources[list], Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
 		}
 	}
 }

@@ -77,8 +77,8 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms.sourceRanges.Total(); n != 0 || len(p.uses) != 0 {
-			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, n, p.uses)
+		if n := p.rooms.sourceRanges.Total(); n != 0 || p.shared.Len() != 0 {
+			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, p.shared.Len())
 		}
 	}
 }

@@ -73,49 +73,27 @@ func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
 }
 
-// stances counts the programmed frontends that are for an element of an address, and those that are against it.
-type stances struct{ pro, contra int32 }
-
-func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
-
-// countStances counts the stances of the frontend that wins a key. A frontend that another Service has does not count:
-// a Service without a port at an address may not change the behaviour of the address. n is 1 for a winner that is
-// added, -1 for a winner that is removed. The claim may be the zero claim.
-func (p *Planner) countStances(c claim, n int32) {
-	if c.service == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
-		return
+// behaviourElements emits the votes of a frontend for and against the behaviours of its address. Only a frontend that
+// has its key votes: a Service without a port at an address may not change the behaviour of the address.
+func (l *layout) behaviourElements(p *port, f *model.Frontend, to emit) {
+	ping := f.Ping
+	if ping == model.WhileServing {
+		if ping = model.Neutral; p.serves(f) {
+			ping = model.For
+		}
 	}
-	l, f := p.layouts[c.port.Family], c.frontend
-	p.countStance(l.refused, f, f.RefuseUnused, n)
-	switch {
-	case f.Ping != model.WhileServing:
-		p.countStance(l.pinged, f, f.Ping, n)
-	case c.port.serves(f):
-		p.countStance(l.pinged, f, model.For, n)
-	}
-}
-
-func (p *Planner) countStance(set *nft.Set, f *model.Frontend, is model.Stance, n int32) {
-	if set == nil || is == model.Neutral {
-		return
-	}
-	e := nft.Element{Set: set, Key: nft.Value{}.Addr(f.Addr)}
-	id := e.ID()
-	before := p.stances[id]
-	after := before
-	if is == model.Against {
-		after.contra += n
-	} else {
-		after.pro += n
-	}
-	if p.stances[id] = after; after == (stances{}) {
-		delete(p.stances, id)
-	}
-	switch {
-	case after.wanted() && !before.wanted():
-		p.put(&e)
-	case before.wanted() && !after.wanted():
-		p.remove(&e)
+	for _, v := range [...]struct {
+		set *nft.Set
+		is  model.Stance
+	}{{l.refused, f.RefuseUnused}, {l.pinged, ping}} {
+		e := nft.Element{Set: v.set, Key: nft.Value{}.Addr(f.Addr)}
+		switch {
+		case v.set == nil:
+		case v.is == model.For:
+			to.vote(e, 1, 0)
+		case v.is == model.Against:
+			to.vote(e, 0, 1)
+		}
 	}
 }
 
@@ -168,8 +146,7 @@ func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip
 		}
 		l := p.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
-			e := nft.Element{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
-			return s != nil && c.frontend.Addr.IsValid() && p.stances[e.ID()].wanted()
+			return s != nil && c.frontend.Addr.IsValid() && p.shared.Has(nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)})
 		}
 		if has(l.refused) {
 			refused = append(refused, c.frontend.Addr)

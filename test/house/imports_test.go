@@ -22,12 +22,13 @@ var pipeline = map[string][]string{
 	"pkg/nft":              {"pkg/inet", "pkg/netlink"},
 	"pkg/track":            {},
 	"pkg/room":             {},
+	"pkg/want":             {"pkg/nft"},
 	"pkg/kubeapi":          {},
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track"},
 	"pkg/watch/manifests":  {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch"},
-	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
+	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room", "pkg/want"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
 	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink", "pkg/room"},
@@ -75,7 +76,7 @@ var pipeline = map[string][]string{
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
-var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/track"}
+var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/track", "pkg/want"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 
