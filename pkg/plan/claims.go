@@ -2,10 +2,12 @@ package plan
 
 import (
 	"container/heap"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -88,61 +90,83 @@ func (c *Conflict) WinnerText() string {
 	return c.Winner.String()
 }
 
-// contest is a key with its winner before a change; the zero claim if there was none.
+// claims decide which Service has each key. They do not know elements.
+type claims struct {
+	byKey map[model.Key]contenders
+	// lost counts the claims that lost to another Service.
+	lost int
+	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range.
+	rangesAt, singlesAt keysByPlace
+	places              places
+	// isClusterIP reports whether an address of a family is a cluster IP of a Service.
+	isClusterIP func(inet.Family, netip.Addr) bool
+	// losers are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
+	losers map[types.NamespacedName]struct{}
+	// contests has the results of one call, and its memory is reused by the next one.
+	contests []contest
+}
+
+// contest is a key with its winners before and after a change; the zero claim stands for none.
 type contest struct {
-	key    model.Key
-	winner claim
+	key     model.Key
+	was, is claim
 }
 
-// noteWinners adds each key that the earlier or the new form of a Service claims to contests, with its present winner.
-// Call it before the claims of the earlier form are withdrawn.
-func (p *Planner) noteWinners(old, now *service) {
-	p.contests = p.contests[:0]
-	note := func(k model.Key, c *contenders) {
-		winner := c.winner
-		if p.isBeaten(k) {
-			winner = claim{}
-		}
-		p.contests = append(p.contests, contest{k, winner})
+func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
+	return &claims{
+		byKey: map[model.Key]contenders{}, rangesAt: keysByPlace{}, places: newPlaces(), isClusterIP: isClusterIP,
+		losers: map[types.NamespacedName]struct{}{},
 	}
-	old.eachFrontend(func(c claim) {
-		contenders := p.claims[c.frontend.Key]
-		note(c.frontend.Key, &contenders)
-	})
+}
+
+// replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
+// may have changed. Either version may be nil. The result is valid until the next call.
+func (cs *claims) replace(old, now *service) []contest {
+	contested := cs.conflicts() > 0
+	cs.replaceElsewhere(old, now)
+	cs.noteWinners(old, now)
+	cs.withdraw(old)
+	cs.claim(now)
+	return cs.decide(old, now, contested)
+}
+
+// noteWinners adds each key that the old or the new version of a Service claims to contests, with its present winner.
+func (cs *claims) noteWinners(old, now *service) {
+	cs.contests = cs.contests[:0]
+	note := func(k model.Key) { cs.contests = append(cs.contests, contest{key: k, was: cs.winner(k)}) }
+	old.eachFrontend(func(c claim) { note(c.frontend.Key) })
 	now.eachFrontend(func(c claim) {
-		contenders := p.claims[c.frontend.Key]
-		if !contenders.has(old) {
-			note(c.frontend.Key, &contenders)
+		if k := c.frontend.Key; !cs.has(k, old) {
+			note(k)
 		}
 	})
-	p.noteOverlaps()
+	cs.noteOverlaps()
 }
 
-// decide finds the winners of the contests after now has replaced the Service old, and replaces the elements of each
-// key with another winner. It also records the frontends whose flows may be stale. contested is true if there were
+// decide finds the winners of the contests after now has replaced the Service old. contested is true if there were
 // conflicts before.
-func (p *Planner) decide(old, now *service, contested bool) {
-	p.settleRanges(now)
-	p.settlePorts()
-	contested = contested || p.Conflicts() > 0
-	for i := range p.contests {
-		c := &p.contests[i]
-		list, is := p.claims[c.key], p.winner(c.key)
-		if c.winner.service != nil || is.service != nil {
-			p.touchFlows(c.key)
-			if is.service != nil || p.begun {
-				p.noteDeleted(c.key, is.service == nil)
-			}
-		}
-		if c.winner != is {
-			p.replace(func(to emit) { p.frontendElements(c.winner, to) }, func(to emit) { p.frontendElements(is, to) })
-		}
-		p.noteParties(c.winner.service, is.service, old, now, contested)
-		if c.winner.service != is.service {
-			p.noteLosers(list.losers)
+func (cs *claims) decide(old, now *service, contested bool) []contest {
+	cs.settleRanges(now)
+	cs.settlePorts()
+	contested = contested || cs.conflicts() > 0
+	for i := range cs.contests {
+		c := &cs.contests[i]
+		c.is = cs.winner(c.key)
+		cs.noteParties(c.was.service, c.is.service, old, now, contested)
+		if c.was.service != c.is.service {
+			cs.noteLosers(cs.byKey[c.key].losers)
 		}
 	}
-	clear(p.contests)
+	return cs.contests
+}
+
+// has reports whether a Service claims a key. The Service may be nil.
+func (cs *claims) has(k model.Key, s *service) bool {
+	if s == nil {
+		return false
+	}
+	c := cs.byKey[k]
+	return c.has(s)
 }
 
 // has reports whether a Service is among the contenders.
@@ -161,36 +185,36 @@ func (s *service) eachFrontend(f func(claim)) {
 	}
 }
 
-func (p *Planner) withdraw(s *service) {
+func (cs *claims) withdraw(s *service) {
 	s.eachFrontend(func(c claim) {
-		list := p.claims[c.frontend.Key]
+		list := cs.byKey[c.frontend.Key]
 		switch {
 		case !list.has(s):
 			return
 		case list.winner.service != s:
 			list.losers.remove(s)
 		case list.losers == nil:
-			delete(p.claims, c.frontend.Key)
-			p.claimPlace(c.frontend.Key, false)
+			delete(cs.byKey, c.frontend.Key)
+			cs.claimPlace(c.frontend.Key, false)
 			return
 		default:
 			list.winner = list.losers.next()
 		}
-		p.lostClaims--
+		cs.lost--
 		if len(list.losers.present) == 0 {
 			list.losers = nil
 		}
-		p.claims[c.frontend.Key] = list
+		cs.byKey[c.frontend.Key] = list
 	})
 }
 
-func (p *Planner) claim(s *service) {
+func (cs *claims) claim(s *service) {
 	s.eachFrontend(func(c claim) {
-		list, claimed := p.claims[c.frontend.Key]
+		list, claimed := cs.byKey[c.frontend.Key]
 		switch {
 		case !claimed:
-			p.claims[c.frontend.Key] = contenders{winner: c}
-			p.claimPlace(c.frontend.Key, true)
+			cs.byKey[c.frontend.Key] = contenders{winner: c}
+			cs.claimPlace(c.frontend.Key, true)
 			return
 		case list.has(s):
 			return // another port of this Service claims the key already
@@ -202,26 +226,26 @@ func (p *Planner) claim(s *service) {
 			loser, list.winner = list.winner, c
 		}
 		list.losers.add(loser)
-		p.lostClaims++
-		p.claims[c.frontend.Key] = list
+		cs.lost++
+		cs.byKey[c.frontend.Key] = list
 	})
 }
 
 // noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner
 // of a key has changed from was to is. contested is false if there are no conflicts, and were none before.
-func (p *Planner) noteParties(was, is, old, now *service, contested bool) {
+func (cs *claims) noteParties(was, is, old, now *service, contested bool) {
 	if !contested && (was == nil || was == old) && (is == nil || is == now) {
 		return
 	}
 	for _, s := range []*service{was, is, old, now} {
 		if s != nil {
-			p.changedLosers[s.name] = struct{}{}
+			cs.losers[s.name] = struct{}{}
 		}
 	}
 }
 
 // noteLosers records up to mostConflicts Services that lost a key to the earlier winner and now lose it to the new winner.
-func (p *Planner) noteLosers(l *losingClaims) {
+func (cs *claims) noteLosers(l *losingClaims) {
 	if l == nil {
 		return
 	}
@@ -230,25 +254,26 @@ func (p *Planner) noteLosers(l *losingClaims) {
 		if n++; n > mostConflicts {
 			return
 		}
-		p.changedLosers[s.name] = struct{}{}
+		cs.losers[s.name] = struct{}{}
 	}
 }
 
 // mostLosers is the number of Services that one call of [Planner.TakeLosers] returns: thousands of Services may claim one address.
 const mostLosers = 100
 
-// TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned them. more reports whether
-// further Services wait for the next call.
+// TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned
+// them. more reports whether further Services wait for the next call.
 func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
-	for name := range p.changedLosers {
+	losers := p.claims.losers
+	for name := range losers {
 		if len(names) == mostLosers {
 			break
 		}
 		names = append(names, name)
-		delete(p.changedLosers, name)
+		delete(losers, name)
 	}
 	slices.SortFunc(names, model.CompareNames)
-	return names, len(p.changedLosers) > 0
+	return names, len(losers) > 0
 }
 
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
@@ -258,7 +283,7 @@ const mostConflicts = 20
 // number of all. For a range of ports, these are also the single ports in it that another Service has. Call it when no
 // Service waits to be planned: while an address moves between Services, both claim it.
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
-	s := p.services[name]
+	s, cs := p.services[name], p.claims
 	add := func(k model.Key, of claim, winner claim) {
 		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.Name}
 		if winner.service != nil {
@@ -268,17 +293,17 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all i
 	}
 	s.eachFrontend(func(c claim) {
 		k := c.frontend.Key
-		if winner := p.owner(k); winner.service != s {
+		if winner := cs.owner(k); winner.service != s {
 			if all++; all <= mostConflicts {
 				add(k, c, winner)
 			}
 			return
 		}
-		ports := p.places.inFrontOf[k]
+		ports := cs.places.inFrontOf[k]
 		all += len(ports)
 		if room := mostConflicts - len(list); room > 0 {
 			for _, port := range firstKeys(ports, room) {
-				add(port, c, p.winner(port))
+				add(port, c, cs.winner(port))
 			}
 		}
 	})
@@ -298,4 +323,6 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 }
 
 // Conflicts returns the number of conflicts of all Services.
-func (p *Planner) Conflicts() int { return p.lostClaims + len(p.places.beaten) + len(p.places.fronts) }
+func (p *Planner) Conflicts() int { return p.claims.conflicts() }
+
+func (cs *claims) conflicts() int { return cs.lost + len(cs.places.beaten) + len(cs.places.fronts) }

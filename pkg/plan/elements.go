@@ -84,7 +84,7 @@ func (p *Planner) vote(e nft.Element, pro, contra int32) {
 		return
 	}
 	if l := p.layouts[e.Set.Family]; e.Set == l.clusterIPs {
-		p.unsettle(addrOf(e.Key), nil)
+		p.claims.unsettle(addrOf(e.Key), nil)
 	}
 }
 
@@ -179,7 +179,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		part += s.elements()
 		p.serviceElements(s, nil, to)
 		s.eachFrontend(func(c claim) {
-			if !contested || p.winner(c.frontend.Key).frontend == c.frontend {
+			if !contested || p.claims.winner(c.frontend.Key).frontend == c.frontend {
 				p.frontendElements(c, to)
 			}
 		})

@@ -41,14 +41,14 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[model.AddrProtocol]bool
 	var nodePorts []model.Key
 	for k := range keys {
-		if k.Last != 0 || p.winner(k).service != nil {
+		if k.Last != 0 || p.claims.winner(k).service != nil {
 			continue
 		}
 		if deleted == nil {
 			deleted = map[model.AddrProtocol]bool{}
 		}
 		deleted[k.AddrProtocol()] = true
-		if k.Addr = (netip.Addr{}); p.winner(k).service != nil {
+		if k.Addr = (netip.Addr{}); p.claims.winner(k).service != nil {
 			nodePorts = append(nodePorts, k)
 		}
 	}
@@ -58,9 +58,9 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	for _, k := range nodePorts {
 		keys[k] = struct{}{}
 	}
-	for at, ranges := range p.rangesAt {
+	for at, ranges := range p.claims.rangesAt {
 		for k := range ranges {
-			if p.winner(k).service != nil && (deleted[at] || deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)) {
+			if p.claims.winner(k).service != nil && (deleted[at] || deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)) {
 				keys[k] = struct{}{}
 			}
 		}
@@ -86,17 +86,17 @@ func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 
 // FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
 func (p *Planner) FlowPolicy(k model.Key) (flows FlowPolicy, exists bool) {
-	c := p.winner(k)
+	c := p.claims.winner(k)
 	return c.flowPolicy()
 }
 
 // Frontends returns the number of frontends for which [Planner.EachFlowPolicy] calls f.
-func (p *Planner) Frontends() int { return len(p.claims) }
+func (p *Planner) Frontends() int { return len(p.claims.byKey) }
 
 // EachFlowPolicy calls f for every planned frontend of all protocols, with the result of [Planner.FlowPolicy].
 func (p *Planner) EachFlowPolicy(f func(k model.Key, flows FlowPolicy, exists bool)) {
-	for k, c := range p.claims {
-		if !p.isBeaten(k) {
+	for k, c := range p.claims.byKey {
+		if !p.claims.isBeaten(k) {
 			flows, exists := c.winner.flowPolicy()
 			f(k, flows, exists)
 		}
@@ -105,7 +105,7 @@ func (p *Planner) EachFlowPolicy(f func(k model.Key, flows FlowPolicy, exists bo
 
 // PortOf returns the service port that has a frontend. exists is false if no Service has it.
 func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
-	c := p.winner(k)
+	c := p.claims.winner(k)
 	if c.service == nil {
 		return name, false
 	}
@@ -127,7 +127,7 @@ func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol,
 		}
 		for i := range port.Frontends {
 			front := &port.Frontends[i]
-			if p.winner(front.Key).service == s {
+			if p.claims.winner(front.Key).service == s {
 				f(front.Key, isAllocated(front))
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // The best claim to a key is not always programmed, because an address and a range of ports belong to their Service:
@@ -18,7 +17,7 @@ import (
 // If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed,
 // and single ports take precedence over ranges.
 //
-// A change of one Service can so decide about thousands of frontends of other Services. [Planner.Set] decides about the
+// A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about the
 // frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about the
 // rest in parts.
 
@@ -47,27 +46,27 @@ func newPlaces() places {
 }
 
 // replaceElsewhere replaces a Service in the lists of Services that share an address. Either may be nil.
-func (p *Planner) replaceElsewhere(old, now *service) {
+func (cs *claims) replaceElsewhere(old, now *service) {
 	if old != nil {
-		delete(p.places.unsettled, old)
+		delete(cs.places.unsettled, old)
 	}
 	if now != nil {
 		now.listElsewhere()
 	}
 	if old != nil {
 		for _, a := range old.elsewhere {
-			list := p.places.sharing[a]
+			list := cs.places.sharing[a]
 			i := slices.Index(list, old)
 			if list = slices.Delete(list, i, i+1); len(list) == 0 {
-				delete(p.places.sharing, a)
+				delete(cs.places.sharing, a)
 			} else {
-				p.places.sharing[a] = list
+				cs.places.sharing[a] = list
 			}
 		}
 	}
 	if now != nil {
 		for _, a := range now.elsewhere {
-			p.places.sharing[a] = append(p.places.sharing[a], now)
+			cs.places.sharing[a] = append(cs.places.sharing[a], now)
 		}
 	}
 }
@@ -92,64 +91,57 @@ func (s *service) listElsewhere() {
 func (c *claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
 
 // unsettle leaves the frontends of the Services that share an address to [Planner.Settle], except those of one Service.
-func (p *Planner) unsettle(a netip.Addr, except *service) {
-	for _, s := range p.places.sharing[a] {
+func (cs *claims) unsettle(a netip.Addr, except *service) {
+	for _, s := range cs.places.sharing[a] {
 		if s != except {
-			p.places.unsettled[s] = struct{}{}
+			cs.places.unsettled[s] = struct{}{}
 		}
 	}
 }
 
-// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
-// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
-// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
-func (p *Planner) Settle(most int) (more bool) {
-	for n := 0; len(p.places.unsettled) > 0 && n < most; {
-		for s := range p.places.unsettled {
-			delete(p.places.unsettled, s)
-			p.noteWinners(s, s)
-			n += len(p.contests)
-			p.decide(s, s, p.Conflicts() > 0)
-			break
-		}
+// settleOne decides again about the frontends of one Service that a change of another Service may concern.
+func (cs *claims) settleOne() []contest {
+	for s := range cs.places.unsettled {
+		delete(cs.places.unsettled, s)
+		cs.noteWinners(s, s)
+		return cs.decide(s, s, cs.conflicts() > 0)
 	}
-	return len(p.places.unsettled) > 0
+	return nil
 }
 
 // isBeaten reports whether the best claim to a key is not programmed.
-func (p *Planner) isBeaten(k model.Key) bool {
-	_, beaten := p.places.beaten[k]
+func (cs *claims) isBeaten(k model.Key) bool {
+	_, beaten := cs.places.beaten[k]
 	return beaten
 }
 
 // winner returns the claim that has a key; the zero claim if no Service has it.
-func (p *Planner) winner(k model.Key) claim {
-	if p.isBeaten(k) {
+func (cs *claims) winner(k model.Key) claim {
+	if cs.isBeaten(k) {
 		return claim{}
 	}
-	return p.claims[k].winner
+	return cs.byKey[k].winner
 }
 
 // owner returns the claim that has a key, or has a range that contains or overlaps it. It returns the zero claim if the
 // address is the cluster IP of a Service that does not claim the key.
-func (p *Planner) owner(k model.Key) claim {
-	if by, beaten := p.places.beaten[k]; beaten {
-		return p.claims[by].winner
+func (cs *claims) owner(k model.Key) claim {
+	if by, beaten := cs.places.beaten[k]; beaten {
+		return cs.byKey[by].winner
 	}
-	return p.claims[k].winner
+	return cs.byKey[k].winner
 }
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
-func (p *Planner) isOthersClusterIP(c claim) bool {
-	return c.elsewhere() &&
-		p.shared.Has(nft.ID{Set: p.layouts[c.port.Family].clusterIPs, Key: nft.Value{}.Addr(c.frontend.Addr)})
+func (cs *claims) isOthersClusterIP(c claim) bool {
+	return c.elsewhere() && cs.isClusterIP(c.port.Family, c.frontend.Addr)
 }
 
 // settleRanges decides which ranges of the contests are programmed, after the Service now has changed.
-func (p *Planner) settleRanges(now *service) {
+func (cs *claims) settleRanges(now *service) {
 	var settled map[model.AddrProtocol]bool
-	for i := range p.contests {
-		k := p.contests[i].key
+	for i := range cs.contests {
+		k := cs.contests[i].key
 		at := k.AddrProtocol()
 		if k.Last == 0 || settled[at] {
 			continue
@@ -158,20 +150,20 @@ func (p *Planner) settleRanges(now *service) {
 			settled = map[model.AddrProtocol]bool{}
 		}
 		settled[at] = true
-		p.settlePlace(at, now)
+		cs.settlePlace(at, now)
 	}
-	for i := range p.contests { // no Service claims the range any more
-		if k := p.contests[i].key; k.Last != 0 && p.claims[k].winner.service == nil {
-			delete(p.places.beaten, k)
+	for i := range cs.contests { // no Service claims the range any more
+		if k := cs.contests[i].key; k.Last != 0 && cs.byKey[k].winner.service == nil {
+			delete(cs.places.beaten, k)
 		}
 	}
 }
 
 // settlePlace decides which ranges of a place are programmed: the best claim first, each if it overlaps none before it.
-func (p *Planner) settlePlace(at model.AddrProtocol, now *service) {
-	list := make([]claim, 0, len(p.rangesAt[at]))
-	for k := range p.rangesAt[at] {
-		list = append(list, p.claims[k].winner)
+func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
+	list := make([]claim, 0, len(cs.rangesAt[at]))
+	for k := range cs.rangesAt[at] {
+		list = append(list, cs.byKey[k].winner)
 	}
 	slices.SortFunc(list, func(a, b claim) int {
 		if c := a.compare(&b); c != 0 {
@@ -183,23 +175,23 @@ func (p *Planner) settlePlace(at model.AddrProtocol, now *service) {
 	for _, c := range list {
 		i := indexOfRange(won, c.frontend.Port)
 		switch {
-		case p.isOthersClusterIP(c):
-			p.setBeaten(c.frontend.Key, model.Key{}, true)
+		case cs.isOthersClusterIP(c):
+			cs.setBeaten(c.frontend.Key, model.Key{}, true)
 		case i < len(won) && won[i].frontend.Port <= c.frontend.Last:
-			p.setBeaten(c.frontend.Key, won[i].frontend.Key, true)
+			cs.setBeaten(c.frontend.Key, won[i].frontend.Key, true)
 		default:
-			p.setBeaten(c.frontend.Key, model.Key{}, false)
+			cs.setBeaten(c.frontend.Key, model.Key{}, false)
 			won = slices.Insert(won, i, c)
 		}
 	}
-	before := p.places.won[at]
+	before := cs.places.won[at]
 	if len(won) == 0 {
-		delete(p.places.won, at)
+		delete(cs.places.won, at)
 	} else {
-		p.places.won[at] = won
+		cs.places.won[at] = won
 	}
 	if !slices.EqualFunc(before, won, func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(&b) == 0 }) {
-		p.unsettle(at.Addr, now)
+		cs.unsettle(at.Addr, now)
 	}
 }
 
@@ -210,8 +202,8 @@ func indexOfRange(list []claim, port uint16) int {
 }
 
 // rangeAt returns the claim to the programmed range that contains a single port; the zero claim if there is none.
-func (p *Planner) rangeAt(k model.Key) claim {
-	list := p.places.won[k.AddrProtocol()]
+func (cs *claims) rangeAt(k model.Key) claim {
+	list := cs.places.won[k.AddrProtocol()]
 	if i := indexOfRange(list, k.Port); i < len(list) && list[i].frontend.Port <= k.Port {
 		return list[i]
 	}
@@ -219,25 +211,25 @@ func (p *Planner) rangeAt(k model.Key) claim {
 }
 
 // settlePorts decides which single ports of the contests are programmed.
-func (p *Planner) settlePorts() {
-	if at := &p.places; len(at.sharing) == 0 && len(at.beaten) == 0 && len(at.fronts) == 0 {
+func (cs *claims) settlePorts() {
+	if at := &cs.places; len(at.sharing) == 0 && len(at.beaten) == 0 && len(at.fronts) == 0 {
 		return // usual: a cluster without load-balancer IPs and external IPs
 	}
-	for i := range p.contests {
-		if k := p.contests[i].key; k.Last == 0 && k.Addr.IsValid() {
-			p.settlePort(k)
+	for i := range cs.contests {
+		if k := cs.contests[i].key; k.Last == 0 && k.Addr.IsValid() {
+			cs.settlePort(k)
 		}
 	}
 }
 
-func (p *Planner) settlePort(k model.Key) {
-	best := p.claims[k].winner
+func (cs *claims) settlePort(k model.Key) {
+	best := cs.byKey[k].winner
 	var by, front model.Key
 	beaten := false
 	if best.service != nil && best.elsewhere() {
-		in := p.rangeAt(k)
+		in := cs.rangeAt(k)
 		switch {
-		case p.isOthersClusterIP(best):
+		case cs.isOthersClusterIP(best):
 			beaten = true
 		case in.service == nil || in.service == best.service:
 		case in.compare(&best) < 0:
@@ -246,50 +238,107 @@ func (p *Planner) settlePort(k model.Key) {
 			front = in.frontend.Key
 		}
 	}
-	p.setBeaten(k, by, beaten)
-	p.setFront(k, front)
+	cs.setBeaten(k, by, beaten)
+	cs.setFront(k, front)
 }
 
 // setBeaten records whether the best claim to a key is not programmed, and the range that is programmed instead.
-func (p *Planner) setBeaten(k, by model.Key, beaten bool) {
-	if old, was := p.places.beaten[k]; was == beaten && old == by {
+func (cs *claims) setBeaten(k, by model.Key, beaten bool) {
+	if old, was := cs.places.beaten[k]; was == beaten && old == by {
 		return
 	}
 	if beaten {
-		p.places.beaten[k] = by
+		cs.places.beaten[k] = by
 	} else {
-		delete(p.places.beaten, k)
+		delete(cs.places.beaten, k)
 	}
-	p.noteLoser(k)
+	cs.noteLoser(k)
 }
 
 // setFront records the range of another Service that contains a programmed single port; the zero key if there is none.
-func (p *Planner) setFront(k, r model.Key) {
-	old := p.places.fronts[k]
+func (cs *claims) setFront(k, r model.Key) {
+	old := cs.places.fronts[k]
 	if old == r {
 		return
 	}
 	if old != (model.Key{}) {
-		delete(p.places.fronts, k)
-		if delete(p.places.inFrontOf[old], k); len(p.places.inFrontOf[old]) == 0 {
-			delete(p.places.inFrontOf, old)
+		delete(cs.places.fronts, k)
+		if delete(cs.places.inFrontOf[old], k); len(cs.places.inFrontOf[old]) == 0 {
+			delete(cs.places.inFrontOf, old)
 		}
-		p.noteLoser(old)
+		cs.noteLoser(old)
 	}
 	if r == (model.Key{}) {
 		return
 	}
-	p.places.fronts[k] = r
-	if p.places.inFrontOf[r] == nil {
-		p.places.inFrontOf[r] = map[model.Key]struct{}{}
+	cs.places.fronts[k] = r
+	if cs.places.inFrontOf[r] == nil {
+		cs.places.inFrontOf[r] = map[model.Key]struct{}{}
 	}
-	p.places.inFrontOf[r][k] = struct{}{}
-	p.noteLoser(r)
+	cs.places.inFrontOf[r][k] = struct{}{}
+	cs.noteLoser(r)
 }
 
 // noteLoser records the Service with the best claim to a key, if there is one: its conflicts have changed.
-func (p *Planner) noteLoser(k model.Key) {
-	if s := p.claims[k].winner.service; s != nil {
-		p.changedLosers[s.name] = struct{}{}
+func (cs *claims) noteLoser(k model.Key) {
+	if s := cs.byKey[k].winner.service; s != nil {
+		cs.losers[s.name] = struct{}{}
+	}
+}
+
+// noteOverlaps adds the other ranges at the places of the contests to the contests.
+func (cs *claims) noteOverlaps() {
+	var known map[model.Key]bool
+	for i, n := 0, len(cs.contests); i < n; i++ {
+		k := cs.contests[i].key
+		if k.Last == 0 {
+			continue
+		}
+		if known == nil {
+			known = map[model.Key]bool{}
+			for _, c := range cs.contests {
+				known[c.key] = true
+			}
+		}
+		for other := range cs.rangesAt[k.AddrProtocol()] {
+			if !known[other] {
+				known[other] = true
+				cs.contests = append(cs.contests, contest{key: other, was: cs.winner(other)})
+			}
+		}
+	}
+}
+
+// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first range begins the index of single
+// ports.
+func (cs *claims) claimPlace(k model.Key, claimed bool) {
+	if k.Last != 0 {
+		if cs.rangesAt.set(k, claimed); cs.singlesAt == nil && claimed {
+			cs.singlesAt = keysByPlace{}
+			for single := range cs.byKey {
+				if single.Last == 0 {
+					cs.singlesAt.set(single, true)
+				}
+			}
+		}
+	} else if cs.singlesAt != nil {
+		cs.singlesAt.set(k, claimed)
+	}
+}
+
+// keysByPlace are claimed keys.
+type keysByPlace map[model.AddrProtocol]map[model.Key]struct{}
+
+func (m keysByPlace) set(k model.Key, claimed bool) {
+	at := k.AddrProtocol()
+	switch {
+	case !claimed:
+		if delete(m[at], k); len(m[at]) == 0 {
+			delete(m, at)
+		}
+	case m[at] == nil:
+		m[at] = map[model.Key]struct{}{k: {}}
+	default:
+		m[at][k] = struct{}{}
 	}
 }

@@ -22,17 +22,12 @@ type Planner struct {
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
 	// list has the same Services, nearly in the order of their memory: a walk through the map would take longer.
-	list   []*service
-	claims map[model.Key]contenders
+	list []*service
+	// claims decide which Service has each frontend.
+	claims *claims
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range. The
-	// rest is in places.go.
-	rangesAt, singlesAt keysByPlace
-	places              places
-	// lostClaims counts the claims that lost to another Service.
-	lostClaims int
 	// shared has the elements that several Services may want.
 	shared  *want.Table
 	numbers [2]*numbers
@@ -53,8 +48,6 @@ type Planner struct {
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]nft.Element
 
-	// changedLosers are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
-	changedLosers map[types.NamespacedName]struct{}
 	// recalled has the numbers of an earlier process or planner; nil after [Planner.EndRecall].
 	recalled *recalled
 
@@ -66,9 +59,7 @@ type Planner struct {
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// contests and withdrawn are memory of one call, reused by the next one. noteWinners fills contests, and the rest of
-	// Set reads it.
-	contests  []contest
+	// withdrawn is memory of [Planner.replace].
 	withdrawn []ballot
 }
 
@@ -123,24 +114,23 @@ func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || 
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:       o,
-		services:      map[types.NamespacedName]*service{},
-		claims:        map[model.Key]contenders{},
-		shared:        want.New(),
-		rangesAt:      keysByPlace{},
-		places:        newPlaces(),
-		changedLosers: map[types.NamespacedName]struct{}{},
-		rooms:         newRooms(o.Room),
-		waiting:       map[types.NamespacedName]struct{}{},
-		holders:       newOwners[Holder](),
-		awoken:        map[Holder]struct{}{},
-		sticky:        newOwners[Number](),
-		keeping:       map[types.NamespacedName]struct{}{},
-		nodeElements:  map[*nft.Set][]nft.Element{},
-		regions:       map[*nft.Set][]nft.Element{},
-		flows:         map[model.Key]struct{}{},
-		deleted:       map[model.Key]struct{}{},
+		options:      o,
+		services:     map[types.NamespacedName]*service{},
+		shared:       want.New(),
+		rooms:        newRooms(o.Room),
+		waiting:      map[types.NamespacedName]struct{}{},
+		holders:      newOwners[Holder](),
+		awoken:       map[Holder]struct{}{},
+		sticky:       newOwners[Number](),
+		keeping:      map[types.NamespacedName]struct{}{},
+		nodeElements: map[*nft.Set][]nft.Element{},
+		regions:      map[*nft.Set][]nft.Element{},
+		flows:        map[model.Key]struct{}{},
+		deleted:      map[model.Key]struct{}{},
 	}
+	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
+		return p.shared.Has(nft.ID{Set: p.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
+	})
 	for _, f := range o.Families {
 		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
 		p.buildTable(f)
@@ -159,7 +149,7 @@ func (p *Planner) Expect(services int) {
 		return
 	}
 	p.services = make(map[types.NamespacedName]*service, services)
-	p.claims = make(map[model.Key]contenders, services)
+	p.claims.byKey = make(map[model.Key]contenders, services)
 }
 
 // buildTable builds the constant part of a family's table.
@@ -211,10 +201,9 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 
 // Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service. First, Set
 // replaces the elements that do not depend on other Services. The elements of a frontend depend on the winner of its
-// key. So Set notes the winners of all affected keys, replaces the claims of the Service, and replaces the elements of
-// each key with another winner.
+// key. So Set replaces the claims of the Service, and the elements of each key that then has another winner.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
-	old, contested := p.services[name], p.Conflicts() > 0
+	old := p.services[name]
 	var now *service
 	if s != nil {
 		now = p.newService(s, old)
@@ -223,12 +212,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 		delete(p.services, name)
 	}
 	p.enlist(old, now)
-	p.replaceElsewhere(old, now)
 	p.replace(func(to emit) { p.serviceElements(old, now, to) }, func(to emit) { p.serviceElements(now, old, to) })
-	p.noteWinners(old, now)
-	p.withdraw(old)
-	p.claim(now)
-	p.decide(old, now, contested)
+	p.changeFrontends(p.claims.replace(old, now))
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
@@ -236,6 +221,35 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteHolders(now, true)
 	p.noteWaiting(name, now)
 	p.noteKeeping(name, now)
+}
+
+// changeFrontends replaces the elements of each key with another winner, and records the frontends whose flows may be
+// stale.
+func (p *Planner) changeFrontends(contests []contest) {
+	for _, c := range contests {
+		if c.was.service != nil || c.is.service != nil {
+			p.touchFlows(c.key)
+			if c.is.service != nil || p.begun {
+				p.noteDeleted(c.key, c.is.service == nil)
+			}
+		}
+		if c.was != c.is {
+			p.replace(func(to emit) { p.frontendElements(c.was, to) }, func(to emit) { p.frontendElements(c.is, to) })
+		}
+	}
+}
+
+// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
+// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
+// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
+func (p *Planner) Settle(most int) (more bool) {
+	unsettled := p.claims.places.unsettled
+	for n := 0; len(unsettled) > 0 && n < most; {
+		contests := p.claims.settleOne()
+		n += len(contests)
+		p.changeFrontends(contests)
+	}
+	return len(unsettled) > 0
 }
 
 // enlist replaces a Service in the list. Either may be nil.

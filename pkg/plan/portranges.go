@@ -68,63 +68,6 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 // ranged reports whether the frontends of a service port are ranges.
 func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
 
-// noteOverlaps adds the other ranges at the places of the contests to the contests.
-func (p *Planner) noteOverlaps() {
-	var known map[model.Key]bool
-	for i, n := 0, len(p.contests); i < n; i++ {
-		k := p.contests[i].key
-		if k.Last == 0 {
-			continue
-		}
-		if known == nil {
-			known = map[model.Key]bool{}
-			for _, c := range p.contests {
-				known[c.key] = true
-			}
-		}
-		for other := range p.rangesAt[k.AddrProtocol()] {
-			if !known[other] {
-				known[other] = true
-				p.contests = append(p.contests, contest{other, p.winner(other)})
-			}
-		}
-	}
-}
-
-// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first range begins the index of single
-// ports.
-func (p *Planner) claimPlace(k model.Key, claimed bool) {
-	if k.Last != 0 {
-		if p.rangesAt.set(k, claimed); p.singlesAt == nil && claimed {
-			p.singlesAt = keysByPlace{}
-			for single := range p.claims {
-				if single.Last == 0 {
-					p.singlesAt.set(single, true)
-				}
-			}
-		}
-	} else if p.singlesAt != nil {
-		p.singlesAt.set(k, claimed)
-	}
-}
-
-// keysByPlace are claimed keys.
-type keysByPlace map[model.AddrProtocol]map[model.Key]struct{}
-
-func (m keysByPlace) set(k model.Key, claimed bool) {
-	at := k.AddrProtocol()
-	switch {
-	case !claimed:
-		if delete(m[at], k); len(m[at]) == 0 {
-			delete(m, at)
-		}
-	case m[at] == nil:
-		m[at] = map[model.Key]struct{}{k: {}}
-	default:
-		m[at][k] = struct{}{}
-	}
-}
-
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have the same address and
 // protocol, or are node ports of the protocol, if the address may serve node ports. f may add to keys.
 func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
@@ -134,13 +77,13 @@ func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Ke
 			continue
 		}
 		places[k.AddrProtocol()] = true
-		if c := p.winner(k); p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
+		if c := p.claims.winner(k); p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
 			places[model.AddrProtocol{Protocol: k.Protocol}] = true
 		}
 	}
 	for at := range places {
-		for k := range p.singlesAt[at] {
-			if !p.isBeaten(k) {
+		for k := range p.claims.singlesAt[at] {
+			if !p.claims.isBeaten(k) {
 				f(k)
 			}
 		}
@@ -161,7 +104,7 @@ func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
 	if len(nodePorts) == 0 {
 		return
 	}
-	for at, ranges := range p.places.won {
+	for at, ranges := range p.claims.places.won {
 		for _, c := range ranges {
 			if k := c.frontend.Key; nodePorts[at.Protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
 				keys[k] = struct{}{}
@@ -210,10 +153,10 @@ func (p *Planner) hadRanges(s *model.Service) bool {
 
 // rangeElements calls each for the wanted elements of a map of ranges.
 func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
-	for _, keys := range p.rangesAt {
+	for _, keys := range p.claims.rangesAt {
 		for k := range keys {
 			if k.Family == l.family {
-				p.frontendElements(p.winner(k), emit{func(e nft.Element) {
+				p.frontendElements(p.claims.winner(k), emit{func(e nft.Element) {
 					if e.Set == s {
 						each(&e)
 					}

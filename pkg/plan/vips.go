@@ -141,7 +141,7 @@ func inLoop() []expr.Any {
 func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip.Addr) {
 	s := p.services[name]
 	s.eachFrontend(func(c claim) {
-		if p.winner(c.frontend.Key).service != s {
+		if p.claims.winner(c.frontend.Key).service != s {
 			return
 		}
 		l := p.layouts[c.port.Family]
