@@ -7,69 +7,66 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // Each element that determines the outcome of a connection has a counter. The kernel evaluates the rules only for the first packet of a connection,
 // so the counter counts new connections. The set and the class of the element determine the meaning of the count. If the class changes, the element
 // is replaced, and the count of the new element starts at 0.
 
-// Meaning is the outcome of the connections that an element's counter has counted.
-type Meaning uint8
-
-// The meanings. At most one element on the path of a connection has the outcome as its meaning: Held, or a meaning from Forwarded to UnusedAddress.
-// Other elements may have another meaning from Examined on.
+// The steps of connections that elements count, too. Another element counts the outcome. Their codes follow those
+// of the outcomes.
 const (
-	// Silent: the elements of the set have no counters.
-	Silent Meaning = iota
-	// Forwarded: translated to an endpoint.
-	Forwarded
-	// NoEndpoints: refused, because there is no endpoint.
-	NoEndpoints
-	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node, or because no number was left for the service port.
-	NoLocalEndpoints
-	// UnusedPort: refused, because the destination is an address of a Service, on a port that the Service does not have.
-	UnusedPort
-	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is an address of this node.
-	UnusedAddress
 	// Examined: the rules looked up the source in source ranges. A connection without the meaning Allowed was dropped.
-	Examined
+	Examined = outcome.Codes + iota
 	// Allowed: source ranges allow the source.
 	Allowed
 	// Arrived: at a frontend with the external policy Local. Another element, of the service port, counts the outcome.
 	Arrived
-	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Such a connection also counts as Forwarded.
-	AtMaximum
-	// Held: dropped, because the Service scales to zero and has no endpoint; or refused after HoldTime.
-	Held
-	// ToEndpoint: translated to this endpoint. Such a connection also counts as Forwarded.
+	// ToEndpoint: translated to this endpoint. Such a connection also counts as [outcome.Forwarded].
 	ToEndpoint
-	// Meanings is the number of meanings.
+	// Meanings is the number of outcomes and steps.
 	Meanings
 )
 
-// Meaning returns the meaning of an element's counter. An element of a map for allowed sources, such as services-restricted, also has the meaning
-// Allowed. For all other elements, also is Silent.
-func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
+// outcomes are the outcomes of the kinds whose chains refuse or drop all packets.
+var outcomes = map[kind]outcome.Code{
+	kindReject: outcome.NoEndpoints, kindDrop: outcome.NoLocalEndpoints, kindHold: outcome.Held,
+}
+
+// OutcomeOf returns the outcome of all packets in a chain, or None. The reason may also be in the chain or element
+// before it.
+func OutcomeOf(chain string) outcome.Code {
+	for k, o := range outcomes {
+		if k.name(selector{}) == chain {
+			return o
+		}
+	}
+	return outcome.None
+}
+
+// Meaning returns the meaning of an element's counter: an outcome or a step, or None if the elements of its set
+// have no counters. At most one element on the path of a connection has the outcome as its meaning. Only a
+// connection at the maximum also counts as Forwarded. An element of a map for allowed sources, such as
+// services-restricted, also has the meaning Allowed. For all other elements, also is None.
+func (c *Counters) Meaning(e *nft.Element) (m, also outcome.Code) {
 	r, ok := c.sets[e.Set]
 	switch {
 	case !ok:
-		return Silent, Silent
-	case r.fixed != Silent:
-		return r.fixed, Silent
+		return outcome.None, outcome.None
+	case r.fixed != outcome.None:
+		return r.fixed, outcome.None
 	}
-	switch k := kindOf(e.Data.AsUint32()); {
-	case k == kindReject:
-		m = NoEndpoints
-	case k == kindDrop:
-		m = NoLocalEndpoints
-	case k == kindHold:
-		m = Held
+	k := kindOf(e.Data.AsUint32())
+	m, refused := outcomes[k]
+	switch {
+	case refused:
 	case k.restricts():
 		m = Examined
 	case k == kindExternalLocal:
 		m = Arrived
 	default:
-		m = Forwarded
+		m = outcome.Forwarded
 	}
 	return m, r.also
 }
@@ -84,8 +81,8 @@ type Counters struct {
 
 // role has the properties that all elements of a set have in common.
 type role struct {
-	// fixed is the meaning of the elements if it does not depend on their class, else Silent. also is a second meaning.
-	fixed, also Meaning
+	// fixed is the meaning of the elements if it does not depend on their class, else None. also is a second meaning.
+	fixed, also outcome.Code
 	// ofPort is true if the elements belong to a service port, and not to one of its frontends.
 	ofPort bool
 }
@@ -118,8 +115,8 @@ func (c *Counters) OfPort(s *nft.Set) bool { return c.sets[s].ofPort }
 
 // counted calls each for every set whose elements have counters, in the order of [Counters.Sets].
 func (l *layout) counted(each func(*nft.Set, role)) {
-	each(l.unusedPorts, role{fixed: UnusedPort})
-	each(l.serviceCIDRs, role{fixed: UnusedAddress})
+	each(l.unusedPorts, role{fixed: outcome.UnusedPort})
+	each(l.serviceCIDRs, role{fixed: outcome.UnusedAddress})
 	each(l.services, role{})
 	each(l.nodePorts, role{})
 	each(l.ranges, role{})
@@ -128,7 +125,7 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.restricted, role{also: Allowed})
 	each(l.restrictedNodePorts, role{also: Allowed})
 	each(l.restrictedRanges, role{also: Allowed})
-	each(l.atMaximum, role{fixed: AtMaximum, ofPort: true})
+	each(l.atMaximum, role{fixed: outcome.AtMaximum, ofPort: true})
 }
 
 // CountsEndpoints reports whether elements have the meaning ToEndpoint.
@@ -153,7 +150,7 @@ type Number struct {
 
 // Owned returns the number of the service port that the comment of an element names. It returns false if the element has no such number.
 func (c *Counters) Owned(e *nft.Element) (Number, bool) {
-	if r, ok := c.sets[e.Set]; !ok || r.fixed != Silent || r.ofPort || e.Comment == "" {
+	if r, ok := c.sets[e.Set]; !ok || r.fixed != outcome.None || r.ofPort || e.Comment == "" {
 		return Number{}, false
 	}
 	word := e.Data.AsUint32()

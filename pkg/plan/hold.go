@@ -9,6 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // A Service that scales to zero drops packets while it has no endpoint. The client retries, and then finds the endpoint of a pod that has started
@@ -39,10 +40,11 @@ const mostHolders = 4096
 // episode. If a set is full, the chain refuses or drops packets. A packet of a connection that began earlier is refused: no retry continues it, and the
 // client shall open another connection.
 func (l *layout) holdChain() *nft.Chain {
-	number := nft.Priority()
-	return &nft.Chain{Name: kindHold.name(selector{}), Comment: "no endpoint: held, so that the client retries", Rules: append(refuseBegun(),
+	number, held := nft.Priority(), outcome.Rows[outcome.Held].Words
+	return &nft.Chain{Name: kindHold.name(selector{}), Comment: held, Rules: append(refuseBegun(),
 		rule("", keepBits(portBits)),
-		rule(meanings[kindHold], in(l.held, []nft.Field{number}, true), enter(l.holding, number, HoldTime), enter(l.held, number, DemandTime), countedDrop()),
+		rule(held, in(l.held, []nft.Field{number}, true),
+			enter(l.holding, number, HoldTime), enter(l.held, number, DemandTime), countedDrop()),
 		rule("no endpoints for too long", in(l.holding, []nft.Field{number}, true), goTo(kindReject.name(selector{}))),
 		rule("demand", enter(l.held, number, DemandTime)),
 		rule("", countedDrop()),

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // A Service can have a maximum of connections of each endpoint. Each element of the map limited counts the connections of its endpoint, with the
@@ -107,7 +108,8 @@ func (l *layout) admit() []nft.Rule {
 // refuse refuses packets, or drops them so that clients retry. It refuses packets of connections that began earlier in any case, see [layout.holdChain].
 func (l *layout) refuse() []nft.Rule {
 	rules := append([]nft.Rule{rule("", l.overMaximum())}, refuseBegun()...)
-	return append(rules, rule("all endpoints have their maximum of connections", dispatch(wordBits, l.dispatch[stepFull])), rule(undone, goTo("clear-register")))
+	return append(rules, rule(outcome.Rows[outcome.AtMaximum].Words, dispatch(wordBits, l.dispatch[stepFull])),
+		rule(undone, goTo("clear-register")))
 }
 
 // overMaximum counts the packet for its service port, and loads the class for it.

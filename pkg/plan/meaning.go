@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // The names of the sets that the chain services looks up.
@@ -29,8 +30,12 @@ func ChainMeaning(chain string) string {
 			return sourceTexts[k-kindSources].comment
 		case k >= kindLimited && k < kindHold:
 			return k.route().words() + "; each has a maximum of connections"
+		case k == kindFirewall:
+			return "loadBalancerSourceRanges"
+		case k == kindExternalLocal:
+			return "externalTrafficPolicy Local"
 		default:
-			return meanings[k]
+			return outcome.Rows[outcomes[k]].Words
 		}
 	}
 	c, ok := classOf(inet.IPv6, chain)
@@ -58,20 +63,6 @@ func (t table) share() string {
 		return fmt.Sprintf("one of %d to %d by chance", filled+1, size)
 	}
 	return fmt.Sprintf("one of %d by chance", size)
-}
-
-// Refuses reports whether a chain rejects or drops all packets. The reason is then in the chain or element before it.
-func Refuses(chain string) bool {
-	return chain == kindReject.name(selector{}) || chain == kindDrop.name(selector{}) || chain == kindHold.name(selector{})
-}
-
-// meanings are the meanings of the chains that every plan has, except the chains for affinity.
-var meanings = map[kind]string{
-	kindReject:        "no endpoints",
-	kindDrop:          "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
-	kindFirewall:      "loadBalancerSourceRanges",
-	kindExternalLocal: "externalTrafficPolicy Local",
-	kindHold:          "no endpoints: held, so that the client retries",
 }
 
 // words describes the endpoints of a list.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // Hook priorities. All of these chains are nat chains: the kernel evaluates the nat chains of a hook at dstnat, in the order of their priorities, until
@@ -202,7 +203,8 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	if !arrived {
 		rules = append(rules, rule("a reset to an address of this node", related(expr.CmpOpNeq), back()))
 	}
-	return append(rules, rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
+	unused := outcome.Rows[outcome.UnusedAddress].Words
+	return append(rules, rule(unused, in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
 // noServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of Services.

@@ -15,6 +15,7 @@ import (
 // console imports the packages whose data it reads, and only the daemon imports nearly all. Only the program imports the daemon.
 var pipeline = map[string][]string{
 	"pkg/inet":             {},
+	"pkg/outcome":          {},
 	"pkg/balance":          {},
 	"pkg/printable":        {},
 	"pkg/model":            {"pkg/balance", "pkg/inet", "pkg/printable"},
@@ -28,11 +29,11 @@ var pipeline = map[string][]string{
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track"},
 	"pkg/watch/manifests":  {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch"},
-	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room", "pkg/want"},
+	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/room", "pkg/want"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
 	"pkg/beside/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink", "pkg/room"},
-	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
+	"pkg/beside/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/plan"},
 	"pkg/beside/nodeport":  {"pkg/inet", "pkg/model"},
 	"pkg/beside/loopback":  {"pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/nft", "pkg/room"},
 	"pkg/beside/demand":    {"pkg/nft", "pkg/plan"},
@@ -44,12 +45,12 @@ var pipeline = map[string][]string{
 		"pkg/apply", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/inspect/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
 		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch", "pkg/watch/manifests",
 	},
-	"pkg/beside/metrics":     {"pkg/beside/counters", "pkg/inet"},
+	"pkg/beside/metrics":     {"pkg/beside/counters", "pkg/inet", "pkg/outcome"},
 	"pkg/settings":           {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
 	"pkg/inspect/statuspage": {"pkg/view"},
 	"pkg/inspect/compare":    {"pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/inspect/zpages":     {},
-	"pkg/view":               {"pkg/printable"},
+	"pkg/view":               {"pkg/outcome", "pkg/printable"},
 	"pkg/inspect/usage":      {},
 	"pkg/inspect/plugin":     {"pkg/inspect/usage", "pkg/view"},
 	"pkg/inspect/control":    {"pkg/beside/health"},
@@ -57,13 +58,14 @@ var pipeline = map[string][]string{
 	"pkg/beside/health":      {"pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/room"},
 	"pkg/beside/descriptors": {"pkg/room"},
 	"pkg/beside/takeover":    {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
+	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/beside/conntrack", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
 		"pkg/balance", "pkg/inspect/compare", "pkg/config", "pkg/beside/conntrack", "pkg/inspect/control", "pkg/beside/affinity", "pkg/beside/counters", "pkg/beside/descriptors", "pkg/inspect/doctor", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/kubeapi", "pkg/beside/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/outcome",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
@@ -76,7 +78,9 @@ var pipeline = map[string][]string{
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
-var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/track", "pkg/want"}
+var pure = []string{
+	"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/room", "pkg/track", "pkg/want",
+}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 

@@ -7,68 +7,22 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Counts are numbers of new connections, by outcome.
-type Counts struct {
-	// Connections is the number of connections that were translated to an endpoint.
-	Connections uint64
-	// Refused is the number of connections that were rejected or dropped, by reason. Each retry of a client counts.
-	Refused [Reasons]uint64
-}
-
-// Reason is the reason why a connection was rejected or dropped.
-type Reason uint8
-
-// The reasons. [reasons] has their properties.
-const (
-	// NoEndpoints: the Service has no endpoints.
-	NoEndpoints Reason = iota
-	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node.
-	NoLocalEndpoints
-	// AtMaximum: the endpoints had their maximum of connections. Service ports have this count, frontends do not.
-	AtMaximum
-	// Held: the Service has no endpoints, and scales to zero.
-	Held
-	// SourceRange: the source ranges of the Service do not admit the client.
-	SourceRange
-	// UnusedPort: the Service has no such port on its address. The Service has this count, its ports do not.
-	UnusedPort
-	// UnusedAddress: no Service has that address of a ServiceCIDR. No Service has this count.
-	UnusedAddress
-	// Reasons is the number of reasons.
-	Reasons
-)
-
-// reasons have the label of each reason in metrics, and the verdict of the rules.
-var reasons = [Reasons]struct {
-	label string
-	// drops is true if the rules always drop such a packet. Otherwise, they may reject it.
-	drops bool
-	// ofPort is true if frontends do not have the count.
-	ofPort bool
-}{
-	NoEndpoints:      {label: "no_endpoints"},
-	NoLocalEndpoints: {label: "no_local_endpoints", drops: true},
-	AtMaximum:        {label: "max_connections", ofPort: true},
-	Held:             {label: "held"}, // rejected after a while
-	SourceRange:      {label: "source_range", drops: true},
-	UnusedPort:       {label: "unused_port", ofPort: true},
-	UnusedAddress:    {label: "unused_address", drops: true, ofPort: true},
-}
-
-// String returns the reason as a metric label.
-func (r Reason) String() string { return reasons[r].label }
+// Counts are numbers of new connections, by outcome. Each retry of a client counts. Only [outcome.Forwarded] and
+// the outcomes with a label have counts.
+type Counts [outcome.Codes]uint64
 
 // OfFrontend returns the numbers of connections to a frontend that the rules rejected or dropped, and of those that they always drop.
 func (c *Counts) OfFrontend() (refused, dropped uint64) {
-	for r, n := range c.Refused {
-		if reasons[r].ofPort {
+	for code, row := range outcome.Rows {
+		if row.Label == "" || row.OfPort {
 			continue
 		}
-		if refused += n; reasons[r].drops {
-			dropped += n
+		if refused += c[code]; !row.Refuses {
+			dropped += c[code]
 		}
 	}
 	return refused, dropped

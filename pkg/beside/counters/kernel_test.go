@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -201,14 +202,15 @@ func asRange(p *model.ServicePort, first, last uint16) {
 }
 
 // ask opens connections, and records the expected counts.
-func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, outcome lab.Outcome, note func(*Counts)) {
+func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, want lab.Outcome, note func(*Counts)) {
 	n.Helper()
 	for _, f := range inet.Families {
 		for _, proto := range protocols {
 			for range times {
-				a := from.Probe(n.Context(), proto, netip.AddrPortFrom(to[f], port), lab.Options{Timeout: patience(outcome)})
-				if a.Outcome != outcome {
-					n.Fatalf("%s -> %s port %d/%s: %s (%v), want %s", from.Name, to[f], port, proto, a, a.Err, outcome)
+				address := netip.AddrPortFrom(to[f], port)
+				a := from.Probe(n.Context(), proto, address, lab.Options{Timeout: patience(want)})
+				if a.Outcome != want {
+					n.Fatalf("%s -> %s port %d/%s: %s (%v), want %s", from.Name, to[f], port, proto, a, a.Err, want)
 				}
 				name := f.String() + " " + proto.String() + " " + to[f].String()
 				if to == n.Node.Addrs() {
@@ -217,8 +219,8 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 				arrived := n.wanted(name)
 				note(arrived)
 				note(n.wanted("total"))
-				arrived.Connections += arrived.Refused[AtMaximum] // only the service port counts them as refused
-				arrived.Refused[AtMaximum] = 0
+				arrived[outcome.Forwarded] += arrived[outcome.AtMaximum] // only the service port counts them as refused
+				arrived[outcome.AtMaximum] = 0
 			}
 		}
 	}
@@ -239,8 +241,8 @@ func (n *node) wanted(name string) *Counts {
 	return n.want[name]
 }
 
-func connected(c *Counts)            { c.Connections++ }
-func refused(r Reason) func(*Counts) { return func(c *Counts) { c.Refused[r]++ } }
+func connected(c *Counts)                  { c[outcome.Forwarded]++ }
+func refused(o outcome.Code) func(*Counts) { return func(c *Counts) { c[o]++ } }
 
 // check compares the counts with the expected ones.
 func (n *node) check(when string) {
@@ -255,14 +257,14 @@ func (n *node) check(when string) {
 	for name, c := range n.want {
 		if name != "total" {
 			// Unused ports and addresses belong to no frontend.
-			c.Refused[UnusedPort], c.Refused[UnusedAddress] = 0, 0
+			c[outcome.UnusedPort], c[outcome.UnusedAddress] = 0, 0
 		}
 		if *c != (Counts{}) {
 			want[name] = *c
 		}
 	}
 	for i, name := range names {
-		list[i].Refused[AtMaximum] = 0 // that of the service port
+		list[i][outcome.AtMaximum] = 0 // that of the service port
 		if list[i] != (Counts{}) {
 			got[name] = list[i]
 		}
@@ -275,13 +277,12 @@ func (n *node) check(when string) {
 		if p.Namespace != service.Namespace || p.Service != service.Name {
 			n.Fatalf("%s: unexpected counts of %+v", when, p)
 		}
-		sum.Connections += p.Connections
-		for r := range p.Refused {
-			sum.Refused[r] += p.Refused[r]
+		for code, count := range p.Counts {
+			sum[code] += count
 		}
 	}
 	total := *n.wanted("total")
-	total.Refused[UnusedAddress] = 0
+	total[outcome.UnusedAddress] = 0
 	if diff := cmp.Diff(total, sum); diff != "" {
 		n.Fatalf("counted %s, by service ports (-want +got):\n%s", when, diff)
 	}
@@ -332,7 +333,7 @@ func (n *node) everyWay() {
 	n.ask(n.Client, balanced, servicePort, 1, lab.Answered, connected)
 	n.ask(n.Client, n.Node.Addrs(), nodePort, 5, lab.Answered, connected)
 	n.ask(n.Pods[1], n.Node.Addrs(), nodePort, 1, lab.Answered, connected)
-	n.ask(n.Pods[1], clusterIP, unusedPort, 2, lab.Refused, refused(UnusedPort))
+	n.ask(n.Pods[1], clusterIP, unusedPort, 2, lab.Refused, refused(outcome.UnusedPort))
 }
 
 func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
@@ -348,36 +349,36 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.set(restricted, apply.Partial)
 	n.check("after another number of endpoints")
 	n.everyWay()
-	n.ask(n.Clients[1], balanced, servicePort, 2, lab.TimedOut, refused(SourceRange))
+	n.ask(n.Clients[1], balanced, servicePort, 2, lab.TimedOut, refused(outcome.SourceRange))
 	n.check("with source ranges")
 
 	n.set(shape{endpoints: all[:2], sources: allSources, denied: n.Clients[1]}, apply.Partial)
 	n.everyWay()
-	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(SourceRange))
-	n.ask(n.Clients[1], external, servicePort, 1, lab.TimedOut, refused(SourceRange))
-	n.ask(n.Clients[1], n.Node.Addrs(), nodePort, 2, lab.TimedOut, refused(SourceRange))
+	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(outcome.SourceRange))
+	n.ask(n.Clients[1], external, servicePort, 1, lab.TimedOut, refused(outcome.SourceRange))
+	n.ask(n.Clients[1], n.Node.Addrs(), nodePort, 2, lab.TimedOut, refused(outcome.SourceRange))
 	n.check("with denied sources")
 
 	n.set(shape{endpoints: all, local: true, affinity: time.Hour, sources: n.firstClient}, apply.Partial)
 	n.check("after a change of all policies")
 	n.everyWay()
-	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(SourceRange))
+	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(outcome.SourceRange))
 	n.check("with policy Local and affinity")
 
 	n.set(shape{endpoints: all[2:], local: true, sources: allSources}, apply.Partial)
-	n.ask(n.Client, external, servicePort, 2, lab.TimedOut, refused(NoLocalEndpoints))
-	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
-	n.ask(n.Pods[0], clusterIP, servicePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
+	n.ask(n.Client, external, servicePort, 2, lab.TimedOut, refused(outcome.NoLocalEndpoints))
+	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.TimedOut, refused(outcome.NoLocalEndpoints))
+	n.ask(n.Pods[0], clusterIP, servicePort, 1, lab.TimedOut, refused(outcome.NoLocalEndpoints))
 	n.check("without local endpoints")
 	n.ask(n.Pods[0], external, servicePort, 1, lab.Answered, connected)
 	n.check("without local endpoints, from a pod of this node")
 
 	n.set(shape{sources: n.firstClient}, apply.Partial)
-	n.ask(n.Client, external, servicePort, 2, lab.Refused, refused(NoEndpoints))
-	n.ask(n.Client, balanced, servicePort, 2, lab.Refused, refused(NoEndpoints))
-	n.ask(n.Node, clusterIP, servicePort, 1, lab.Refused, refused(NoEndpoints))
-	n.ask(n.Pods[0], clusterIP, unusedPort, 3, lab.Refused, refused(UnusedPort))
-	n.ask(n.Pods[0], unused, servicePort, 2, lab.TimedOut, refused(UnusedAddress))
+	n.ask(n.Client, external, servicePort, 2, lab.Refused, refused(outcome.NoEndpoints))
+	n.ask(n.Client, balanced, servicePort, 2, lab.Refused, refused(outcome.NoEndpoints))
+	n.ask(n.Node, clusterIP, servicePort, 1, lab.Refused, refused(outcome.NoEndpoints))
+	n.ask(n.Pods[0], clusterIP, unusedPort, 3, lab.Refused, refused(outcome.UnusedPort))
+	n.ask(n.Pods[0], unused, servicePort, 2, lab.TimedOut, refused(outcome.UnusedAddress))
 	n.check("without endpoints")
 
 	n.set(open, apply.Partial)
@@ -518,9 +519,10 @@ func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Partial)
 	clear(n.want)
 	n.everyWay()
-	total := n.wanted("total").Refused
-	if _, err := n.fresh(nil); err != nil || n.counters.Total().Refused[UnusedPort] < total[UnusedPort] {
-		t.Errorf("counted %d (%v), want at least %d", n.counters.Total().Refused[UnusedPort], err, total[UnusedPort])
+	least := n.wanted("total")[outcome.UnusedPort]
+	_, err := n.fresh(nil)
+	if got := n.counters.Total()[outcome.UnusedPort]; err != nil || got < least {
+		t.Errorf("counted %d (%v), want at least %d", got, err, least)
 	}
 }
 
@@ -589,8 +591,8 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 		}
 		select {
 		case c := <-answers:
-			want.Connections += c.Connections
-			want.Refused[UnusedPort] += c.Refused[UnusedPort]
+			want[outcome.Forwarded] += c[outcome.Forwarded]
+			want[outcome.UnusedPort] += c[outcome.UnusedPort]
 			ended++
 		default:
 		}
@@ -601,8 +603,9 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := n.counters.Total()
-	if missed := want.Connections - got.Connections; got.Connections <= want.Connections && missed <= inFlight {
-		got.Connections += missed
+	wanted, counted := want[outcome.Forwarded], got[outcome.Forwarded]
+	if missed := wanted - counted; counted <= wanted && missed <= inFlight {
+		got[outcome.Forwarded] += missed
 	}
 	lab.Same(t, want, got, "total")
 }
@@ -616,9 +619,9 @@ func (n *node) askOn(f inet.Family, times int) (c Counts) {
 			n.Errorf("got %s: %v", a, a.Err)
 		}
 		if a.Outcome == lab.Refused {
-			c.Refused[UnusedPort]++
+			c[outcome.UnusedPort]++
 		}
-		c.Connections++
+		c[outcome.Forwarded]++
 	}
 	return c
 }
@@ -679,9 +682,9 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 		t.Errorf("%d entries for %d deleted Services, want at most %d", most, services, limit)
 	}
 	n.counters.mu.Lock()
-	total := n.counters.total.counts().Connections
+	total := n.counters.total.counts()[outcome.Forwarded]
 	n.counters.mu.Unlock()
-	if want := n.wanted("total").Connections + services; total != want {
+	if want := n.wanted("total")[outcome.Forwarded] + services; total != want {
 		t.Errorf("the total is %d, want %d", total, want)
 	}
 }

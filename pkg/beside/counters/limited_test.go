@@ -8,6 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -32,23 +33,24 @@ func TestConnectionsAtTheMaximum(t *testing.T) {
 			}
 		}
 	}
-	n.ask(n.Pods[1], clusterIP, servicePort, 1, lab.TimedOut, refused(AtMaximum))
-	n.ask(n.Pods[1], clusterIP, servicePort, 2, lab.Refused, refused(AtMaximum))
-	n.ask(n.Client, external, servicePort, 1, lab.Refused, refused(AtMaximum))
-	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.Refused, refused(AtMaximum))
+	n.ask(n.Pods[1], clusterIP, servicePort, 1, lab.TimedOut, refused(outcome.AtMaximum))
+	n.ask(n.Pods[1], clusterIP, servicePort, 2, lab.Refused, refused(outcome.AtMaximum))
+	n.ask(n.Client, external, servicePort, 1, lab.Refused, refused(outcome.AtMaximum))
+	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.Refused, refused(outcome.AtMaximum))
 	n.check("at the maximum")
 	_, keys := n.keys()
 	list, err := n.fresh(keys)
 	lab.Must(t, err)
 	for i, k := range keys {
-		if want := uint64(2 * 5); k.Addr == clusterIP[k.Family] && list[i].Refused[AtMaximum] != want {
-			t.Errorf("%v: %d connections of the service port are at the maximum, want %d", k, list[i].Refused[AtMaximum], want)
+		got := list[i][outcome.AtMaximum]
+		if want := uint64(2 * 5); k.Addr == clusterIP[k.Family] && got != want {
+			t.Errorf("%v: %d connections of the service port are at the maximum, want %d", k, got, want)
 		}
 	}
 
 	s.at = model.Queue
 	n.set(s, apply.Partial)
-	n.ask(n.Pods[1], clusterIP, servicePort, 2, lab.TimedOut, refused(AtMaximum))
+	n.ask(n.Pods[1], clusterIP, servicePort, 2, lab.TimedOut, refused(outcome.AtMaximum))
 	n.check("with a queue")
 
 	for i, f := range inet.Families {

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -33,8 +34,8 @@ func (e *entry) arrive(f inet.Family, at *entry, n uint64) {
 }
 
 // outcome records the outcome of connections to any frontend of the service port. Connections at the maximum also have another outcome.
-func (e *entry) outcome(f inet.Family, m plan.Meaning, n uint64) {
-	if m != plan.AtMaximum {
+func (e *entry) outcome(f inet.Family, m outcome.Code, n uint64) {
+	if m != outcome.AtMaximum {
 		e.localOf(f).outcomes[m] += n
 	}
 }
@@ -66,7 +67,7 @@ func (l *local) split() {
 			share := n * a.n / all // at most a.n, because n is at most all
 			n, all = n-share, all-a.n
 			a.n -= share
-			a.at.add(plan.Meaning(m), share)
+			a.at.add(outcome.Code(m), share)
 		}
 	}
 	l.arrivals = slices.DeleteFunc(l.arrivals, func(a arrival) bool { return a.n == 0 })

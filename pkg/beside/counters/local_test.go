@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -11,8 +12,8 @@ import (
 // TestOutcomesOfPolicyLocal: the outcomes of a service port are those of its frontends, whichever is read first. Their sums are exact, also if one
 // reading finds several frontends with several outcomes.
 func TestOutcomesOfPolicyLocal(t *testing.T) {
-	type counts map[plan.Meaning]uint64
-	const forwarded, dropped = plan.Forwarded, plan.NoLocalEndpoints
+	type counts map[outcome.Code]uint64
+	const forwarded, dropped = outcome.Forwarded, outcome.NoLocalEndpoints
 	for _, c := range []struct {
 		name     string
 		arrivals [][2]uint64 // at two frontends, in each reading
@@ -42,7 +43,7 @@ func TestOutcomesOfPolicyLocal(t *testing.T) {
 			got := counts{}
 			for m, n := range f.by {
 				if n > 0 {
-					got[plan.Meaning(m)] = n
+					got[outcome.Code(m)] = n
 				}
 			}
 			lab.Same(t, c.want[i], got, "%s: frontend %d", c.name, i)

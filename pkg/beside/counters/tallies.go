@@ -7,6 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -54,7 +55,7 @@ func newTallies() tallies {
 	return tallies{frontends: map[frontend]*entry{}, ports: map[string]*entry{}}
 }
 
-func (t *tally) add(m plan.Meaning, n uint64) { t.by[m] += n }
+func (t *tally) add(m outcome.Code, n uint64) { t.by[m] += n }
 
 // settle updates dropped. Examined must have been read before Allowed, so that the difference is never too large.
 func (t *tally) settle() {
@@ -64,26 +65,25 @@ func (t *tally) settle() {
 }
 
 func (t *tally) counts() Counts {
-	if all, over := t.by[plan.Forwarded], t.by[plan.AtMaximum]; all > over {
+	if all, over := t.by[outcome.Forwarded], t.by[outcome.AtMaximum]; all > over {
 		t.forwarded = max(t.forwarded, all-over)
 	}
-	return Counts{Connections: t.forwarded, Refused: [Reasons]uint64{
-		NoEndpoints: t.by[plan.NoEndpoints], NoLocalEndpoints: t.by[plan.NoLocalEndpoints], AtMaximum: t.by[plan.AtMaximum], Held: t.by[plan.Held], SourceRange: t.dropped,
-		UnusedPort: t.by[plan.UnusedPort], UnusedAddress: t.by[plan.UnusedAddress],
-	}}
+	c := Counts(t.by[:outcome.Codes])
+	c[outcome.Forwarded], c[outcome.SourceRange] = t.forwarded, t.dropped
+	return c
 }
 
 // attribute adds n, the increase of an element's count, to all tallies of the element.
 func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	m, also := meanings.Meaning(&e.Element)
-	for _, m := range []plan.Meaning{m, also} {
-		if m == plan.Silent {
+	for _, m := range []outcome.Code{m, also} {
+		if m == outcome.None {
 			continue
 		}
 		if m != plan.Arrived {
 			t.total.add(m, n)
 		}
-		if m == plan.UnusedAddress {
+		if m == outcome.UnusedAddress {
 			continue
 		}
 		family, owner := e.Set.Family, e.Comment
@@ -158,7 +158,7 @@ func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	p := t.port(service)
 	p.round, f.round = round, round
 	if f.owner == "" {
-		p.add(plan.UnusedPort, f.by[plan.UnusedPort])
+		p.add(outcome.UnusedPort, f.by[outcome.UnusedPort])
 	}
 	f.owner = service
 }
@@ -232,8 +232,9 @@ func names(owner string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Connections returns the counts of the given frontends, in their order. The count of [AtMaximum] is that of the service port. If the last reading is
-// not recent, Connections waits for a new one, but no longer than patience. After an error, the returned counts may be old.
+// Connections returns the counts of the given frontends, in their order. The count of [outcome.AtMaximum] is that
+// of the service port. If the last reading is not recent, Connections waits for a new one, but no longer than
+// patience. After an error, the returned counts may be old.
 func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([]Counts, error) {
 	err := c.Await(patience)
 	list := make([]Counts, len(frontends))
@@ -245,7 +246,7 @@ func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([
 		if e := c.frontends[at]; e != nil {
 			list[i] = e.counts()
 			if p := c.ports[e.owner]; p != nil {
-				list[i].Refused[AtMaximum] = p.by[plan.AtMaximum]
+				list[i][outcome.AtMaximum] = p.by[outcome.AtMaximum]
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // ServiceCounts returns the kernel's counts of connections to Services.
@@ -65,10 +67,7 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, series Se
 		source: source, Series: series, reported: map[string]bool{},
 		connections: describe("connections_total", "New connections to Services through this node that were forwarded to an endpoint. All metrics of connections need --count-connections."),
 		refused: describe("refused_total", "New connections to Services through this node that were refused or dropped, by reason: "+
-			"no_endpoints; no_local_endpoints, the traffic policy is Local and this node has no endpoint; max_connections, the endpoints have "+
-			"their maximum of connections; held, the Service scales to zero and has no endpoints; source_range, the source ranges of the Service do not admit "+
-			"the source; unused_port, no Service uses that port of the address; unused_address, no Service uses that address. "+
-			"Each retry of a client counts.", "reason"),
+			reasons()+". Each retry of a client counts.", "reason"),
 		service: describe("service_connections_total", "New connections forwarded for one service port. Only the busiest service ports have series.",
 			"namespace", "service", "port"),
 		serviceRefused: describe("service_refused_total", "New connections refused or dropped for one service port, by reason. Only the busiest service ports have series. "+
@@ -91,6 +90,17 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, series Se
 	reg.MustRegister(s)
 }
 
+// reasons lists the values of the label reason, with their meanings.
+func reasons() string {
+	var list []string
+	for _, row := range outcome.Rows {
+		if row.Label != "" {
+			list = append(list, strings.TrimSuffix(row.Label+", "+row.Help, ", "))
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
 // Describe implements [prometheus.Collector].
 func (s *services) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.zone, s.endpoint, s.leftOut} {
@@ -111,21 +121,23 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
 	}
 	total := s.source.Total()
-	send(s.connections, total.Connections)
-	for r, n := range total.Refused {
-		send(s.refused, n, counters.Reason(r).String())
+	send(s.connections, total[outcome.Forwarded])
+	for code, row := range outcome.Rows {
+		if row.Label != "" {
+			send(s.refused, total[code], row.Label)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	busy := map[types.NamespacedName]bool{}
 	for _, p := range s.ports.choose(s.source.Ports(), s.Ports) {
 		busy[types.NamespacedName{Namespace: p.Namespace, Name: p.Service}] = true
-		if p.Port != "" || p.Connections > 0 {
-			send(s.service, p.Connections, p.Namespace, p.Service, p.Port)
+		if n := p.Counts[outcome.Forwarded]; p.Port != "" || n > 0 {
+			send(s.service, n, p.Namespace, p.Service, p.Port)
 		}
-		for r, n := range p.Refused {
-			if n > 0 {
-				send(s.serviceRefused, n, p.Namespace, p.Service, p.Port, counters.Reason(r).String())
+		for code, row := range outcome.Rows {
+			if n := p.Counts[code]; row.Label != "" && n > 0 {
+				send(s.serviceRefused, n, p.Namespace, p.Service, p.Port, row.Label)
 			}
 		}
 	}
@@ -198,10 +210,9 @@ func (s shown) weight(name series, n uint64) uint64 {
 
 func portSeries(p *counters.Port) series { return series{p.Namespace, p.Service, p.Port} }
 
-func portSum(p *counters.Port) uint64 {
-	n := p.Connections
-	for _, r := range p.Refused {
-		n += r
+func portSum(p *counters.Port) (sum uint64) {
+	for _, n := range p.Counts {
+		sum += n
 	}
-	return n
+	return sum
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -28,7 +29,7 @@ func busy(services int) *fakeCounts {
 	f := &fakeCounts{}
 	for i := range services {
 		p := counters.Port{Namespace: "shop", Service: fmt.Sprintf("svc-%d", i), Port: "http"}
-		p.Connections, p.Refused[counters.NoEndpoints] = uint64(i+1), 1
+		p.Counts[outcome.Forwarded], p.Counts[outcome.NoEndpoints] = uint64(i+1), 1
 		f.ports = append(f.ports, p)
 	}
 	return f
@@ -38,8 +39,9 @@ func (f *fakeCounts) Await(time.Duration) error { return f.err }
 
 func (f *fakeCounts) Total() (c counters.Counts) {
 	for _, p := range f.ports {
-		c.Connections += p.Connections
-		c.Refused[counters.NoEndpoints] += p.Refused[counters.NoEndpoints]
+		for code, n := range p.Counts {
+			c[code] += n
+		}
 	}
 	return c
 }
@@ -107,9 +109,9 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 		t.Errorf("got %v connections in all, want 500500", got)
 	}
 	// A shown series stays, unless another one has twice its count.
-	f.ports[0].Connections = 1990
+	f.ports[0].Counts[outcome.Forwarded] = 1990
 	lab.Same(t, want, values(t, reg, perService), "after a Service has become busier")
-	f.ports[0].Connections = 5000
+	f.ports[0].Counts[outcome.Forwarded] = 5000
 	delete(want, "shop,http,svc-997")
 	want["shop,http,svc-0"] = 5000
 	lab.Same(t, want, values(t, reg, perService), "after a Service has become much busier")
@@ -123,9 +125,13 @@ func TestNoServiceHasSeries(t *testing.T) {
 			t.Errorf("%s has series: %v", name, got)
 		}
 	}
-	want := map[string]float64{
-		"held": 0, "max_connections": 0, "no_endpoints": 5, "no_local_endpoints": 0, "source_range": 0, "unused_address": 0, "unused_port": 0,
+	want := map[string]float64{}
+	for _, row := range outcome.Rows {
+		if row.Label != "" {
+			want[row.Label] = 0
+		}
 	}
+	want["no_endpoints"] = 5
 	lab.Same(t, want, values(t, reg, "kubenftproxy_refused_total"), "totals")
 }
 

@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -218,9 +218,9 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 			for k := range fronts {
 				n := counts[0]
 				counts = counts[1:]
-				v.Services[i].Ports[j].Full = n.Refused[counters.AtMaximum]
+				v.Services[i].Ports[j].Full = n[outcome.AtMaximum]
 				refused, dropped := n.OfFrontend()
-				fronts[k].Connections, fronts[k].Refused, fronts[k].Dropped = &n.Connections, &refused, dropped
+				fronts[k].Connections, fronts[k].Refused, fronts[k].Dropped = &n[outcome.Forwarded], &refused, dropped
 			}
 			c.countEndpoints(&v.Services[i], &v.Services[i].Ports[j])
 		}

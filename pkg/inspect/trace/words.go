@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -63,8 +64,8 @@ func (w *world) stopped() string {
 	}
 	last := w.steps[len(w.steps)-1]
 	why := fmt.Sprintf("rule %q of chain %s", last.Rule, last.Chain)
-	if plan.Refuses(last.Chain) {
-		why = plan.ChainMeaning(last.Chain)
+	if o := plan.OutcomeOf(last.Chain); o != outcome.None {
+		why = outcome.Rows[o].Words
 		for _, s := range slices.Backward(w.steps) {
 			if s.To == last.Chain {
 				why = cmp.Or(s.Comment, why)
