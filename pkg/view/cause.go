@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // Cause is a reason why a Service needs attention.
@@ -12,9 +14,6 @@ type Cause struct {
 	// Fix is the smallest change that removes the cause.
 	Fix string `json:"fix"`
 }
-
-// FixConflict is the fix if two Services claim one address and port.
-const FixConflict = "remove the address from one of the two Services, or change its port"
 
 // mostCauses is the limit of listed causes: a tenant can write a Service with thousands.
 const mostCauses = 6
@@ -40,16 +39,15 @@ func (s *Service) Causes() (list []Cause) {
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		for j := range p.Frontends {
-			switch f := &p.Frontends[j]; {
-			case f.LostTo != "":
-				add(FixConflict, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
-			case f.Endpoints > 0 || f.normal():
+			f := &p.Frontends[j]
+			switch row := &outcome.Rows[outcome.Of(f.DoesReason)]; {
+			case !f.wrong():
+			case row.OfAddress:
+				add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
 			case p.Why != "":
 				add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
-			case f.DoesReason == NoNodeAddress:
-				add("add an address of this node to --nodeport-addresses (nodePortAddresses), if clients need the node port here", "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
 			default:
-				add("make a pod of the Service ready: kubectl describe pod shows why it is not", "port %s: %s", quotedPort(p), p.unused(f))
+				add(row.Fix, "port %s: %s", quotedPort(p), p.unused(f))
 			}
 		}
 	}

@@ -13,7 +13,8 @@ func TestCauses(t *testing.T) {
 		return Service{Namespace: "a", Name: "web", Ports: []ServicePort{{Name: "http", Protocol: "tcp", Family: "IPv4", Why: why, Endpoints: endpoints, Frontends: fronts}}}
 	}
 	unready := []Endpoint{{Address: "10.244.0.1:80", WhyNot: "not ready"}, {Address: "10.244.0.2:80", WhyNot: "terminating"}}
-	refused := Frontend{Address: "10.96.0.1:80", Does: "refused", DoesReason: NoEndpoints}
+	refused := Frontend{Address: "10.96.0.1:80", Does: "refused", DoesReason: "NoEndpoints"}
+	noNodeAddress := Frontend{Address: "30080", Does: "not served", DoesReason: "NoNodeAddress"}
 	withOthers := port("no port", nil, refused)
 	withOthers.Unusable = []Endpoint{{Address: "10.244.0.1", WhyNot: "no port"}}
 	var many []Frontend
@@ -31,11 +32,11 @@ func TestCauses(t *testing.T) {
 		want []string
 	}{
 		{"healthy", port("", unready, Frontend{Endpoints: 1}), nil},
-		{"policy Local without an endpoint here is normal", port("", unready, Frontend{DoesReason: NoLocalEndpoints}), nil},
+		{"policy Local without an endpoint here is normal", port("", unready, Frontend{Normal: true}), nil},
 		{"a lost address", port("", nil, lost(80, "a/other:http")), []string{"203.0.113.1:80/TCP: not programmed: already used by a/other:http"}},
 		{"one cause for all addresses of a port", port("no slice", nil, refused, refused), []string{"port http: no endpoints: no slice"}},
 		{"no endpoint is ready", port("", unready, refused), []string{"port http: refused (2 endpoints; the first, 10.244.0.1:80: not ready)"}},
-		{"no address serves node ports", port("", unready, Frontend{Address: "30080", Does: "not served", DoesReason: NoNodeAddress}), []string{"30080/TCP: not served"}},
+		{"no address serves node ports", port("", unready, noNodeAddress), []string{"30080/TCP: not served"}},
 		{"endpoints without a port", withOthers, []string{"port http: no endpoints: no port"}},
 		{"endpoints that no port uses", Service{Unusable: []Endpoint{{Address: "10.244.0.1", WhyNot: "wrong family"}}}, []string{"endpoint 10.244.0.1: wrong family"}},
 		{"a rejected part", Service{Problems: []string{"spec.externalIPs: 0.0.0.0"}}, []string{"spec.externalIPs: 0.0.0.0"}},

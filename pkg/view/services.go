@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // Services are the Services that this node serves.
@@ -80,9 +82,12 @@ type Frontend struct {
 	AllowedSources []string `json:"allowedSources,omitempty"`
 	// DeniedSources cannot connect, even if AllowedSources has them.
 	DeniedSources []string `json:"deniedSources,omitempty"`
-	// Does describes the result for a new connection, unless the connection reaches an endpoint. DoesReason is the code of the result.
+	// Does describes the outcome of a new connection, unless the connection reaches an endpoint. DoesReason is the
+	// reason of the outcome. Normal is true if nobody needs to do anything about it. [Frontend.SetOutcome] sets
+	// them.
 	Does       string `json:"does,omitempty"`
-	DoesReason Does   `json:"doesReason,omitempty"`
+	DoesReason string `json:"doesReason,omitempty"`
+	Normal     bool   `json:"normal,omitempty"`
 	// LostTo names the Service that has this address and port instead. [Frontend.Lose] sets it.
 	LostTo string `json:"lostTo,omitempty"`
 	// FromThisNode is the number of endpoints for this node's pods and processes, if policy Local applies only to other clients.
@@ -93,23 +98,6 @@ type Frontend struct {
 	Refused     *uint64 `json:"refused,omitempty"`
 	Dropped     uint64  `json:"dropped,omitempty"`
 }
-
-// Does is the code of the result for a new connection.
-type Does string
-
-// The results.
-const (
-	// NoEndpoints: no endpoint in the cluster can be used, and the connection is refused.
-	NoEndpoints Does = "NoEndpoints"
-	// Held: the Service scales to zero, and has no endpoint: the client retries. This is normal.
-	Held Does = "Held"
-	// NoLocalEndpoints: the policy is Local, no endpoint on this node can be used, and the connection is dropped. This is normal.
-	NoLocalEndpoints Does = "NoLocalEndpoints"
-	// NoNodeAddress: no address of this node serves node ports.
-	NoNodeAddress Does = "NoNodeAddress"
-	// Conflict: another Service has the address and port.
-	Conflict Does = "Conflict"
-)
 
 // Endpoint is one endpoint of a service port.
 type Endpoint struct {
@@ -138,19 +126,24 @@ type Endpoint struct {
 	Fails bool   `json:"fails,omitempty"`
 }
 
+// SetOutcome sets the outcome of new connections.
+func (f *Frontend) SetOutcome(c outcome.Code) {
+	row := &outcome.Rows[c]
+	f.Does, f.DoesReason, f.Normal = row.Does, row.Reason, row.Fix == ""
+}
+
 // Lose sets the Service that has this address and port instead.
 func (f *Frontend) Lose(to string) {
-	f.LostTo, f.Does, f.DoesReason = to, "not programmed: already used by "+to, Conflict
+	f.SetOutcome(outcome.Conflict)
+	f.LostTo, f.Does = to, f.Does+" "+to
 }
 
 // Chosen reports whether any frontend uses the endpoint.
 func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 
-// wrong reports whether the frontend works on no node.
-func (f *Frontend) wrong() bool { return f.LostTo != "" || f.Endpoints == 0 && !f.normal() }
-
-// normal reports whether the frontend may be without endpoints: with policy Local on this node, or because the Service scales to zero.
-func (f *Frontend) normal() bool { return f.DoesReason == NoLocalEndpoints || f.DoesReason == Held }
+// wrong reports whether the frontend works on no node. With policy Local on this node, or if the Service scales to
+// zero, it may be without endpoints.
+func (f *Frontend) wrong() bool { return f.LostTo != "" || f.Endpoints == 0 && !f.Normal }
 
 // Wrong reports whether the Service needs attention: a problem, an endpoint that no port can use, a port without endpoints, or an address that
 // another Service has.

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -83,14 +84,18 @@ func sample() *Services {
 			Name: "http", Protocol: "tcp", Family: "IPv4", AffinitySeconds: 60,
 			Frontends: []Frontend{
 				{Address: "10.96.0.1:80", Kind: "ClusterIP", Policy: "Cluster", Endpoints: 1, Connections: new(uint64(7))},
-				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1), Does: "dropped", DoesReason: NoLocalEndpoints,
+				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1),
+					Does: "dropped", Normal: true,
 					Connections: new(uint64(0)), Refused: new(uint64(7)), Dropped: 6, AllowedSources: []string{"a", "b", "c", "d", "e"}},
 			},
 			Endpoints: []Endpoint{
 				{Address: "10.1.1.1:8080", Node: "m", Pod: "web-1", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
 				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, WhyNot: "not ready", Slice: "web-x"},
 			},
-		}, {Protocol: "udp", Family: "IPv6", MaxConnections: 100, AtMaximum: "refuse", Full: 12, Why: "no pod is ready", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused", DoesReason: NoEndpoints}}}},
+		}, {
+			Protocol: "udp", Family: "IPv6", MaxConnections: 100, AtMaximum: "refuse", Full: 12, Why: "no pod is ready",
+			Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused"}},
+		}},
 	}}}
 }
 
@@ -203,7 +208,8 @@ func TestWrongServices(t *testing.T) {
 		"an address of another Service": {func(s *Service) { s.Ports[0].Frontends[0].Lose("default/other") }, true},
 		"a frontend without endpoints":  {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
 		"policy Local without endpoints on this node": {func(s *Service) {
-			s.Ports[0].Frontends[0].Endpoints, s.Ports[0].Frontends[0].DoesReason = 0, NoLocalEndpoints
+			s.Ports[0].Frontends[0].Endpoints = 0
+			s.Ports[0].Frontends[0].SetOutcome(outcome.NoLocalEndpoints)
 		}, false},
 	} {
 		v := Services{Services: []Service{{Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}}}}

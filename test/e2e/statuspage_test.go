@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/browser"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -85,8 +86,9 @@ func TestStatusPage(t *testing.T) {
 	b.checkFindings()
 	want := []string{"AddressConflict", "default/api", "default/zebra", "default/edge", "default/web"}
 	lab.Same(t, want, page.order(), "findings, Services with a problem, other Services")
-	if want := "203.0.113.8:443/TCP: not programmed: already used by default/edge:httpsFix" + view.FixConflict; !strings.Contains(page.text, want) {
-		t.Errorf("%q is not on the page:\n%s", want, page.text)
+	cause := "203.0.113.8:443/TCP: not programmed: already used by default/edge:https"
+	if cause += "Fix" + outcome.Rows[outcome.Conflict].Fix; !strings.Contains(page.text, cause) {
+		t.Errorf("%q is not on the page:\n%s", cause, page.text)
 	}
 	if n := strings.Count(page.text, "not programmed: already used by default/edge:https"); n != 2 {
 		t.Errorf("the conflict is %d times on the page, want it as a cause and in the row of the address:\n%s", n, page.text)

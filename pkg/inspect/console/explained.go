@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -33,23 +33,20 @@ func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string
 	for i := range x.Others {
 		s.Unusable = append(s.Unusable, endpointView(&x.Others[i], &model.PortExplanation{}))
 	}
+	asleep := x.Asleep()
 	for i := range x.Ports {
-		port := portView(&x.Ports[i], facts, lost)
-		if x.Asleep() {
-			hold(port.Frontends)
-		}
-		s.Ports = append(s.Ports, port)
+		s.Ports = append(s.Ports, portView(&x.Ports[i], asleep, facts, lost))
 	}
 	return s
 }
 
-func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]string) view.ServicePort {
+func portView(p *model.PortExplanation, asleep bool, facts *proxy.Facts, lost map[claim]string) view.ServicePort {
 	v := view.ServicePort{
 		Name: p.Name.Port, Protocol: p.Protocol.String(), Family: p.Family.String(), AffinitySeconds: int64(p.Affinity.Seconds()),
 		Frontends: []view.Frontend{}, Endpoints: []view.Endpoint{}, Why: p.Why,
 	}
 	for i := range p.Frontends {
-		f := frontendView(p, &p.Frontends[i], facts)
+		f := frontendView(p, &p.Frontends[i], asleep, facts)
 		if to := lost[claim{p.Name, p.Frontends[i].Key}]; to != "" {
 			f.Lose(to)
 		}
@@ -92,7 +89,7 @@ var kindNames = [...]string{
 	model.ClusterIP: "ClusterIP", model.ExternalIP: "ExternalIP", model.LoadBalancer: "LoadBalancer", model.NodePort: "NodePort",
 }
 
-func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Facts) view.Frontend {
+func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, facts *proxy.Facts) view.Frontend {
 	v := view.Frontend{Kind: kindNames[f.Kind], Policy: "Cluster", Endpoints: len(p.Cluster)}
 	if f.Local {
 		v.Policy, v.Endpoints = "Local", len(p.Local)
@@ -108,26 +105,17 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 		v.FromThisNode = new(len(p.Cluster))
 	}
 	switch {
+	case asleep:
+		v.SetOutcome(outcome.Held)
 	case !p.HasEndpoints:
-		v.Does, v.DoesReason = "refused: no endpoint in the cluster can be used", view.NoEndpoints
+		v.SetOutcome(outcome.NoEndpoints)
 	case f.Kind == model.NodePort && len(facts.NodeAddresses[p.Family]) == 0:
-		v.Does, v.DoesReason = noNodeAddress, view.NoNodeAddress
+		v.SetOutcome(outcome.NoNodeAddress)
 	case v.Endpoints == 0:
-		v.Does, v.DoesReason = "dropped: policy Local, and no endpoint on this node can be used", view.NoLocalEndpoints
+		v.SetOutcome(outcome.NoLocalEndpoints)
 	}
 	return v
 }
-
-// hold sets the result of frontends of a Service that scales to zero and has no endpoint.
-func hold(list []view.Frontend) {
-	for i := range list {
-		if f := &list[i]; f.DoesReason == view.NoEndpoints {
-			f.Does, f.DoesReason = fmt.Sprintf("held: no endpoint; the client retries, and is refused after %s", plan.HoldTime), view.Held
-		}
-	}
-}
-
-const noNodeAddress = "not served: no address of this node is in --nodeport-addresses"
 
 // sourcesView returns source ranges as text. An empty list is "none"; nil means that there is no list.
 func sourcesView(ranges []model.AddrRange) []string {

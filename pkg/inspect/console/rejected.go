@@ -7,6 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -38,7 +39,7 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		}
 	}
 	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",
-		"connections to this address and port reach the other Service", view.FixConflict)
+		"connections to this address and port reach the other Service", outcome.Rows[outcome.Conflict].Fix)
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{
 			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(),

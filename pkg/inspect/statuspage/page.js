@@ -159,9 +159,6 @@
     return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where, e.whyNot ? " – " + e.whyNot : undefined);
   }
 
-  // normal is true for a policy Local without endpoints on this node, and for a Service that scales to zero.
-  const normal = f => f.doesReason === "NoLocalEndpoints" || f.doesReason === "Held";
-
   const failed = (n, how) => n > 0 ? number(n) + " " + how : "";
 
   function portPart(name, p, nodes) {
@@ -173,9 +170,10 @@
       return [
         {text: f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address, style: "wide"}, {text: p.protocol}, {text: f.kind},
         {text: f.policy, label: true},
-        {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount, label: true, style: f.endpoints === 0 && !normal(f) ? "bad" : undefined},
+        {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount,
+          label: true, style: f.endpoints === 0 && !f.normal ? "bad" : undefined},
         {text: f.connections === undefined ? "" : [number(f.connections), failed(f.refused - (f.dropped || 0), "refused"), failed(f.dropped, "dropped")].filter(text => text).join(", "), label: true},
-        {text: notes.join("; "), style: f.does && !normal(f) ? "wide warn" : "wide dim"}];
+        {text: notes.join("; "), style: f.does && !f.normal ? "wide warn" : "wide dim"}];
     });
     const part = el("div", {class: "port"}, table(["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", "Note"], rows));
     if (p.moreFrontends) part.append(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));

@@ -1,0 +1,40 @@
+package console
+
+import (
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestOutcomesOfFrontends: a frontend has the words of its outcome, and each outcome with a reason has a frontend.
+func TestOutcomesOfFrontends(t *testing.T) {
+	port := func(has bool) *model.PortExplanation {
+		return &model.PortExplanation{ServicePort: &model.ServicePort{HasEndpoints: has}}
+	}
+	local, nodePort := model.Frontend{Local: true}, model.Frontend{Kind: model.NodePort, Local: true}
+	facts := &proxy.Facts{}
+	lost := frontendView(port(true), &local, false, facts)
+	lost.Lose("shop/other")
+	got := map[string]string{}
+	for _, f := range []view.Frontend{
+		frontendView(port(false), &nodePort, true, facts), frontendView(port(false), &nodePort, false, facts),
+		frontendView(port(true), &nodePort, false, facts), frontendView(port(true), &local, false, facts), lost,
+	} {
+		got[f.DoesReason] = f.Does
+		if f.Normal != (outcome.Rows[outcome.Of(f.DoesReason)].Fix == "") {
+			t.Errorf("%s: normal is %t", f.DoesReason, f.Normal)
+		}
+	}
+	want := map[string]string{}
+	for _, row := range outcome.Rows {
+		if row.Reason != "" {
+			want[row.Reason] = row.Does
+		}
+	}
+	want["Conflict"] += " shop/other"
+	lab.Same(t, want, got, "the words of each reason")
+}
