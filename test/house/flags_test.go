@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-var update = flag.Bool("update", false, "rewrite the tables in docs/flags.md and docs/annotations.md, the picture of the README, and the schema of the chart")
+var update = flag.Bool("update", false, "rewrite tables in docs, the picture of the README, the schema of the chart")
 
 func TestPageHasTheFlagsOfTheProgram(t *testing.T) {
 	checkPart(t, "docs/flags.md", "flags", flagTable(mustHelp(t)))
