@@ -31,8 +31,8 @@ func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	if !ok || c.isFixed(st) {
 		return false, false
 	}
-	if c.kind >= kindAffinity && c.kind < kindPick {
-		c.kind = kindOf(e.Key.AsUint32())
+	if c.kind.hasRoute() {
+		c.of = uint8(e.Key.AsUint32()&routeBits>>8) - 1 // the chain can be of several routes
 	}
 	return l.dispatchElement(st, c) == *e, p.shared.Has(e.ID())
 }

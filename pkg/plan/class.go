@@ -38,24 +38,33 @@ const (
 // Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
-	// table is the table of a direct or pick class.
+	// of is the route, the list of endpoints or the list of sources of the class, whichever its kind has.
+	of uint8
+	// table is the table of a class whose chain is numbered by a table.
 	table table
 	// timeout is the timeout of an affinity class in seconds, one of timeouts.
 	timeout uint32
 }
 
+func (c class) route() route        { return route(c.of) }
+func (c class) list() list          { return list(c.of) }
+func (c class) sources() sourceList { return sourceList(c.of) }
+
+// code is the number of the class among those of kinds with similar chains.
+func (c class) code() uint32 { return kinds[c.kind].code + uint32(c.of) }
+
 // number is the key of the class in the map of a step.
 func (c class) number() uint32 {
 	switch {
-	case c.kind >= kindPick:
-		return uint32(c.kind-kindPick)<<8 | c.table.index()
-	case c.kind >= kindDirect:
-		return topBit | c.kind.route().bits() | c.table.index()
-	case c.kind >= kindAffinity:
+	case c.kind == kindAffinity:
 		at, _ := slices.BinarySearch(timeouts[:], c.timeout)
-		return topBit | c.kind.route().bits() | affinityBit | uint32(at)
+		return topBit | c.route().bits() | affinityBit | uint32(at)
+	case c.kind == kindDirect:
+		return topBit | c.route().bits() | c.table.index()
+	case kinds[c.kind].by == byTable:
+		return c.code()<<8 | c.table.index()
 	}
-	return topBit | uint32(c.kind)
+	return topBit | c.code()
 }
 
 // word is the class together with the number of a service port or of source ranges: the data of an element.
@@ -65,62 +74,40 @@ func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number 
 // the word.
 func kindOf(word uint32) kind {
 	code := word & classBits
-	switch route := kind(code >> 8); {
-	case route == 0:
-		return kind(code)
-	case code&affinityBit != 0:
-		return kindAffinity + route - 1
-	default:
-		return kindDirect + route - 1
+	switch {
+	case code&routeBits != 0 && code&affinityBit != 0:
+		return kindAffinity
+	case code&routeBits != 0:
+		return kindDirect
 	}
+	for k := kindReject; k < kindEnd; k++ {
+		if first := kinds[k].code; kinds[k].by == unnumbered && code >= first && code < first+uint32(k.classes()) {
+			return k
+		}
+	}
+	return 0
+}
+
+// name is the name of the class's chain, without a number.
+func (c class) name() string {
+	r := &kinds[c.kind]
+	name, selection := r.prefix, r.random
+	if r.each != nil {
+		name += r.each[c.of]
+	}
+	if c.table.by != (selector{}) {
+		selection = c.table.by.name() + "-"
+	}
+	return name + selection + r.suffix
 }
 
 // chain is the name of the chain of the class. Several classes can share a chain.
 func (c class) chain() string {
-	name := c.kind.name(c.table.by)
-	if c.kind.numbered() {
-		return fmt.Sprintf("%s-%d", name, c.table.size+c.timeout) // the other number is 0
+	if kinds[c.kind].by == unnumbered {
+		return c.name()
 	}
-	return name
+	return fmt.Sprintf("%s-%d", c.name(), c.table.size+c.timeout) // the other number is 0
 }
-
-// kind is the kind of a class.
-type kind uint8
-
-const (
-	// Kinds before kindSources have exactly one chain, which is in every plan.
-	kindReject kind = 1 + iota
-	kindDrop
-	kindFirewall
-	kindExternalLocal
-	// kindLimited draws an endpoint that does not have its maximum of connections. This is the kind of the first route; the other routes follow.
-	kindLimited
-	// kindHold drops packets to a Service that scales to zero, so that clients retry.
-	kindHold = kindLimited + kind(routes)
-	// kindSources looks up the source of a packet in the source ranges of a Service. This is the kind of the first sourceList; the kinds of the other
-	// lists with frontends follow. Each has a single chain, which is in the plan while a Service uses it.
-	kindSources = kindHold + 1
-	// kindRangeSources does the same for a port of a range. It is the kind of balancerSources; the kind of externalIPSources follows.
-	kindRangeSources = kindSources + kind(deniedSources)
-	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
-	// chain, which is in the plan while a Service uses it.
-	kindRange = kindRangeSources + kind(nodePortSources)
-	// kindSingle leads to the only endpoint of a frontend, see formSingle. This is the kind of the first route; the
-	// other routes follow. Each has a single chain, which is in the plan while a Service uses it.
-	kindSingle = kindRange + kind(routes)
-	// kindAffinity uses the client's earlier endpoint if there is one, and remembers the client with a timeout. This is
-	// the kind of the first route; the other routes follow. Routes to the same list share one chain for each timeout.
-	kindAffinity = kindSingle + kind(routes)
-	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the same list
-	// share one chain for each size. The cost of an element of a map grows with the number of rules that look up the map.
-	kindDirect = kindAffinity + kind(routes)
-	// kindPick draws an endpoint id for a new client from listCluster. The kind for listLocal follows.
-	kindPick = kindDirect + kind(routes)
-	// kindChoose draws the id of an endpoint of listCluster that is not full, for a Service with a maximum of connections. The kind for
-	// listLocal follows.
-	kindChoose = kindPick + kind(lists)
-	kindEnd    = kindChoose + kind(lists)
-)
 
 // route is a combination of destination, traffic policy and origin. It determines the list of endpoints and masquerading.
 type route uint8
@@ -142,7 +129,7 @@ const (
 )
 
 func (r route) String() string {
-	return [...]string{"cluster", "cluster-local", "external", "short-circuit", "local"}[r]
+	return routeNames[r]
 }
 
 // list is the list of endpoints that the route uses.
@@ -165,76 +152,7 @@ const (
 	lists
 )
 
-func (l list) prefix() string { return [...]string{"", "local-"}[l] }
-
-// route is the first route to the list.
-func (l list) route() route { return [...]route{routeCluster, routeClusterLocal}[l] }
-
-func directKind(r route) kind   { return kindDirect + kind(r) }
-func affinityKind(r route) kind { return kindAffinity + kind(r) }
-func limitedKind(r route) kind  { return kindLimited + kind(r) }
-func rangeKind(r route) kind    { return kindRange + kind(r) }
-func singleKind(r route) kind   { return kindSingle + kind(r) }
-func pickKind(l list) kind      { return kindPick + kind(l) }
-func chooseKind(l list) kind    { return kindChoose + kind(l) }
-
-// onDemand reports whether the kind's chains are in the plan only while they are used.
-func (k kind) onDemand() bool { return k >= kindSources }
-
-// numbered reports whether the kind has one chain for each size or timeout in use, instead of a single chain.
-func (k kind) numbered() bool { return k >= kindAffinity }
-
-// route is the route of a direct, affinity, single, range or limited kind.
-func (k kind) route() route {
-	switch {
-	case k >= kindDirect:
-		return route(k - kindDirect)
-	case k >= kindAffinity:
-		return route(k - kindAffinity)
-	case k >= kindSingle:
-		return route(k - kindSingle)
-	case k >= kindRange:
-		return route(k - kindRange)
-	}
-	return route(k - kindLimited)
-}
-
-// list is the list of a pick or choose kind.
-func (k kind) list() list { return list(k-kindPick) % lists }
-
-// name is the name of the kind's chain, or of its chains for a selector without their numbers.
-func (k kind) name(by selector) string {
-	switch {
-	case k >= kindPick:
-		name := "pick-"
-		if k >= kindChoose {
-			name = "choose-"
-		}
-		if name += k.list().prefix(); by != (selector{}) {
-			name += by.name() + "-"
-		}
-		return name + "of"
-	case k >= kindDirect && by != selector{}:
-		return k.route().list().prefix() + by.name() + "-of"
-	case k >= kindDirect:
-		return k.route().list().prefix() + "endpoints-of"
-	case k >= kindAffinity:
-		return "affinity-" + k.route().list().prefix() + "for"
-	case k >= kindSingle:
-		return "single-" + k.route().String()
-	case k >= kindRange:
-		return "range-" + k.route().String()
-	case k >= kindRangeSources:
-		return sourceTexts[k-kindRangeSources].rangeChain
-	case k >= kindSources:
-		return sourceTexts[k-kindSources].chain
-	case k == kindHold:
-		return "hold-packet"
-	case k >= kindLimited:
-		return "limited-" + k.route().String()
-	}
-	return [...]string{"", "reject-packet", "drop-packet", "firewall", "external-local"}[k]
-}
+func (l list) prefix() string { return listNames[l] }
 
 // step is a point on a packet's path at which its class selects a chain. Each step has its own map, and leads to later steps only: the kernel
 // refuses a table in which chains could form a cycle.
@@ -269,27 +187,22 @@ func (s step) when() string {
 		"for a new client, of local endpoints", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
 }
 
-// fixedDispatch returns the steps at which a kind with a constant chain can be selected. The elements of these steps are in every plan, too.
-func fixedDispatch(k kind) []step {
-	switch k {
-	case kindReject, kindDrop:
-		return []step{stepFirst, stepAllowed, stepLocal, stepFull}
-	case kindFirewall, limitedKind(routeCluster), limitedKind(routeClusterLocal):
-		return []step{stepFirst}
-	case limitedKind(routeShortCircuit), limitedKind(routeLocal):
-		return []step{stepLocal}
-	}
-	return []step{stepFirst, stepAllowed}
+// fixedSteps returns the steps at which a class can be selected whose chain is in every plan. The elements of these
+// steps are in every plan, too.
+func (c class) fixedSteps() []step {
+	fixed := kinds[c.kind].fixed
+	return fixed[min(int(c.of), len(fixed)-1)]
 }
 
 // isFixed reports whether the element that leads to a class at a step is in every plan.
 func (c class) isFixed(st step) bool { return !c.kind.onDemand() && st != stepRange }
 
-// classOf returns the class of a family's chain by its name, that of the first route if several classes share the chain. It reports false for the chains that every plan has.
+// classOf returns the class of a family's chain by its name; that of the first route if several classes share the
+// chain. It reports false for the chains that every plan has.
 func classOf(f inet.Family, name string) (class, bool) {
-	for k := kindSources; !k.numbered(); k++ {
-		if name == k.name(selector{}) {
-			return class{kind: k}, true
+	for c := range unnumberedClasses() {
+		if c.kind.onDemand() && c.name() == name {
+			return c, true
 		}
 	}
 	at := strings.LastIndex(name, "-")
@@ -300,15 +213,19 @@ func classOf(f inet.Family, name string) (class, bool) {
 	if err != nil {
 		return class{}, false
 	}
-	for k := kindAffinity; k < kindDirect; k++ {
-		if c := (class{kind: k, timeout: uint32(n)}); c.chain() == name {
-			return c, timeoutClass(c.timeout) == c.timeout
-		}
-	}
-	for k := kindDirect; k < kindEnd; k++ {
-		for _, by := range append(selectors[:], selector{}) {
-			if c := (class{kind: k, table: table{uint32(n), by}}); strings.HasPrefix(name, k.name(by)) && c.chain() == name {
-				return c, c.table.exists(f)
+	for k := kindReject; k < kindEnd; k++ {
+		for of := range k.classes() {
+			switch c := (class{kind: k, of: of}); kinds[k].by {
+			case byTimeout:
+				if c.timeout = uint32(n); c.chain() == name {
+					return c, timeoutClass(c.timeout) == c.timeout
+				}
+			case byTable:
+				for _, by := range append(selectors[:], selector{}) {
+					if c.table = (table{uint32(n), by}); c.chain() == name {
+						return c, c.table.exists(f)
+					}
+				}
 			}
 		}
 	}
@@ -317,9 +234,9 @@ func classOf(f inet.Family, name string) (class, bool) {
 
 // classOfConstant returns the class of a chain that every plan has, by its name. It reports false for all other chains.
 func classOfConstant(name string) (class, bool) {
-	for k := kindReject; k < kindSources; k++ {
-		if name == k.name(selector{}) {
-			return class{kind: k}, true
+	for c := range unnumberedClasses() {
+		if !c.kind.onDemand() && c.name() == name {
+			return c, true
 		}
 	}
 	return class{}, false
@@ -338,5 +255,5 @@ func timeoutClass(seconds uint32) uint32 {
 }
 
 func (c class) compare(d class) int {
-	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.table.index(), d.table.index()), cmp.Compare(c.timeout, d.timeout))
+	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.of, d.of), cmp.Compare(c.table.index(), d.table.index()), cmp.Compare(c.timeout, d.timeout))
 }

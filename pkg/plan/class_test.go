@@ -25,13 +25,11 @@ func TestPageHasTheClasses(t *testing.T) {
 			t.Errorf("no row has all of %q", parts)
 		}
 	}
-	starts := []kind{kindReject, kindLimited, kindHold, kindSources, kindRangeSources, kindRange, kindSingle, kindAffinity}
-	for i, first := range starts[:len(starts)-1] {
-		var parts []string
-		for _, k := range []kind{first, starts[i+1] - 1} {
-			parts = append(parts, fmt.Sprintf("`0:%x`", uint8(k)), "`"+k.name(selector{})+"`")
+	for k := kindReject; k < kindAffinity; k++ {
+		for _, of := range []uint8{0, k.classes() - 1} {
+			c := class{kind: k, of: of}
+			has(fmt.Sprintf("`0:%x`", c.code()), "`"+c.name()+"`")
 		}
-		has(parts...)
 	}
 	for _, at := range []int{0, len(timeouts) - 1} {
 		c := class{kind: kindAffinity, timeout: timeouts[at]}
@@ -54,9 +52,8 @@ func TestSelectorsHaveAllLengths(t *testing.T) {
 func TestRetainedElementsAreKnown(t *testing.T) {
 	p := New(testOptions())
 	l := p.layouts[inet.IPv4]
-	for k := kindReject; k < kindRange+kind(routes); k++ {
+	for c := range unnumberedClasses() {
 		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
-			c := class{kind: k}
 			e := l.dispatchElement(st, c)
 			if known, wanted := p.LeadsToClass(&e); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
@@ -79,20 +76,19 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	numbers := map[key]class{}
 	for k := kindAffinity; k < kindEnd; k++ {
 		var classes []class
-		for _, n := range timeouts {
-			if k < kindDirect {
-				classes = append(classes, class{kind: k, timeout: n})
+		for of := range k.classes() {
+			if kinds[k].by == byTimeout {
+				for _, n := range timeouts {
+					classes = append(classes, class{kind: k, of: of, timeout: n})
+				}
+				continue
 			}
-		}
-		for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 1 << 16} {
-			if k >= kindDirect {
-				classes = append(classes, class{kind: k, table: table{size: tableSize(n)}})
+			for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 1 << 16} {
+				classes = append(classes, class{kind: k, of: of, table: table{size: tableSize(n)}})
 			}
-		}
-		for _, by := range selectors {
-			for _, size := range balance.Sizes {
-				if k >= kindDirect {
-					classes = append(classes, class{kind: k, table: table{size, by}})
+			for _, by := range selectors {
+				for _, size := range balance.Sizes {
+					classes = append(classes, class{kind: k, of: of, table: table{size, by}})
 				}
 			}
 		}
@@ -158,8 +154,8 @@ func TestTimeoutsAreRoundedUp(t *testing.T) {
 
 // ofChain returns one class for all classes with the same chain: it has the first route to the same list.
 func (c class) ofChain() class {
-	if r := c.kind.route(); c.kind >= kindAffinity && c.kind < kindPick {
-		c.kind -= kind(r - r.list().route())
+	if c.kind.hasRoute() {
+		c.of = uint8(c.route().list()) // routeCluster or routeClusterLocal
 	}
 	return c
 }

@@ -29,20 +29,11 @@ const (
 	Meanings
 )
 
-// outcomes are the outcomes of the kinds whose chains refuse or drop all packets.
-var outcomes = map[kind]outcome.Code{
-	kindReject: outcome.NoEndpoints, kindDrop: outcome.NoLocalEndpoints, kindHold: outcome.Held,
-}
-
 // OutcomeOf returns the outcome of all packets in a chain, or None. The reason may also be in the chain or element
 // before it.
 func OutcomeOf(chain string) outcome.Code {
-	for k, o := range outcomes {
-		if k.name(selector{}) == chain {
-			return o
-		}
-	}
-	return outcome.None
+	c, _ := classOfConstant(chain)
+	return kinds[c.kind].outcome
 }
 
 // Meaning returns the meaning of an element's counter: an outcome or a step, or None if the elements of its set
@@ -58,9 +49,8 @@ func (c *Counters) Meaning(e *nft.Element) (m, also outcome.Code) {
 		return r.fixed, outcome.None
 	}
 	k := kindOf(e.Data.AsUint32())
-	m, refused := outcomes[k]
-	switch {
-	case refused:
+	switch m = kinds[k].outcome; {
+	case m != outcome.None:
 	case k.restricts():
 		m = Examined
 	case k == kindExternalLocal:

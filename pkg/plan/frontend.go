@@ -110,15 +110,15 @@ func (p *port) routeClass(r route) class {
 	case len(p.slots[r.list()]) == 0:
 		return class{kind: kindDrop}
 	case p.number == 0:
-		return class{kind: singleKind(r)}
+		return class{kind: kindSingle, of: uint8(r)}
 	case p.Limited():
-		return class{kind: limitedKind(r)}
+		return class{kind: kindLimited, of: uint8(r)}
 	case p.timeout > 0:
-		return class{kind: affinityKind(r), timeout: p.timeout}
+		return class{kind: kindAffinity, of: uint8(r), timeout: p.timeout}
 	case p.ranged():
-		return class{kind: rangeKind(r)}
+		return class{kind: kindRange, of: uint8(r)}
 	}
-	return class{kind: directKind(r), table: p.table(r.list())}
+	return class{kind: kindDirect, of: uint8(r), table: p.table(r.list())}
 }
 
 // table is the table of a list. The list must not be empty.
@@ -171,8 +171,8 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	e.Data = c.word(p.number)
 	to.own(e)
 	l.leadTo(c, at, to)
-	if c.kind >= kindSingle && c.kind < kindAffinity {
-		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.kind.route().list()]))})
+	if c.kind == kindSingle {
+		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.route().list()]))})
 		l.leadTo(c, at, to)
 	}
 	l.behaviourElements(p, f, to)
@@ -213,9 +213,9 @@ func (l *layout) numberElements(p *port, to emit) {
 	}
 	for ls := range lists {
 		if len(p.slots[ls]) > 0 {
-			c, at := class{kind: pickKind(ls), table: p.table(ls)}, stepPick+step(ls)
+			c, at := class{kind: kindPick, of: uint8(ls), table: p.table(ls)}, stepPick+step(ls)
 			if p.Limited() {
-				c.kind, at = chooseKind(ls), stepChoose+step(ls)
+				c.kind, at = kindChoose, stepChoose+step(ls)
 			}
 			put(l.draw[ls], nft.Value{}.Uint32(p.number|c.number()), c, at)
 		}

@@ -41,11 +41,11 @@ const mostHolders = 4096
 // client shall open another connection.
 func (l *layout) holdChain() *nft.Chain {
 	number, held := nft.Priority(), outcome.Rows[outcome.Held].Words
-	return &nft.Chain{Name: kindHold.name(selector{}), Comment: held, Rules: append(refuseBegun(),
+	return &nft.Chain{Name: nameOf(kindHold), Comment: held, Rules: append(refuseBegun(),
 		rule("", keepBits(portBits)),
 		rule(held, in(l.held, []nft.Field{number}, true),
 			enter(l.holding, number, HoldTime), enter(l.held, number, DemandTime), countedDrop()),
-		rule("no endpoints for too long", in(l.holding, []nft.Field{number}, true), goTo(kindReject.name(selector{}))),
+		rule("no endpoints for too long", in(l.holding, []nft.Field{number}, true), goTo(nameOf(kindReject))),
 		rule("demand", enter(l.held, number, DemandTime)),
 		rule("", countedDrop()),
 	)}
@@ -54,7 +54,7 @@ func (l *layout) holdChain() *nft.Chain {
 // refuseBegun refuses packets of connections that began earlier, and whose entry in connection tracking is gone.
 func refuseBegun() []nft.Rule {
 	const began = "a connection that began earlier"
-	refused := goTo(kindReject.name(selector{}))
+	refused := goTo(nameOf(kindReject))
 	return []nft.Rule{
 		rule(began, protocol(inet.TCP), withoutSYN(), refused),
 		rule(began, protocol(inet.SCTP), withoutINIT(), refused),

@@ -55,7 +55,7 @@ func (l *layout) choose(c class) []nft.Rule {
 		if hash, ok := index[len(index)-1].(*expr.Hash); ok {
 			hash.Seed += seed
 		}
-		rules = append(rules, rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[c.kind.list()])))
+		rules = append(rules, rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[c.list()])))
 	}
 	if c.table.size > 1 {
 		for i := range uint32(choices) {

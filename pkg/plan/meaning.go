@@ -2,10 +2,8 @@ package plan
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // The names of the sets that the chain services looks up.
@@ -17,40 +15,14 @@ const (
 
 // ChainMeaning describes the chain of a class in words, such as "no endpoints". It returns "" for any other chain.
 func ChainMeaning(chain string) string {
-	for k := kindReject; !k.numbered(); k++ {
-		switch {
-		case k.name(selector{}) != chain:
-		case k >= kindSingle:
-			return k.route().words() + "; only one, because there is no room for all"
-		case k >= kindRange:
-			return k.route().words() + "; the port is kept"
-		case k >= kindRangeSources:
-			return sourceTexts[k-kindRangeSources].comment
-		case k >= kindSources:
-			return sourceTexts[k-kindSources].comment
-		case k >= kindLimited && k < kindHold:
-			return k.route().words() + "; each has a maximum of connections"
-		case k == kindFirewall:
-			return "loadBalancerSourceRanges"
-		case k == kindExternalLocal:
-			return "externalTrafficPolicy Local"
-		default:
-			return outcome.Rows[outcomes[k]].Words
+	c, constant := classOfConstant(chain)
+	if !constant {
+		var known bool
+		if c, known = classOf(inet.IPv6, chain); !known {
+			return ""
 		}
 	}
-	c, ok := classOf(inet.IPv6, chain)
-	if !ok {
-		return ""
-	}
-	switch {
-	case c.kind < kindDirect:
-		return fmt.Sprintf("%s; a client stays with its endpoint, and is remembered for %s", c.kind.route().list().words(), time.Duration(c.timeout)*time.Second)
-	case c.kind >= kindChoose:
-		return "an endpoint that is not full: " + c.table.share()
-	case c.kind >= kindPick:
-		return "a new client: " + c.table.share()
-	}
-	return c.kind.route().list().words() + "; " + c.table.share()
+	return kinds[c.kind].words(c)
 }
 
 // share describes the share of one endpoint in a table.

@@ -179,9 +179,12 @@ func (p *Planner) Leases() (list []nft.Element) {
 // fixed returns the elements that every plan has.
 func (l *layout) fixed() []nft.Element {
 	out := l.leases()
-	for k := kindReject; !k.onDemand(); k++ {
-		for _, st := range fixedDispatch(k) {
-			out = append(out, l.dispatchElement(st, class{kind: k}))
+	for c := range unnumberedClasses() {
+		if c.kind.onDemand() {
+			continue
+		}
+		for _, st := range c.fixedSteps() {
+			out = append(out, l.dispatchElement(st, c))
 		}
 	}
 	return out

@@ -228,7 +228,7 @@ func grantOf(word uint32) grant {
 		return grant{}
 	case isAffine(g.number):
 		g.form = formAffine
-	case k >= kindDirect && k < kindPick:
+	case k == kindDirect:
 		if t, ok := tableAt(word & tableBits); ok && t.by == (selector{}) {
 			g.form = formEqual
 		}

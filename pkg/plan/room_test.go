@@ -86,15 +86,15 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 		want             [4]kind // of a cluster IP, a load-balancer IP, an external IP and a node port
 		field            string
 	}{
-		{"all", 1000, 10, true, false, [4]kind{kindAffinity, affinityKind(routeExternal), affinityKind(routeExternal), affinityKind(routeExternal)}, ""},
-		{"no affine number", 1000, 0, true, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal), directKind(routeExternal)},
+		{"all", 1000, 10, true, false, [4]kind{kindAffinity, kindAffinity, kindAffinity, kindAffinity}, ""},
+		{"no affine number", 1000, 0, true, false, [4]kind{kindDirect, kindDirect, kindDirect, kindDirect},
 			"spec.sessionAffinity"},
-		{"elements for the table, but not for ids", 256, 10, true, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal),
-			directKind(routeExternal)}, "spec.sessionAffinity"},
-		{"elements for the endpoints, but not for a table", 30, 10, false, false, [4]kind{kindDirect, directKind(routeExternal), directKind(routeExternal),
-			directKind(routeExternal)}, model.AlgorithmField},
-		{"nothing", 1, 10, true, false, [4]kind{kindSingle, singleKind(routeExternal), singleKind(routeExternal), kindDrop}, "spec.ports"},
-		{"nothing, with policies Local", 1, 10, true, true, [4]kind{singleKind(routeClusterLocal), kindDrop, kindDrop, kindDrop}, "spec.ports"},
+		{"elements for the table, but not for ids", 256, 10, true, false, [4]kind{kindDirect, kindDirect, kindDirect,
+			kindDirect}, "spec.sessionAffinity"},
+		{"elements for the endpoints, but not for a table", 30, 10, false, false, [4]kind{kindDirect, kindDirect, kindDirect,
+			kindDirect}, model.AlgorithmField},
+		{"nothing", 1, 10, true, false, [4]kind{kindSingle, kindSingle, kindSingle, kindDrop}, "spec.ports"},
+		{"nothing, with policies Local", 1, 10, true, true, [4]kind{kindSingle, kindDrop, kindDrop, kindDrop}, "spec.ports"},
 	} {
 		o := testOptions()
 		p := New(o)
@@ -123,10 +123,10 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 			set, _ := p.layouts[0].mapsOf(&f)
 			e := sink.elements[nft.ID{Set: set, Key: frontendKey(&f.Key)}]
 			if got := kindOf(e.Data.AsUint32()); got != c.want[i] {
-				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, got.name(selector{}), c.want[i].name(selector{}))
+				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, nameOf(got), nameOf(c.want[i]))
 			}
 			single, has := sink.elements[nft.ID{Set: p.layouts[0].singles, Key: frontendKey(&f.Key)}]
-			if is := c.want[i] >= kindSingle && c.want[i] < kindAffinity; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
+			if is := c.want[i] == kindSingle; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
 				t.Errorf("%s: frontend %d has the only endpoint %v", c.what, i, single)
 			}
 		}

@@ -62,10 +62,10 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
-		{Name: kindExternalLocal.name(selector{}), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
-		{Name: kindFirewall.name(selector{}), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
-		{Name: kindReject.name(selector{}), Comment: "no endpoint: refused at once", Rules: l.reject()},
-		{Name: kindDrop.name(selector{}), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
+		{Name: nameOf(kindExternalLocal), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
+		{Name: nameOf(kindFirewall), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
+		{Name: nameOf(kindReject), Comment: "no endpoint: refused at once", Rules: l.reject()},
+		{Name: nameOf(kindDrop), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
 		l.holdChain(),
 	}
 	for ls := range lists {
@@ -80,7 +80,7 @@ func (l *layout) table(o *Options) *nft.Table {
 	}
 	for r := range routes {
 		chains = append(chains,
-			&nft.Chain{Name: limitedKind(r).name(selector{}), Comment: "endpoints have a maximum of connections",
+			&nft.Chain{Name: class{kind: kindLimited, of: uint8(r)}.name(), Comment: "endpoints have a maximum of connections",
 				Rules: append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
 	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},
@@ -224,7 +224,7 @@ func (l *layout) unused(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("a batch may have replaced the port just now", jump("services")),
 		rule("counted", enter(l.unusedPorts, nft.DstAddr(l.family), 0)),
-		rule(unusedComment(o), goTo(kindReject.name(selector{}))),
+		rule(unusedComment(o), goTo(nameOf(kindReject))),
 	}
 }
 
@@ -272,29 +272,32 @@ func masqueradeMarked(o *Options) nft.Rule {
 // classChain builds the chain of a class. It panics for a class whose chain is in every plan.
 func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	ch := &nft.Chain{Name: c.chain()}
-	switch {
-	case c.kind >= kindChoose:
+	switch c.kind {
+	case kindChoose:
 		ch.Rules = l.choose(c)
-	case c.kind >= kindPick:
+	case kindPick:
 		ch.Rules = l.pick(c)
-	case c.kind >= kindDirect:
-		ch.Rules = l.direct(o, c.kind.route().list(), c.table)
-	case c.kind >= kindAffinity:
-		ch.Rules = l.sticky(o, c.kind.route().list(), c.timeout)
-	case c.kind >= kindSingle:
-		ch.Comment, ch.Rules = "no room for more endpoints", l.single(o, c.kind.route())
-	case c.kind >= kindRange:
-		r := c.kind.route()
-		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, r), rule("", goTo(r.list().keepPort())))
-	case c.kind >= kindRangeSources:
-		ch.Comment, ch.Rules = sourceTexts[c.kind-kindRangeSources].comment, l.rangeSourceRules(sourceList(c.kind-kindRangeSources))
-	case c.kind >= kindSources:
-		ch.Comment, ch.Rules = sourceTexts[c.kind-kindSources].comment, l.sourceRules(sourceList(c.kind-kindSources))
+	case kindDirect:
+		ch.Rules = l.direct(o, c.route().list(), c.table)
+	case kindAffinity:
+		ch.Rules = l.sticky(o, c.route().list(), c.timeout)
+	case kindSingle:
+		ch.Comment, ch.Rules = "no room for more endpoints", l.single(o, c.route())
+	case kindRange:
+		keep := rule("", goTo(c.route().list().keepPort()))
+		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, c.route()), keep)
+	case kindRangeSources:
+		ch.Comment, ch.Rules = sourceWords(c), l.rangeSourceRules(c.sources())
+	case kindSources:
+		ch.Comment, ch.Rules = sourceWords(c), l.sourceRules(c.sources())
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
 	return ch
 }
+
+// nameOf is the name of the only chain of a kind.
+func nameOf(k kind) string { return kinds[k].prefix }
 
 // draws returns the tables from which successive rules draw a slot, until one is filled. A table of more than exactSlots for a random number has some
 // empty slots, but more than four fifths are filled. So the shares of endpoints differ by 1 % at most.
@@ -344,7 +347,7 @@ func (l *layout) pick(c class) []nft.Rule {
 		if i > 0 {
 			none = hasNoBits(endpointBits)
 		}
-		rules = append(rules, rule(drawComment(c.table, draw), none, setPriority(indexed(l.family, []nft.Field{nft.Priority()}, draw), l.slots[c.kind.list()])))
+		rules = append(rules, rule(drawComment(c.table, draw), none, setPriority(indexed(l.family, []nft.Field{nft.Priority()}, draw), l.slots[c.list()])))
 	}
 	return rules
 }

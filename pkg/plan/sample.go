@@ -26,19 +26,26 @@ func (p *Planner) Samples() []*nft.Table {
 // and, unless withoutHash, one for each kind of hash.
 func (l *layout) samples(withoutHash bool) []class {
 	var list []class
-	for k := kindSources; k < kindEnd; k++ {
-		if k < kindAffinity {
-			list = append(list, class{kind: k})
-			continue
-		}
-		if k < kindDirect {
-			list = append(list, class{kind: k, timeout: 1})
-			continue
-		}
-		for _, t := range []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}, {balance.Sizes[0], selector{key: balance.Flow}},
-			{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}}, {balance.Sizes[0], selector{balance.Source, balance.Lengths[0]}}} {
-			if t.by == (selector{}) || !withoutHash {
-				list = append(list, class{kind: k, table: t})
+	tables := []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}}
+	if !withoutHash {
+		tables = append(tables,
+			table{balance.Sizes[0], selector{key: balance.Flow}},
+			table{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}},
+			table{balance.Sizes[0], selector{balance.Source, balance.Lengths[0]}})
+	}
+	for k := kindReject; k < kindEnd; k++ {
+		for of := range k.classes() {
+			switch c := (class{kind: k, of: of}); {
+			case !k.onDemand():
+			case kinds[k].by == unnumbered:
+				list = append(list, c)
+			case kinds[k].by == byTimeout:
+				c.timeout = 1
+				list = append(list, c)
+			default:
+				for _, c.table = range tables {
+					list = append(list, c)
+				}
 			}
 		}
 	}

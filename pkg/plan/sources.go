@@ -38,17 +38,16 @@ var sourceTexts = [sourceLists]struct {
 	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words is the field in a sentence,
 	// and path is its path in the object.
 	set, field, words, path string
-	// chain is the name of the chain for a kind of frontends with such a list, or with denied sources, and comment its comment. rangeChain is the name
-	// of the chain for port ranges.
-	chain, comment, rangeChain string
+	// comment is the comment of the chain for a kind of frontends with such a list, or with denied sources.
+	comment string
 }{
 	balancerSources: {"allowed-sources", "loadBalancerSourceRanges", "loadBalancerSourceRanges", model.BalancerSourcesField,
-		"firewall-denied", "load-balancer address with denied source ranges", "range-firewall"},
+		"load-balancer address with denied source ranges"},
 	externalIPSources: {"allowed-sources-external-ips", "source ranges of external IPs", "the source ranges of external IPs", model.ExternalIPSourcesField,
-		"firewall-external-ips", "external IP with source ranges", "range-firewall-external-ips"},
+		"external IP with source ranges"},
 	nodePortSources: {"allowed-sources-node-ports", "source ranges of node ports", "the source ranges of node ports", model.NodePortSourcesField,
-		"firewall-node-ports", "node port with source ranges", ""},
-	deniedSources: {"denied-sources", "denied source ranges", "the denied source ranges", model.DeniedSourcesField, "", "", ""},
+		"node port with source ranges"},
+	deniedSources: {"denied-sources", "denied source ranges", "the denied source ranges", model.DeniedSourcesField, ""},
 }
 
 // listFor returns the list with the allowed sources of a frontend other than a cluster IP.
@@ -65,22 +64,22 @@ func listFor(f *model.Frontend) sourceList {
 // firewallOf returns the class of a frontend with source ranges for packets whose source is not known to be allowed.
 func firewallOf(f *model.Frontend) class {
 	if f.Last != 0 {
-		return class{kind: kindRangeSources + kind(listFor(f))}
+		return class{kind: kindRangeSources, of: uint8(listFor(f))}
 	}
 	if list := listFor(f); list != balancerSources || f.Sources.Denied != nil {
-		return class{kind: kindSources + kind(list)}
+		return class{kind: kindSources, of: uint8(list)}
 	}
 	return class{kind: kindFirewall}
 }
 
 // restricts reports whether the kind looks up the source of a packet. The number beside the kind then stands for the source ranges of a Service.
-func (k kind) restricts() bool { return k == kindFirewall || k >= kindSources && k < kindRange }
+func (k kind) restricts() bool { return k == kindFirewall || k == kindSources || k == kindRangeSources }
 
 // sourceRules returns the rules of the chain for a kind of frontends.
 func (l *layout) sourceRules(list sourceList) []nft.Rule {
 	switch list {
 	case balancerSources:
-		return append(l.denied(), rule("", goTo(kindFirewall.name(selector{}))))
+		return append(l.denied(), rule("", goTo(nameOf(kindFirewall))))
 	case nodePortSources:
 		return append(l.denied(), l.allowed(list, key(l.nodePort()...), l.restrictedNodePorts)...)
 	}

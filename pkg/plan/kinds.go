@@ -1,0 +1,165 @@
+package plan
+
+import (
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
+)
+
+// kind is the kind of a class, an index of [kinds].
+type kind uint8
+
+const (
+	kindReject kind = 1 + iota
+	kindDrop
+	kindFirewall
+	kindExternalLocal
+	kindLimited
+	kindHold
+	kindSources
+	kindRangeSources
+	kindRange
+	kindSingle
+	kindAffinity
+	kindDirect
+	kindPick
+	kindChoose
+	kindEnd
+)
+
+// kindRow has everything that is particular to a kind of classes, apart from the rules of its chains, which
+// [layout.classChain] and [layout.table] have.
+type kindRow struct {
+	// each has a part of the name for each route or list that has a class of its own; nil for a kind with one class.
+	each []string
+	// prefix and suffix are the parts of the chain's name before and after the part in each. random follows the part
+	// in each if a random number selects the slot. Otherwise, the name of the selector follows.
+	prefix, random, suffix string
+	// code is the class in the word of an element, for the first route or list. The codes of the others follow.
+	code uint32
+	// by is the number in the chain's name.
+	by numbering
+	// fixed has the steps at which the class can be selected, for each route or list; if there is one entry, it is for
+	// all of them. The chain and the elements that lead to it at these steps are in every plan. nil: they are in the
+	// plan while a Service uses them.
+	fixed [][]step
+	// outcome is the outcome of all packets in the chain, or None.
+	outcome outcome.Code
+	// words describe the chain.
+	words func(class) string
+}
+
+// numbering is the number that the chains of a kind have in their names.
+type numbering uint8
+
+const (
+	// unnumbered: there is one chain for each route or list.
+	unnumbered numbering = iota
+	// byTimeout: one for each timeout of remembered clients. Routes to the same list share the chain.
+	byTimeout
+	// byTable: one for each size of a table. Routes to the same list share the chain. The cost of an element of a map
+	// grows with the number of rules that look up the map.
+	byTable
+)
+
+// The parts of names for each route, for the list of each route, and for each list.
+var (
+	routeNames       = []string{"cluster", "cluster-local", "external", "short-circuit", "local"}
+	routeLists       = []string{"", "local-", "", "", "local-"}
+	listNames        = []string{"", "local-"}
+	sourceChains     = []string{"firewall-denied", "firewall-external-ips", "firewall-node-ports"}
+	rangeSourceNames = []string{"firewall", "firewall-external-ips"}
+)
+
+// afterAll are the steps of a class that any class may lead to, atFirst those of a frontend's class.
+var (
+	afterAll = [][]step{{stepFirst, stepAllowed, stepLocal, stepFull}}
+	atFirst  = [][]step{{stepFirst, stepAllowed}}
+)
+
+var kinds = [kindEnd]kindRow{
+	kindReject: {
+		prefix: "reject-packet", code: 1, fixed: afterAll, outcome: outcome.NoEndpoints, words: wordsOf(outcome.NoEndpoints),
+	},
+	kindDrop: {
+		prefix: "drop-packet", code: 2, fixed: afterAll, outcome: outcome.NoLocalEndpoints,
+		words: wordsOf(outcome.NoLocalEndpoints),
+	},
+	kindFirewall: {
+		prefix: "firewall", code: 3, fixed: [][]step{{stepFirst}},
+		words: func(class) string { return "loadBalancerSourceRanges" },
+	},
+	kindExternalLocal: {
+		prefix: "external-local", code: 4, fixed: atFirst,
+		words: func(class) string { return "externalTrafficPolicy Local" },
+	},
+	// Picks an endpoint that does not have its maximum of connections.
+	kindLimited: {
+		prefix: "limited-", each: routeNames, code: 5,
+		fixed: [][]step{{stepFirst}, {stepFirst}, {stepFirst, stepAllowed}, {stepLocal}, {stepLocal}},
+		words: func(c class) string { return c.route().words() + "; each has a maximum of connections" },
+	},
+	// Drops packets to a Service that scales to zero, so that clients retry.
+	kindHold: {prefix: "hold-packet", code: 10, fixed: atFirst, outcome: outcome.Held, words: wordsOf(outcome.Held)},
+	// Looks up the source of a packet in the source ranges of a Service.
+	kindSources: {each: sourceChains, code: 11, words: sourceWords},
+	// The same for a port of a range.
+	kindRangeSources: {prefix: "range-", each: rangeSourceNames, code: 14, words: sourceWords},
+	// Picks the id of an endpoint for a port of a range.
+	kindRange: {
+		prefix: "range-", each: routeNames, code: 16,
+		words: func(c class) string { return c.route().words() + "; the port is kept" },
+	},
+	// Leads to the only endpoint of a frontend, see formSingle.
+	kindSingle: {
+		prefix: "single-", each: routeNames, code: 21,
+		words: func(c class) string { return c.route().words() + "; only one, because there is no room for all" },
+	},
+	// Uses the client's earlier endpoint if there is one, and remembers the client with a timeout.
+	kindAffinity: {prefix: "affinity-", each: routeLists, suffix: "for", by: byTimeout, words: func(c class) string {
+		return fmt.Sprintf("%s; a client stays with its endpoint, and is remembered for %s", c.route().list().words(),
+			time.Duration(c.timeout)*time.Second)
+	}},
+	// Picks an endpoint from a table.
+	kindDirect: {each: routeLists, random: "endpoints-", suffix: "of", by: byTable, words: func(c class) string {
+		return c.route().list().words() + "; " + c.table.share()
+	}},
+	// Picks the id of an endpoint for a new client.
+	kindPick: {prefix: "pick-", each: listNames, suffix: "of", code: 0, by: byTable, words: func(c class) string {
+		return "a new client: " + c.table.share()
+	}},
+	// Picks the id of an endpoint that is not full, for a Service with a maximum of connections.
+	kindChoose: {prefix: "choose-", each: listNames, suffix: "of", code: 2, by: byTable, words: func(c class) string {
+		return "an endpoint that is not full: " + c.table.share()
+	}},
+}
+
+func wordsOf(o outcome.Code) func(class) string {
+	return func(class) string { return outcome.Rows[o].Words }
+}
+
+func sourceWords(c class) string { return sourceTexts[c.sources()].comment }
+
+// classes returns the number of routes or lists for which the kind has a class.
+func (k kind) classes() uint8 { return uint8(max(1, len(kinds[k].each))) }
+
+// onDemand reports whether the kind's chains are in the plan only while they are used.
+func (k kind) onDemand() bool { return kinds[k].fixed == nil }
+
+// hasRoute reports whether the routes of the kind have bits of the word for themselves.
+func (k kind) hasRoute() bool { return k == kindAffinity || k == kindDirect }
+
+// unnumberedClasses yields the classes whose chains have no number.
+func unnumberedClasses() iter.Seq[class] {
+	return func(yield func(class) bool) {
+		for k := kindReject; k < kindEnd; k++ {
+			for of := range k.classes() {
+				if kinds[k].by == unnumbered && !yield(class{kind: k, of: of}) {
+					return
+				}
+			}
+		}
+	}
+}
