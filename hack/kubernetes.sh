@@ -44,6 +44,7 @@ for name in "$@"; do
   ginkgo) package=github.com/onsi/ginkgo/v2/ginkgo ;;
   e2e.test) package=k8s.io/kubernetes/test/e2e command=(go test -c -vet=off) ;;
   etcd) module=$here folder=$bin package=go.etcd.io/etcd/server/v3 ;;
+  etcdutl) module=$here folder=$bin package=go.etcd.io/etcd/etcdutl/v3 ;;
   containerd | containerd-shim-runc-v2 | ctr)
     module=$here/containerd folder=$bin package=github.com/containerd/containerd/v2/cmd/$name flags="-s -w"
     command+=(-tags no_btrfs,no_devmapper,no_zfs)

@@ -64,7 +64,7 @@ unprivileged=()
 root() { [ "$(id -u)" -eq 0 ] || { echo "this lane creates network namespaces: run it as root" >&2 && return 1; }; }
 
 # build starts to build the programs of the lane e2e. It takes minutes, and uses only the time in which the other lanes wait. built waits for its end.
-build() { nice -n 19 hack/kubernetes.sh etcd kube-apiserver kube-proxy kubectl kubeadm helm-v3 helm-v4 >$out/kubernetes.log 2>&1 & building=$!; }
+build() { nice -n 19 hack/kubernetes.sh etcd etcdutl kube-apiserver kube-proxy kubectl kubeadm helm-v3 helm-v4 >$out/kubernetes.log 2>&1 & building=$!; }
 built() { [ -z "${building:-}" ] || wait "$building" || { cat $out/kubernetes.log && return 1; }; }
 
 lint() { hack/lint.sh $out/lint.json; }

@@ -68,22 +68,19 @@ func NewInformers(cfg Config) (*Informers, error) {
 // follow adds a follower for objects of one kind. Run starts it.
 func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
 	watched := new(bool)
-	var listed string // the resource version of the last list; the next watch clears it
 	lists := plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (list runtime.Object, err error) {
 			from.restrict(&o)
 			if o.Limit = 0; o.ResourceVersion == anyVersion {
 				o.ResourceVersion = "" // the latest one; the API server answers from its cache
 			}
-			list, listed, err = from.list.withVersion(ctx, o)
+			list, err = from.list.checked(ctx, o)
 			i.link.record(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			from.restrict(&o)
-			known := listed
-			listed = ""
-			w, err := from.watchFrom(ctx, o, known)
+			w, err := from.watch(ctx, o)
 			i.link.record(ctx, err)
 			if err == nil {
 				*watched = true
@@ -115,9 +112,7 @@ const anyVersion = "0"
 
 // resource gives access to objects of one kind in the API server.
 type resource struct {
-	list listFunc
-	// probe lists one object.
-	probe listFunc
+	list  listFunc
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	// restrict sets the selectors of a request.
 	restrict func(*metav1.ListOptions)
@@ -127,34 +122,24 @@ type listFunc func(context.Context, metav1.ListOptions) (runtime.Object, error)
 
 func access[List runtime.Object](client kubeapi.Reader[List], restrict func(*metav1.ListOptions)) resource {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
-	return resource{list, list, client.Watch, restrict}
+	return resource{list, client.Watch, restrict}
 }
 
-// withVersion returns a list and its resource version. A list without a resource version is an error, because no API server sends it: client-go
+// checked lists objects. A list without a resource version is an error, because no API server sends it: client-go
 // decodes any JSON object as an empty list.
-func (list listFunc) withVersion(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
-	if all, err = list(ctx, o); err != nil {
-		return nil, "", err
+func (list listFunc) checked(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	all, err := list(ctx, o)
+	if err != nil {
+		return nil, err
 	}
 	of, err := meta.ListAccessor(all)
-	if err == nil && of.GetResourceVersion() == "" {
-		err = errors.New("the answer is not from an API server: it has no resource version")
-	}
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	return all, of.GetResourceVersion(), nil
-}
-
-// watchFrom watches changes since a version, if the API server still has that version. listed is the version of a list that was read just before:
-// a watch from this version skips checkRestored.
-func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions, listed string) (watch.Interface, error) {
-	if o.ResourceVersion != listed {
-		if err := r.checkRestored(ctx, o); err != nil {
-			return nil, err
-		}
+	if of.GetResourceVersion() == "" {
+		return nil, errors.New("the answer is not from an API server: it has no resource version")
 	}
-	return r.watch(ctx, o)
+	return all, nil
 }
 
 // follower keeps [objects] up to date with the API server.

@@ -167,17 +167,14 @@ func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 		return "", err
 	}
 	url := "http://" + addr.String()
-	p, err := c.run("etcd",
-		"--name=test",
+	p, err := c.run("etcd", append(membership(),
 		"--data-dir="+c.path("etcd"),
 		"--unsafe-no-fsync",
 		"--log-level=warn",
 		"--listen-client-urls="+url,
 		"--advertise-client-urls="+url,
 		"--listen-peer-urls=http://127.0.0.1:0",
-		"--initial-advertise-peer-urls=http://127.0.0.1:0",
-		"--initial-cluster=test=http://127.0.0.1:0",
-	)
+	)...)
 	if err != nil {
 		return "", err
 	}
