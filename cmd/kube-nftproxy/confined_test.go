@@ -180,18 +180,6 @@ func TestWithoutCapabilities(t *testing.T) {
 	}
 }
 
-// TestAtOnceWithoutNetRaw: without the capability to send segments to clients, the program serves, and names the capability.
-func TestAtOnceWithoutNetRaw(t *testing.T) {
-	l := lab.ForTest(t, lab.Config{})
-	p := program.ForTest(t, program.Config{Host: l.Node, Path: "setpriv", Args: []string{
-		"--bounding-set", "-all,+net_admin", "--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin",
-		program.BuildForTest(t), "--manifests", t.TempDir(), "--hostname-override", "node-1", "--terminate-connections=at-once"}})
-	p.Synced(t)
-	if log := p.LogTail(1000); !strings.Contains(log, "the capability NET_RAW is missing") {
-		t.Errorf("the log does not name the capability:\n%s", log)
-	}
-}
-
 // status returns the first words of some fields of a process's status in /proc.
 func status(t *testing.T, pid int, fields map[string]string) map[string]string {
 	t.Helper()

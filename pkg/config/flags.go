@@ -87,7 +87,10 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the machine. \"endpoints\" also counts them for each endpoint and zone. Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")
 	fs.Lookup("count-connections").NoOptDefVal = "true"
 	fs.StringSliceVar(&o.MetricsEndpoints, "metrics-endpoints", o.MetricsEndpoints, "Services, as NAMESPACE/NAME, whose endpoints have their own series in the metrics, up to 1,000 series in total. Needs --count-connections=endpoints.")
-	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections, "TCP connections to terminate. \"gone\" and \"at-once\": connections to endpoints that no EndpointSlice of the Service has any more. \"off\": none. With \"gone\", the client's next segment gets a reset. With \"at-once\", the client gets it immediately; this needs the capability NET_RAW. The annotation kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
+	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections,
+		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has any more. "+
+			"The client's next segment gets a reset. \"off\": none. "+
+			"The annotation kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")

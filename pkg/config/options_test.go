@@ -279,7 +279,7 @@ func TestFlagsOfCounters(t *testing.T) {
 }
 
 func TestTerminateConnections(t *testing.T) {
-	for value, ok := range map[string]bool{"off": true, "gone": true, "at-once": true, "": false, "true": false} {
+	for value, ok := range map[string]bool{"off": true, "gone": true, "at-once": false, "": false, "true": false} {
 		if o, err := complete(t, "--terminate-connections="+value); err != nil || (o.Validate() == nil) != ok {
 			t.Errorf("%q: %v, valid %v", value, err, !ok)
 		}

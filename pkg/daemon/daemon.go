@@ -152,7 +152,6 @@ type daemon struct {
 	flows     *conntrack.Reconciler
 	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because they take longer.
 	terminations *conntrack.Reconciler
-	challenges   challenges
 	users        *nodeport.Watcher
 	loopback     *loopback.Server
 	demand       *demand.Watcher
@@ -209,22 +208,12 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	d.flows = conntrack.New(conntrack.Config{
 		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() }, Last: lastPass,
 	})
-	d.challenges.metrics = metrics.NewTerminations(d.registry, d.metrics)
 	d.terminations = conntrack.New(conntrack.Config{
-		Metrics: d.challenges.metrics, PerSecond: terminationsPerSecond,
+		Metrics: metrics.NewTerminations(d.registry, d.metrics), PerSecond: terminationsPerSecond,
 		Open: func() (conntrack.Table, error) {
-			return conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", conntrack.OpenChallenger, d.challenges.record)
+			return conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
 		},
 	})
-	if d.TerminateConnections == string(model.TerminateAtOnce) { // report a missing capability before the first connection needs it
-		challenger, err := conntrack.OpenChallenger()
-		if err == nil {
-			err = challenger.Close()
-		}
-		for _, f := range d.families {
-			d.challenges.record(f, 0, err)
-		}
-	}
 	if err := d.openSource(logger); err != nil {
 		return nil, err
 	}
@@ -480,7 +469,7 @@ func (d *daemon) newConsole() *console.Console {
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
-		Rival: d.takeover.Rival, NodePorts: d.users.Find, Challenges: d.challenges.failed, Appeared: d.appeared, Rejected: d.rejected,
+		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
 		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
 		Instances: func() (older, newer []string, unreachable string) {
 			older, newer = d.instance.Guests()

@@ -70,7 +70,7 @@ var Annotations = []Annotation{
 	{Name: annotationCiliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
 	{Name: annotationScaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
 	{Name: annotationCiliumScaleToZero, Alias: annotationScaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
-	{Name: annotationTerminate, Values: "`gone`, `at-once`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
+	{Name: annotationTerminate, Values: "`gone`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
 	{Name: annotationRefuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
 	{Name: annotationAnswerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
 	{Name: annotationPortRanges, List: true, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},

@@ -396,9 +396,5 @@ func terminationNotes(svc *corev1.Service, built *Service) []string {
 	if _, given := svc.Annotations[annotationTerminate]; given {
 		by = "its annotation " + annotationTerminate
 	}
-	when := "after 5 s"
-	if built.TerminateAtOnce {
-		when += ", with a reset at once"
-	}
-	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated " + when + ", because of " + by}
+	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, because of " + by}
 }

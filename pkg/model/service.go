@@ -145,9 +145,7 @@ type Service struct {
 	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the addresses of all endpoints in
 	// the EndpointSlices, ready or not, regardless of their ports. It is sorted and free of duplicates. Without TerminateGone, it is nil.
 	TerminateGone bool
-	// TerminateAtOnce is true if the clients of these connections get their reset at once.
-	TerminateAtOnce bool
-	Listed          []netip.Addr
+	Listed        []netip.Addr
 	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.
 	Problems []Problem
 }

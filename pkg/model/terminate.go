@@ -15,17 +15,15 @@ const (
 	TerminateOff Termination = "off"
 	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or unready endpoint is in a slice.
 	TerminateGone Termination = "gone"
-	// TerminateAtOnce: the same connections, but the client gets the reset at once instead of after its next segment.
-	TerminateAtOnce Termination = "at-once"
 )
 
 // ParseTermination returns an error if the text is not a Termination.
 func ParseTermination(text string) (Termination, error) {
 	switch t := Termination(text); t {
-	case TerminateOff, TerminateGone, TerminateAtOnce:
+	case TerminateOff, TerminateGone:
 		return t, nil
 	}
-	return TerminateOff, fmt.Errorf("must be %s, %s or %s", TerminateGone, TerminateAtOnce, TerminateOff)
+	return TerminateOff, fmt.Errorf("must be %s or %s", TerminateGone, TerminateOff)
 }
 
 // termination sets whether the program terminates connections to endpoints that leave the slices: by the annotation, or by the node's default. An
@@ -38,8 +36,7 @@ func (b *builder) termination() {
 			b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))
 		}
 	}
-	b.out.TerminateAtOnce = t == TerminateAtOnce
-	b.out.TerminateGone = t == TerminateGone || b.out.TerminateAtOnce
+	b.out.TerminateGone = t == TerminateGone
 }
 
 // setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no

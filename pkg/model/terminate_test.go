@@ -14,28 +14,26 @@ import (
 // Each row has the node's default, the annotation of a Service, and whether connections are terminated.
 func TestTermination(t *testing.T) {
 	for _, tc := range []struct {
-		node         Termination
-		annotation   string
-		want, atOnce bool
-		hasProblem   bool
+		node       Termination
+		annotation string
+		want       bool
+		hasProblem bool
 	}{
-		{"", "", false, false, false},
-		{TerminateOff, "", false, false, false},
-		{TerminateGone, "", true, false, false},
-		{TerminateAtOnce, "", true, true, false},
-		{"", "gone", true, false, false},
-		{TerminateGone, "at-once", true, true, false},
-		{TerminateAtOnce, "gone", true, false, false},
-		{TerminateGone, "off", false, false, false},
-		{TerminateAtOnce, "Gone", false, false, true},
-		{"", "true", false, false, true},
+		{"", "", false, false},
+		{TerminateOff, "", false, false},
+		{TerminateGone, "", true, false},
+		{"", "gone", true, false},
+		{TerminateOff, "gone", true, false},
+		{TerminateGone, "off", false, false},
+		{TerminateGone, "Gone", false, true},
+		{"", "true", false, true},
 	} {
 		svc := service()
 		if tc.annotation != "" {
 			svc.Annotations = map[string]string{"kube-nftproxy.io/terminate-connections": tc.annotation}
 		}
 		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{Terminate: tc.node})
-		if got.TerminateGone != tc.want || got.TerminateAtOnce != tc.atOnce || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
+		if got.TerminateGone != tc.want || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
 			t.Errorf("%+v: %v, endpoints %v, problems %v", tc, got.TerminateGone, got.Listed, got.Problems)
 		}
 	}

@@ -94,7 +94,6 @@ func (d *departures) Service(name types.NamespacedName, s *model.Service) {
 		of = &departing{listed: s.Listed, left: map[netip.Addr]time.Time{}, departed: &conntrack.Departed{}}
 		d.services[name] = of
 	}
-	of.departed.SetAtOnce(s.TerminateAtOnce)
 	for a := range of.left {
 		if _, found := slices.BinarySearchFunc(s.Listed, a, netip.Addr.Compare); found {
 			of.forget(a)

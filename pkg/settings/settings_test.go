@@ -34,7 +34,7 @@ func parse(t *testing.T, args string) *Settings {
 }
 
 func TestTerminateConnections(t *testing.T) {
-	for args, want := range map[string]model.Termination{"": "off", "--terminate-connections=gone": "gone", "--terminate-connections=at-once": "at-once"} {
+	for args, want := range map[string]model.Termination{"": "off", "--terminate-connections=gone": "gone"} {
 		if got := parse(t, "--hostname-override=n "+args).ModelOptions().Terminate; got != want {
 			t.Errorf("%q: %v, want %v", args, got, want)
 		}

@@ -76,7 +76,6 @@ const (
 	ConntrackFull               Reason = "ConntrackFull"
 	ConntrackStrict             Reason = "ConntrackStrict"
 	ConntrackNotLoose           Reason = "ConntrackNotLoose"
-	NotAtOnce                   Reason = "NotAtOnce"
 	BridgeBypassesRules         Reason = "BridgeBypassesRules"
 	NodePortTaken               Reason = "NodePortTaken"
 	NodePortEphemeral           Reason = "NodePortEphemeral"

@@ -114,13 +114,11 @@ func (p *packager) objectsIn(text string) map[string]any {
 // required are the required values of the chart, as in configured.
 const required = " --namespace kube-system --set image.repository=" + ourImage + " --set apiServer.host=192.0.2.10 --set 'config.clusterCIDR=10.244.0.0/16\\,fd00:10:244::/56'"
 
-// chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp, raw the base with
-// the patch in docs/stale-connections.md.
+// chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp.
 var chartVariants = []struct{ release, values, folders string }{
 	{"kube-nftproxy", "", "base"},
 	{"kube-nftproxy-canary", "canary=true", "canary"},
 	{"kube-nftproxy", "seccompProfile=kube-nftproxy.json", "confined"},
-	{"kube-nftproxy", "addCapabilities={NET_RAW}", "raw"},
 	{"kube-nftproxy", "startupTaint=true", "startup-taint"},
 	{"kube-nftproxy-try", "serviceProxyName=try,existingConfigMap=kube-proxy", "beside"},
 	{"kube-nftproxy", "podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,config.metricsBindAddress=0.0.0.0:10249", "base monitoring"},
@@ -132,8 +130,6 @@ func TestChartEqualsKustomize(t *testing.T) {
 	p := newPackager(t)
 	p.sh(setImage + strings.Replace(fmt.Sprintf(configured, "192.0.2.10:6443"), "kubectl apply -k deploy/base", "", 1))
 	p.sh("mkdir deploy/confined && printf 'resources: [../base]\\ncomponents: [../seccomp]\\n' > deploy/confined/kustomization.yaml")
-	patch := mustReadPage(t, "docs/stale-connections.md", "yaml")["The capability for `at-once`"][0]
-	p.sh("mkdir deploy/raw && cat > deploy/raw/kustomization.yaml <<'END'\nresources: [../base]\n" + patch + "END\n")
 	for _, helm := range helms {
 		p.sh(helm + " package deploy/chart --version 0.1.0 --app-version dev --destination " + helm)
 	}

@@ -143,7 +143,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p.terminated = make(terminated, mostPasses)
 	terminations := conntrack.New(conntrack.Config{Metrics: p.terminated, Interval: time.Millisecond, Open: func() (table conntrack.Table, err error) {
 		err = h.Do(func() error {
-			table, err = conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", challengerIn(h), p.terminated.challenged)
+			table, err = conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
 			return err
 		})
 		return table, err

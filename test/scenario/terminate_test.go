@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -42,24 +41,6 @@ func (t terminated) FlowsSearched(f inet.Family, err error) {
 	}
 }
 
-// challengerIn returns a function that opens raw sockets on a host.
-func challengerIn(h *lab.Host) func() (*conntrack.Challenger, error) {
-	return func() (c *conntrack.Challenger, err error) {
-		err = h.Do(func() error {
-			c, err = conntrack.OpenChallenger()
-			return err
-		})
-		return c, err
-	}
-}
-
-// challenged fails the next wait for terminated connections if a client was not challenged.
-func (t terminated) challenged(f inet.Family, _ int, err error) {
-	if err != nil {
-		t.add(pass{family: f, err: err})
-	}
-}
-
 func (t terminated) add(p pass) {
 	select {
 	case t <- p:
@@ -78,10 +59,9 @@ type departing struct {
 }
 
 const (
-	gone   = iota // with the annotation
-	off           // without the annotation
-	stays         // with the annotation; its endpoints never leave
-	atOnce        // with the value at-once
+	gone  = iota // with the annotation
+	off          // without the annotation
+	stays        // with the annotation; its endpoints never leave
 	services
 )
 
@@ -92,7 +72,7 @@ func (d *departing) endpoints(list string) {
 	for n := range services {
 		annotations := fmt.Sprintf("kube-nftproxy.io/port-ranges: tcp/%d", echoPort)
 		if n != off {
-			annotations += ", kube-nftproxy.io/terminate-connections: " + map[bool]string{true: "at-once", false: "gone"}[n == atOnce]
+			annotations += ", kube-nftproxy.io/terminate-connections: gone"
 		}
 		if n != stays {
 			annotations += `, kube-nftproxy.io/scale-to-zero: "true"`
@@ -186,7 +166,7 @@ func (d *departing) open(c *client) {
 }
 
 // ending reports whether the endpoints of the client's Service leave.
-func (c *client) ending() bool { return c.of == gone || c.of == atOnce }
+func (c *client) ending() bool { return c.of == gone }
 
 // acknowledge makes the kernel send a delayed acknowledgement of the last answer. Afterwards, the client is idle.
 func (c *client) acknowledge() error {
@@ -198,25 +178,11 @@ func (c *client) acknowledge() error {
 	return errors.Join(err, failed)
 }
 
-// reset waits for a reset, and sends nothing.
-func (c *client) reset() error {
-	if err := c.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	_, err := c.in.ReadByte()
-	return err
-}
-
-// live checks that all connections work, except those of the Services gone and atOnce if cut is true: their clients get a reset. Clients of atOnce send
-// nothing before.
+// live checks that all connections work, except those of the Service gone if cut is true: their clients get a reset.
 func (d *departing) live(when string, list []*client, cut bool) {
 	d.Helper()
 	for _, c := range list {
-		act := c.echo
-		if cut && c.of == atOnce {
-			act = c.reset
-		}
-		switch err := act(); {
+		switch err := c.echo(); {
 		case cut && c.ending() && !errors.Is(err, syscall.ECONNRESET):
 			d.Errorf("%s, connection %s: %v, want a reset", when, c.text, err)
 		case !(cut && c.ending()) && err != nil:
@@ -248,7 +214,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	const perFamily = 10
+	const perFamily = 5
 	d.endpoints("remote-0")
 	list := d.clients()
 

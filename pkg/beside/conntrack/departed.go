@@ -15,23 +15,8 @@ import (
 // Departed are endpoints that have left the EndpointSlices of a Service. It may change during a pass: an endpoint that returns keeps its
 // connections. A nil Departed is empty and does not change.
 type Departed struct {
-	mu     sync.RWMutex
-	addrs  map[netip.Addr]struct{}
-	atOnce bool
-}
-
-// SetAtOnce selects whether clients get their reset at once or after their next segment.
-func (d *Departed) SetAtOnce(yes bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.atOnce = yes
-}
-
-// AtOnce returns the value of the last call of SetAtOnce.
-func (d *Departed) AtOnce() bool {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return d.atOnce
+	mu    sync.RWMutex
+	addrs map[netip.Addr]struct{}
 }
 
 // Add adds an endpoint.
@@ -96,10 +81,9 @@ func (d *Desired) departed(f *Flow) bool {
 var errStrict = errors.New("net.netfilter.nf_conntrack_tcp_loose is 0: the kernel would not translate the next segment of a connection whose entry was deleted, " +
 	"and no reset would reach the client; established connections stay")
 
-// OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that begin with a SYN. loose is the
-// file of the sysctl nf_conntrack_tcp_loose. The table calls open, usually [OpenChallenger], when it must challenge the first client. After each
-// batch, it calls challenged with the number of challenged clients, and the first error.
-func OpenToTerminate(loose string, open func() (*Challenger, error), challenged func(f inet.Family, n int, err error)) (Table, error) {
+// OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that begin
+// with a SYN. loose is the file of the sysctl nf_conntrack_tcp_loose.
+func OpenToTerminate(loose string) (Table, error) {
 	text, err := os.ReadFile(loose)
 	switch {
 	case err != nil:
@@ -107,9 +91,5 @@ func OpenToTerminate(loose string, open func() (*Challenger, error), challenged 
 	case strings.TrimSpace(string(text)) == "0":
 		return nil, errStrict
 	}
-	table, err := OpenNetlink()
-	if err != nil {
-		return nil, err
-	}
-	return &terminator{Netlink: table, open: open, challenged: challenged}, nil
+	return OpenNetlink()
 }

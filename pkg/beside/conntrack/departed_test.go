@@ -82,11 +82,11 @@ func TestTerminationsAreSpread(t *testing.T) {
 // If the kernel tracks only connections that begin with a SYN, no table is opened.
 func TestOpenToTerminate(t *testing.T) {
 	loose := filepath.Join(t.TempDir(), "nf_conntrack_tcp_loose")
-	if table, err := OpenToTerminate(loose, OpenChallenger, nil); err == nil {
+	if table, err := OpenToTerminate(loose); err == nil {
 		t.Errorf("without the sysctl: %v, want an error", table)
 	}
 	lab.Must(t, os.WriteFile(loose, []byte("0\n"), 0o600))
-	if table, err := OpenToTerminate(loose, OpenChallenger, nil); err == nil || !strings.Contains(err.Error(), "nf_conntrack_tcp_loose is 0") {
+	if table, err := OpenToTerminate(loose); err == nil || !strings.Contains(err.Error(), "nf_conntrack_tcp_loose is 0") {
 		t.Errorf("with 0: %v, %v, want an error", table, err)
 	}
 }

@@ -27,8 +27,6 @@ type Flow struct {
 	Closed bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
-	// [Desired.Stale] sets AtOnce if the client of a terminated connection must get its reset immediately.
-	AtOnce bool
 }
 
 // translated reports whether the destination of the flow's packets is translated.
@@ -244,8 +242,6 @@ func (d *Desired) forgetGone() {
 // its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if d.departed(f) {
-		to, _ := d.find(f.Destination, inet.TCP)
-		f.AtOnce = to.departed.AtOnce()
 		return true
 	}
 	if f.Protocol != inet.UDP && f.Replied {

@@ -73,8 +73,6 @@ type Netlink struct {
 	batch       batch
 	// unfiltered is true if the kernel cannot filter.
 	unfiltered bool
-	// deleted, if not nil, is called after each batch of deletions.
-	deleted func()
 }
 
 // OpenNetlink opens the table. The process needs CAP_NET_ADMIN.
@@ -202,9 +200,6 @@ func (n *Netlink) deleteBatch(out *Outcome) error {
 	failed, err := sendBatch(n.write, b)
 	out.Deleted += b.count - failed
 	b.reset()
-	if n.deleted != nil {
-		n.deleted()
-	}
 	if err != nil {
 		return fmt.Errorf("delete conntrack entries: %w", err)
 	}

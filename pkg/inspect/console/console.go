@@ -82,8 +82,6 @@ type Parts struct {
 	// Rival looks for a running kube-proxy. NodePorts returns the node ports that collide with another use of the port.
 	Rival     func(context.Context) takeover.Rival
 	NodePorts func() ([]model.Problem, error)
-	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
-	Challenges func() error
 	// Ports returns the program's HTTP servers. Instances returns the names of the older instances that stand by while this one serves, and of
 	// the newer ones that will replace it. unreachable is "" unless another process holds the socket by which instances agree: then it is the
 	// reason why this instance cannot communicate with that process.

@@ -46,7 +46,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	s.Findings = append(s.Findings, c.causes(ctx, s, o, used)...)
 	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
 	node := doctor.Config{
-		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
+		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
 		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
 		Services: c.serviceNetworks(), Networks: host.ReadNetworks, ReversePathDrops: host.ReversePathDrops,
 	}

@@ -36,8 +36,6 @@ type Config struct {
 	Rival     func(context.Context) takeover.Rival
 	// NodePorts returns the node ports that collide with another use of the port.
 	NodePorts func() ([]model.Problem, error)
-	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
-	Challenges func() error
 	// Monitors returns other programs that receive a copy of each change of the ruleset.
 	Monitors func() ([]Monitor, error)
 	// Disguises returns the routes whose masqueraded packets have a wrong source.
@@ -94,9 +92,6 @@ func Look(ctx context.Context, c Config) []view.Finding {
 			list = append(list, nodePort(p))
 		}
 		unable("the sockets of this node", err)
-	}
-	if c.Challenges != nil {
-		list = append(list, c.notAtOnce(c.Challenges())...)
 	}
 	if c.Monitors != nil {
 		monitors, err := c.Monitors()

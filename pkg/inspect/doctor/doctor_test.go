@@ -113,9 +113,8 @@ func TestEverythingElse(t *testing.T) {
 			return []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
 				Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}, nil
 		},
-		Challenges: func() error { return errors.New("no capability") },
-		Monitors:   func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
-		Families:   inet.Families[:],
+		Monitors: func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
+		Families: inet.Families[:],
 		Disguises: func() ([]host.Disguise, error) {
 			tunnel := host.Disguise{To: netip.MustParsePrefix("10.0.0.0/8"), Device: "tun0"}
 			other := host.Disguise{To: netip.MustParsePrefix("0.0.0.0/0"), Device: "eth0", Source: netip.MustParseAddr("192.0.2.1"), Wanted: netip.MustParseAddr("192.0.2.9")}
@@ -128,7 +127,6 @@ func TestEverythingElse(t *testing.T) {
 		"warning: cannot check chains of other programs: not permitted",
 		"warning: chain ip x c (hook prerouting, priority -150) is evaluated before the rules of Services",
 		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
-		"warning: terminated connections are not reset at once: no capability",
 		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
 		"warning: masqueraded IPv4 packets to these networks do not get the source address of the route: 10.0.0.0/8 by tun0 (no source), " +
 			"0.0.0.0/0 by eth0 (source 192.0.2.1, the route has 192.0.2.9)",

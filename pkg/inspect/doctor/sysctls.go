@@ -137,18 +137,5 @@ func (c *Config) loose() []view.Finding {
 	}}
 }
 
-// notAtOnce reports that the program cannot reset terminated connections immediately.
-func (c *Config) notAtOnce(reason error) []view.Finding {
-	if reason == nil {
-		return nil
-	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.NotAtOnce, Object: c.node(), What: fmt.Sprintf("terminated connections are not reset at once: %v", reason),
-		Impact:  "with the value at-once of --terminate-connections or its annotation, a client gets the reset only after its next segment, as with the value gone",
-		Fix:     "if the capability NET_RAW is missing, add it to the container's securityContext.capabilities",
-		Affects: "the pods of this DaemonSet may then send packets with any address. Without the value at-once, they need no such right",
-	}}
-}
-
 // dotted returns the name of a sysctl with dots, as the command sysctl prints it.
 func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }
