@@ -54,10 +54,8 @@ type Options struct {
 	Limits map[string]int
 	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and [model.Ping].
 	RefuseUnusedPorts, AnswerPing string
-	// CountConnections enables counters of connections to Services, CountEndpoints also those of endpoints and zones.
-	CountConnections, CountEndpoints bool
-	// MetricsEndpoints are the Services, as NAMESPACE/NAME, whose endpoints have their own series in the metrics.
-	MetricsEndpoints []string
+	// CountConnections enables counters of connections to Services, CountZones also those of the zones of endpoints.
+	CountConnections, CountZones bool
 	// TerminateConnections is a model.Termination: the default of Services without an annotation for it.
 	TerminateConnections string
 	// Gates are kube-proxy's feature gates with the settings of the configuration.
@@ -169,14 +167,6 @@ func (o *Options) Validate() error {
 	}
 	if _, err := model.ParseTermination(o.TerminateConnections); err != nil {
 		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections, err.Error()))
-	}
-	if len(o.MetricsEndpoints) > 0 && !o.CountEndpoints {
-		errs = append(errs, field.Invalid(field.NewPath("--metrics-endpoints"), o.MetricsEndpoints, "needs --count-connections=endpoints"))
-	}
-	for _, s := range o.MetricsEndpoints {
-		if namespace, name, ok := strings.Cut(s, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-			errs = append(errs, field.Invalid(field.NewPath("--metrics-endpoints"), s, "must be NAMESPACE/NAME"))
-		}
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))

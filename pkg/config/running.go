@@ -10,10 +10,10 @@ import (
 type Running struct {
 	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and have no field in it. An empty
 	// setting has its default.
-	Node, Config                     string
-	Limits                           map[string]int
-	CountConnections, CountEndpoints bool
-	RefuseUnusedPorts, AnswerPing    string
+	Node, Config                  string
+	Limits                        map[string]int
+	CountConnections, CountZones  bool
+	RefuseUnusedPorts, AnswerPing string
 }
 
 // Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces the
@@ -26,7 +26,7 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 		o.Limits = running.Limits
 	}
 	if !fs.Changed("count-connections") {
-		o.CountConnections, o.CountEndpoints = running.CountConnections, running.CountEndpoints
+		o.CountConnections, o.CountZones = running.CountConnections, running.CountZones
 	}
 	for flag, is := range map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing} {
 		if is != "" && !fs.Changed(flag) {

@@ -37,11 +37,11 @@ func TestInherit(t *testing.T) {
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))
 		lab.Must(t, err)
-		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections, CountEndpoints: program.CountEndpoints,
+		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections, CountZones: program.CountZones,
 			RefuseUnusedPorts: program.RefuseUnusedPorts, AnswerPing: program.AnswerPing}
 		for _, change := range []string{
 			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
-			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=endpoints", "--limits=ports=4", "--feature-gates=B=true",
+			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=zones", "--limits=ports=4", "--feature-gates=B=true",
 			"--refuse-unused-ports=cluster", "--answer-ping=none",
 		} {
 			before := flags
@@ -53,7 +53,7 @@ func TestInherit(t *testing.T) {
 			if want.RefuseUnusedPorts != got.RefuseUnusedPorts || want.AnswerPing != got.AnswerPing {
 				t.Errorf("mode %s, %q: unused ports %s, ping %s; want %s, %s", mode, change, got.RefuseUnusedPorts, got.AnswerPing, want.RefuseUnusedPorts, want.AnswerPing)
 			}
-			if !cmp.Equal(want.Limits, got.Limits) || want.CountConnections != got.CountConnections || want.CountEndpoints != got.CountEndpoints {
+			if !cmp.Equal(want.Limits, got.Limits) || want.CountConnections != got.CountConnections || want.CountZones != got.CountZones {
 				t.Errorf("mode %s, %q: limits %v, counting %v; want %v, %v", mode, change, got.Limits, got.CountConnections, want.Limits, want.CountConnections)
 			}
 		}

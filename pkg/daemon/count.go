@@ -23,13 +23,10 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 	if !d.CountConnections {
 		return nil
 	}
-	d.counts.SetPlaces(func(service types.NamespacedName) map[netip.Addr]model.Place {
-		return model.Places(d.source.Slices(service))
+	d.counts.SetZones(func(service types.NamespacedName) map[netip.Addr]string {
+		return model.Zones(d.source.Slices(service))
 	})
-	metrics.RegisterServices(d.registry, d.counts, metrics.Series{Ports: d.MetricsServices, Endpoints: d.MetricsEndpoints, LeftOut: func(service string, series int) {
-		logger.Info("The endpoints of a Service have no series: together with the Services before it in --metrics-endpoints, they would exceed the budget",
-			"service", service, "series", series, "budget", metrics.MostEndpointSeries)
-	}})
+	metrics.RegisterServices(d.registry, d.counts, d.MetricsServices)
 	const many, file = 64, "/sys/devices/system/cpu/possible"
 	if text, err := os.ReadFile(file); err == nil {
 		if n := possibleCPUs(string(text)); n > many {

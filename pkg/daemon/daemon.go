@@ -308,7 +308,7 @@ func (d *daemon) openClients() error {
 // openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName,
-		Tracker: d.tracker, Zones: d.CountEndpoints, Limits: d.ModelOptions().Limits}
+		Tracker: d.tracker, Zones: d.CountZones, Limits: d.ModelOptions().Limits}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
@@ -467,7 +467,7 @@ func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
-		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken, Clients: d.clients.States,
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
 		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },

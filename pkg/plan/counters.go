@@ -147,8 +147,8 @@ func (c *Counters) Owned(e *nft.Element) (Number, bool) {
 	return Number{e.Set.Family, word & portBits}, word&portBits != topBit && !kindOf(word).restricts()
 }
 
-// Endpoint returns the service port and the endpoint of an element with the meaning ToEndpoint. For ranges of ports, the endpoint has port 0.
-func (c *Counters) Endpoint(e *nft.Element) (Number, netip.AddrPort) {
+// Endpoint returns the service port and the address of the endpoint of an element with the meaning ToEndpoint.
+func (c *Counters) Endpoint(e *nft.Element) (Number, netip.Addr) {
 	const field = 4
 	word, data := e.Key, e.Data
 	if len(word.Bytes()) > field {
@@ -160,7 +160,7 @@ func (c *Counters) Endpoint(e *nft.Element) (Number, netip.AddrPort) {
 	if isAffine(number) {
 		number &= affineBits
 	}
-	return Number{e.Set.Family, number}, data.AsEndpoint(e.Set.Family)
+	return Number{e.Set.Family, number}, data.AsEndpoint(e.Set.Family).Addr()
 }
 
 // FrontendID returns the family of a frontend, and its key in the maps.

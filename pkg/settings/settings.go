@@ -78,7 +78,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
 	options := plan.Options{Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
-		Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountEndpoints, RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All,
+		Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountZones, RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All,
 		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config)}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)

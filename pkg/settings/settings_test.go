@@ -118,7 +118,7 @@ func TestWithoutANameTheHostHasOne(t *testing.T) {
 
 func TestConnectionsAreCountedByDefault(t *testing.T) {
 	for args, want := range map[string][2]bool{
-		"": {true}, "--count-connections": {true}, "--count-connections=true": {true}, "--count-connections=false": {}, "--count-connections=endpoints": {true, true},
+		"": {true}, "--count-connections": {true}, "--count-connections=true": {true}, "--count-connections=false": {}, "--count-connections=zones": {true, true},
 	} {
 		o := parse(t, args).PlanOptions(inet.Families[:])
 		if got := [2]bool{!o.Uncounted, o.CountEndpoints}; got != want {

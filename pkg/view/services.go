@@ -103,11 +103,9 @@ type Frontend struct {
 type Endpoint struct {
 	Address string `json:"address"`
 	Node    string `json:"node,omitempty"`
-	// Zone is the zone in the EndpointSlice. Connections is the number of new connections through this node since its counter began. Both are set only
-	// if the program counts connections to endpoints.
-	Zone        string  `json:"zone,omitempty"`
-	Connections *uint64 `json:"connections,omitempty"`
-	Slice       string  `json:"slice,omitempty"`
+	// Zone is the zone in the EndpointSlice. It is set only if the program counts connections by zone.
+	Zone  string `json:"zone,omitempty"`
+	Slice string `json:"slice,omitempty"`
 	// Pod is the name of the pod. It is known only for Services that are requested by name.
 	Pod string `json:"pod,omitempty"`
 	// Conditions are the conditions in the EndpointSlice, such as "ready".
@@ -512,17 +510,8 @@ func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 	return list
 }
 
-// countOf returns the number of connections to an endpoint; 0 if it is not counted.
-func countOf(e *Endpoint) uint64 {
-	if e.Connections == nil {
-		return 0
-	}
-	return *e.Connections
-}
-
 func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 	pods := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Pod != "" })
-	counted := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Connections != nil })
 	shares := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Share > 0 })
 	for i := range list {
 		e := &list[i]
@@ -541,9 +530,6 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 			where += ", zone " + e.Zone
 		}
 		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
-		if counted {
-			row = append(row, Cell{Text: Count(int(countOf(e)), "connection")})
-		}
 		if pods {
 			row = append(row, Cell{Text: "pod " + cmp.Or(e.Pod, "unknown")})
 		}

@@ -8,11 +8,11 @@ type Settings struct {
 	Started time.Time `json:"started"`
 	// Node is the name of its Node.
 	Node string `json:"node"`
-	// Config is the KubeProxyConfiguration in effect, as YAML. Limits, CountConnections and CountEndpoints are settings of the tables that have no field in it.
+	// Config is the KubeProxyConfiguration in effect, as YAML. Limits, CountConnections and CountZones are settings of the tables that have no field in it.
 	Config           string         `json:"config"`
 	Limits           map[string]int `json:"limits,omitempty"`
 	CountConnections bool           `json:"countConnections"`
-	CountEndpoints   bool           `json:"countEndpoints,omitempty"`
+	CountZones       bool           `json:"countZones,omitempty"`
 	// RefuseUnusedPorts and AnswerPing are the values of these flags.
 	RefuseUnusedPorts string `json:"refuseUnusedPorts,omitempty"`
 	AnswerPing        string `json:"answerPing,omitempty"`

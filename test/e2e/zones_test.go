@@ -16,13 +16,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// countedByEndpoint are the flags on the page about zones.
-var countedByEndpoint = []string{"--count-connections=endpoints", "--metrics-endpoints=default/web"}
+// countedByZone is the flag on the page about zones.
+const countedByZone = "--count-connections=zones"
 
 // TestZonesPage compares the page about zones with the output of the program, after 20 connections.
 func TestZonesPage(t *testing.T) {
 	zoned := func(endpoint, zone string) string { return strings.TrimSuffix(endpoint, "}") + ", zone: " + zone + "}" }
-	d := newDesk(t, deskNode+deskService(1, "web", "", "")+deskSlice("web", "s1", deskPort, zoned(readyPod, "a"), zoned(remotePod, "b")), countedByEndpoint...)
+	d := newDesk(t, deskNode+deskService(1, "web", "", "")+deskSlice("web", "s1", deskPort, zoned(readyPod, "a"), zoned(remotePod, "b")), countedByZone)
 	serve(t, inet.TCP, backendPort, d.Pods[0], d.Remotes[0])
 	by := map[string]int{}
 	for len(by) < 2 || by["pod-0"]+by["remote-0"] < 20 || by["pod-0"] == by["remote-0"] { // equal numbers cannot be told apart below
@@ -42,18 +42,17 @@ func TestZonesPage(t *testing.T) {
 			return number.ReplaceAllStringFunc(count, func(n string) string { return cmp.Or(shown[n], n) })
 		})
 	}
-	eventually(t, patience, func() error {
-		text, _ := d.command("services", "default/web")
-		if !strings.Contains(text, fmt.Sprintf(" %d connections", by["pod-0"])) {
-			return errors.New(text)
+	const metrics = `curl -s http://127.0.0.1:10249/metrics | grep ^kubenftproxy_service_zone_connections_total`
+	var out []byte
+	eventually(t, patience, func() (err error) {
+		out, err = d.Node.Command(t.Context(), "sh", "-c", metrics).Output()
+		if want := fmt.Sprintf(`zone="a"} %d`, by["pod-0"]); err == nil && !strings.Contains(string(out), want) {
+			err = fmt.Errorf("%s, want %s", out, want)
 		}
-		return nil
+		return err
 	})
 	services, _ := d.command("services", "default/web")
 	d.checkPartOf(page, "services", "$ kube-nftproxy services default/web\n"+usual(services))
-	const metrics = `curl -s http://127.0.0.1:10249/metrics | grep -E '^kubenftproxy_(service_zone|endpoint)_connections'`
-	out, err := d.Node.Command(t.Context(), "sh", "-c", metrics).Output()
-	must(t, err)
 	d.checkPartOf(page, "metrics", "$ "+metrics+"\n"+usual(string(out)))
 }
 
@@ -69,7 +68,7 @@ func TestZonesOfTheAPIServer(t *testing.T) {
 	web := slice("web", "web-1", in(pod, "a"), in(remote, "b"))
 	w.apply(service("web"), web)
 	serve(t, inet.TCP, backendPort, w.Pods[0], w.Remotes[0])
-	d := w.start(countedByEndpoint...)
+	d := w.start(countedByZone)
 	want, zones := map[string]float64{}, map[string]string{w.Pods[0].Name: "a", w.Remotes[0].Name: "b"}
 	connect := func() error {
 		a := w.Client.Probe(t.Context(), inet.TCP, w.clusterIPs("web")[0], lab.Options{Timeout: patience})
@@ -100,13 +99,10 @@ func TestZonesOfTheAPIServer(t *testing.T) {
 	web.Endpoints = []discoveryv1.Endpoint{in(pod, "a")}
 	w.apply(web)
 	eventually(t, patience, func() error {
-		m, err := d.Metrics(t.Context())
-		for series := range m {
-			if strings.HasPrefix(series, "kubenftproxy_endpoint_connections_total{") && strings.Contains(series, w.Remotes[0].IPv4.String()) {
-				return errors.New("the endpoint that has left still has the series " + series)
-			}
+		if list := nft(t, w.Node, "list map ip kube-nftproxy endpoints"); strings.Contains(list, w.Remotes[0].IPv4.String()) {
+			return errors.New("the endpoint that has left is still in " + list)
 		}
-		return err
+		return nil
 	})
 	web.Endpoints = append(web.Endpoints, in(remote, "c"))
 	w.apply(web)

@@ -62,8 +62,8 @@ func TestPage(t *testing.T) {
 	m := New(reg, Config{Version: "v1", Loopback: true})
 	everything(m)
 	NewTerminations(reg, m).FlowsDeleted(inet.IPv6, 0, 2)
-	counts, series := placed()
-	RegisterServices(reg, counts, series)
+	counts := placed()
+	RegisterServices(reg, counts, 100)
 	RegisterLoopback(reg, inet.Families[:1], func(inet.Family) (map[inet.Protocol]uint64, error) {
 		return map[inet.Protocol]uint64{inet.UDP: 1}, nil
 	})
@@ -135,8 +135,8 @@ func TestLint(t *testing.T) {
 	}
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
-	counts, series := placed()
-	RegisterServices(reg, counts, series)
+	counts := placed()
+	RegisterServices(reg, counts, 100)
 	problems, err := testutil.GatherAndLint(reg)
 	lab.Must(t, err)
 	got := map[string]string{}
@@ -150,11 +150,11 @@ func TestLint(t *testing.T) {
 func TestFromTheStart(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	New(reg, Config{Version: "v1"})
-	RegisterServices(reg, busy(0), Series{Ports: 100})
+	RegisterServices(reg, busy(0), 100)
 	got := strings.Split(strings.TrimSpace(describe(t, reg)), "\n")
 	used := prometheus.NewPedanticRegistry()
 	everything(New(used, Config{Version: "v1"}))
-	RegisterServices(used, busy(0), Series{Ports: 100})
+	RegisterServices(used, busy(0), 100)
 	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(describe(t, used)), "\n"), func(line string) bool {
 		return strings.Contains(line, "timestamp_seconds") || strings.Contains(line, "_elements gauge ")
 	})

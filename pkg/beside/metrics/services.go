@@ -21,20 +21,6 @@ type ServiceCounts interface {
 	Total() counters.Counts
 	Ports() []counters.Port
 	Zones() []counters.Zone
-	Endpoints(wanted func(types.NamespacedName) bool) []counters.Endpoint
-}
-
-// MostEndpointSeries is the largest number of series of single endpoints.
-const MostEndpointSeries = 1000
-
-// Series selects the series of the counts.
-type Series struct {
-	// Ports is the number of service ports with separate series. Their Services also have series for zones.
-	Ports int
-	// Endpoints are the Services, as NAMESPACE/NAME, whose endpoints have series, within MostEndpointSeries. Earlier Services take precedence.
-	Endpoints []string
-	// LeftOut, if not nil, is called once for each of these Services that is left out, with the number of its series.
-	LeftOut func(service string, series int)
 }
 
 // patience is the longest time that a scrape waits for the kernel's counters. If it is too short, the next scrape has them.
@@ -47,24 +33,23 @@ const patience = time.Second
 // grows while its Service exists. The rest is the total less the sum.
 type services struct {
 	source ServiceCounts
-	Series
+	most   int
 
-	connections, refused, service, serviceRefused, zone, endpoint, leftOut *prometheus.Desc
-	readings                                                               *prometheus.CounterVec
+	connections, refused, service, serviceRefused, zone *prometheus.Desc
+	readings                                            *prometheus.CounterVec
 
 	mu    sync.Mutex
 	ports shown
-	// reported are the Services that LeftOut has received.
-	reported map[string]bool
 }
 
-// RegisterServices registers the counts of connections to Services. It panics if they are registered already.
-func RegisterServices(reg prometheus.Registerer, source ServiceCounts, series Series) {
+// RegisterServices registers the counts of connections to Services. most is the number of service ports with separate
+// series. Their Services also have series for zones. It panics if the counts are registered already.
+func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int) {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kubenftproxy_"+name, help, labels, nil)
 	}
 	s := &services{
-		source: source, Series: series, reported: map[string]bool{},
+		source: source, most: most,
 		connections: describe("connections_total", "New connections to Services through this node that were forwarded to an endpoint. All metrics of connections need --count-connections."),
 		refused: describe("refused_total", "New connections to Services through this node that were refused or dropped, by reason: "+
 			reasons()+". Each retry of a client counts.", "reason"),
@@ -73,10 +58,7 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, series Se
 		serviceRefused: describe("service_refused_total", "New connections refused or dropped for one service port, by reason. Only the busiest service ports have series. "+
 			"A connection to an unused port counts for the Service, with an empty port.", "namespace", "service", "port", "reason"),
 		zone: describe("service_zone_connections_total", "New connections forwarded for one Service, by the zone of the endpoint in its EndpointSlice; unknown if that has none, "+
-			"other for all zones of a Service above 16. Needs --count-connections=endpoints. Only the Services of the busiest service ports have series.", "namespace", "service", "zone"),
-		endpoint: describe("endpoint_connections_total", "New connections forwarded to one endpoint of a service port, with its zone and node. "+
-			"Only Services in --metrics-endpoints have series, up to 1,000 in total.", "namespace", "service", "port", "endpoint", "zone", "node"),
-		leftOut: describe("endpoint_series_left_out", "Services in --metrics-endpoints whose endpoints have no series, because the series would exceed 1,000 in total."),
+			"other for all zones of a Service above 16. Needs --count-connections=zones. Only the Services of the busiest service ports have series.", "namespace", "service", "zone"),
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kubenftproxy_connection_readings_total",
 			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a failed reading, " +
@@ -103,7 +85,7 @@ func reasons() string {
 
 // Describe implements [prometheus.Collector].
 func (s *services) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.zone, s.endpoint, s.leftOut} {
+	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.zone} {
 		to <- d
 	}
 	s.readings.Describe(to)
@@ -130,7 +112,7 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	busy := map[types.NamespacedName]bool{}
-	for _, p := range s.ports.choose(s.source.Ports(), s.Ports) {
+	for _, p := range s.ports.choose(s.source.Ports(), s.most) {
 		busy[types.NamespacedName{Namespace: p.Namespace, Name: p.Service}] = true
 		if n := p.Counts[outcome.Forwarded]; p.Port != "" || n > 0 {
 			send(s.service, n, p.Namespace, p.Service, p.Port)
@@ -146,36 +128,6 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 			send(s.zone, z.Connections, z.Namespace, z.Service, z.Zone)
 		}
 	}
-	if len(s.Endpoints) == 0 {
-		return
-	}
-	list, leftOut := s.endpoints()
-	for _, e := range list {
-		send(s.endpoint, e.Connections, e.Namespace, e.Service, e.Port, e.To.String(), e.Zone, e.Node)
-	}
-	to <- prometheus.MustNewConstMetric(s.leftOut, prometheus.GaugeValue, float64(leftOut))
-}
-
-// endpoints returns the endpoints of the selected Services, and the number of Services that are left out.
-func (s *services) endpoints() (list []counters.Endpoint, leftOut int) {
-	found := map[string][]counters.Endpoint{}
-	for _, e := range s.source.Endpoints(func(n types.NamespacedName) bool { return slices.Contains(s.Endpoints, n.String()) }) {
-		name := e.Namespace + "/" + e.Service
-		found[name] = append(found[name], e)
-	}
-	for _, name := range s.Endpoints {
-		more := found[name]
-		delete(found, name) // the list may have a name twice
-		if len(list)+len(more) <= MostEndpointSeries {
-			list = append(list, more...)
-			continue
-		}
-		if leftOut++; !s.reported[name] && s.LeftOut != nil {
-			s.LeftOut(name, len(more))
-		}
-		s.reported[name] = true
-	}
-	return list, leftOut
 }
 
 // series are the labels of a service port.

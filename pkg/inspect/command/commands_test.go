@@ -332,7 +332,6 @@ func TestWatchedServices(t *testing.T) {
 		reads++
 		other, n := webService(1), uint64(reads) // only its counts change
 		other.Name, other.Ports[0].Full, other.Ports[0].Frontends[0].Connections = "other", n, &n
-		other.Ports[0].Endpoints = []view.Endpoint{{Connections: &n}}
 		return services(webService(reads/2), other)
 	}})
 	commit := func(names ...string) any {

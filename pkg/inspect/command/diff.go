@@ -101,7 +101,7 @@ func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, erro
 	var s view.Settings
 	err := r.client.Get(r.ctx, control.PageSettings, &s)
 	if err == nil {
-		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections, CountEndpoints: s.CountEndpoints,
+		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections, CountZones: s.CountZones,
 			RefuseUnusedPorts: s.RefuseUnusedPorts, AnswerPing: s.AnswerPing})
 	}
 	given := o.File != ""

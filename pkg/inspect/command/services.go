@@ -229,12 +229,9 @@ func withoutCounts(s view.Service) view.Service {
 	s.Ports = slices.Clone(s.Ports)
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		p.Full, p.Frontends, p.Endpoints = 0, slices.Clone(p.Frontends), slices.Clone(p.Endpoints)
+		p.Full, p.Frontends = 0, slices.Clone(p.Frontends)
 		for j := range p.Frontends {
 			p.Frontends[j].Connections, p.Frontends[j].Refused, p.Frontends[j].Dropped = nil, nil, 0
-		}
-		for j := range p.Endpoints {
-			p.Endpoints[j].Connections = nil
 		}
 	}
 	return s

@@ -67,11 +67,10 @@ type Parts struct {
 	Problems *Problems
 	Gatherer prometheus.Gatherer
 	// Pending returns the changes that the loop has not taken yet. Account returns the health of the program, and the
-	// time of the oldest pending request for a sync. Connections returns the counts of frontends, ToEndpoint the count of an endpoint as of the last reading.
+	// time of the oldest pending request for a sync. Connections returns the counts of frontends.
 	Pending     func() track.Pending
 	Account     func() health.Account
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
-	ToEndpoint  func(port model.PortName, to netip.AddrPort) (n uint64, counted bool)
 	// Broken returns the reasons why a Service's health check port is not served, with their remedies in brackets.
 	Broken func(types.NamespacedName) []string
 	// Clients returns the states of the maps of remembered clients.

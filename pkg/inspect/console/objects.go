@@ -17,7 +17,7 @@ import (
 // settings returns the configuration in effect, without secrets.
 func (c *Console) settings() (*view.Settings, error) {
 	text, err := c.ConfigText()
-	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountEndpoints: c.CountEndpoints,
+	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountZones: c.CountZones,
 		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing}, err
 }
 

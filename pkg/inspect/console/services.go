@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,21 +221,6 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 				refused, dropped := n.OfFrontend()
 				fronts[k].Connections, fronts[k].Refused, fronts[k].Dropped = &n[outcome.Forwarded], &refused, dropped
 			}
-			c.countEndpoints(&v.Services[i], &v.Services[i].Ports[j])
-		}
-	}
-}
-
-// countEndpoints sets the numbers of connections of the endpoints of a service port, if the program counts them.
-func (c *Console) countEndpoints(s *view.Service, p *view.ServicePort) {
-	name := model.PortName{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: p.Name}
-	for i := range p.Endpoints {
-		to, err := netip.ParseAddrPort(p.Endpoints[i].Address)
-		if err != nil {
-			continue
-		}
-		if n, counted := c.ToEndpoint(name, to); counted {
-			p.Endpoints[i].Connections = &n
 		}
 	}
 }

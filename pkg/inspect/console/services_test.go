@@ -90,7 +90,6 @@ func newConsole(t *testing.T, objects string, flags ...string) *Console {
 	facts.ServiceCIDRs[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	return New(Parts{
 		Settings: s, Source: source, Loop: &idleLoop{facts: facts}, Broken: func(types.NamespacedName) []string { return nil },
-		ToEndpoint: func(model.PortName, netip.AddrPort) (uint64, bool) { return 0, false },
 		Connections: func(keys []model.Key, _ time.Duration) ([]counters.Counts, error) {
 			return make([]counters.Counts, len(keys)), nil
 		},

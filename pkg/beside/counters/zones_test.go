@@ -17,27 +17,28 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// counted is a node whose elements of endpoints have counters, with the connections that each endpoint and each zone must have.
+// counted is a node whose elements of endpoints have counters, with the connections that each zone must have. Each host
+// has its own zone.
 type counted struct {
 	*node
-	endpoints, zones map[string]uint64
-	// in has the zone of each host. places has the places that the EndpointSlices name.
-	in     map[string]string
-	places map[netip.Addr]model.Place
+	zones map[string]uint64
+	// in has the zone of each host. named has the zones that the EndpointSlices name.
+	in    map[string]string
+	named map[netip.Addr]string
 }
 
 func newCounted(t *testing.T) *counted {
-	n := &counted{node: newNode(t), endpoints: map[string]uint64{}, zones: map[string]uint64{}, in: map[string]string{}, places: map[netip.Addr]model.Place{}}
+	n := &counted{node: newNode(t), zones: map[string]uint64{}, in: map[string]string{}, named: map[netip.Addr]string{}}
 	n.options.CountEndpoints = true
 	n.start()
-	n.counters.SetPlaces(func(name types.NamespacedName) map[netip.Addr]model.Place {
+	n.counters.SetZones(func(name types.NamespacedName) map[netip.Addr]string {
 		if name != service {
 			return nil
 		}
-		return n.places
+		return n.named
 	})
 	for i, h := range []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]} {
-		n.move(h, fmt.Sprintf("zone-%d", i/2))
+		n.move(h, fmt.Sprintf("zone-%d", i))
 	}
 	return n
 }
@@ -46,11 +47,12 @@ func newCounted(t *testing.T) *counted {
 func (n *counted) move(h *lab.Host, zone string) {
 	n.in[h.Name] = zone
 	for _, f := range inet.Families {
-		n.places[h.Addr(clusterIP[f])] = model.Place{Zone: zone, Node: "node of " + h.Name}
+		n.named[h.Addr(clusterIP[f])] = zone
 	}
 }
 
-// connect opens connections to one address of the Service, in both families and with both protocols, and notes which endpoint answered.
+// connect opens connections to one address of the Service, in both families and with both protocols, and counts the zone of the endpoint
+// that answered.
 func (n *counted) connect(from *lab.Host, to [2]netip.Addr, port uint16, times int) {
 	n.Helper()
 	for _, f := range inet.Families {
@@ -60,11 +62,6 @@ func (n *counted) connect(from *lab.Host, to [2]netip.Addr, port uint16, times i
 				if a.Outcome != lab.Answered {
 					n.Fatalf("%s -> %s port %d/%s: %s (%v)", from.Name, to[f], port, proto, a, a.Err)
 				}
-				if port == podPort {
-					n.endpoints[model.RangesPort+" "+netip.AddrPortFrom(a.Local.Addr(), 0).String()]++
-				} else {
-					n.endpoints[proto.String()+" "+a.Local.String()]++
-				}
 				n.zones[n.in[a.Server]]++
 			}
 		}
@@ -72,28 +69,6 @@ func (n *counted) connect(from *lab.Host, to [2]netip.Addr, port uint16, times i
 }
 
 func (n *counted) verify(when string) {
-	n.Helper()
-	if _, err := n.fresh(nil); err != nil {
-		n.Fatal(err)
-	}
-	endpoints := map[string]uint64{}
-	for _, e := range n.counters.Endpoints(func(types.NamespacedName) bool { return true }) {
-		endpoints[e.Port+" "+e.To.String()] = e.Connections
-		if want := n.places[e.To.Addr()]; e.Place != want {
-			n.Errorf("%s: %s is at %v, want %v", when, e.To, e.Place, want)
-		}
-		port := model.PortName{NamespacedName: service, Port: e.Port}
-		if c, known := n.counters.ToEndpoint(port, e.To); !known || c != e.Connections {
-			n.Errorf("%s: ToEndpoint of %s is %d, want %d", when, e.To, c, e.Connections)
-		}
-	}
-	if diff := cmp.Diff(n.endpoints, endpoints); diff != "" {
-		n.Fatalf("endpoints %s (-want +got):\n%s", when, diff)
-	}
-	n.verifyZones(when)
-}
-
-func (n *counted) verifyZones(when string) {
 	n.Helper()
 	if _, err := n.fresh(nil); err != nil {
 		n.Fatal(err)
@@ -111,7 +86,7 @@ func (n *counted) verifyZones(when string) {
 }
 
 // Each way to an endpoint counts once: by chance, by hash, by weight, of a remembered client, with a maximum, with policy Local.
-func TestConnectionsOfEndpointsAndZones(t *testing.T) {
+func TestConnectionsOfZones(t *testing.T) {
 	n := newCounted(t)
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
 	kind := apply.Full
@@ -139,8 +114,8 @@ func TestConnectionsOfEndpointsAndZones(t *testing.T) {
 	}
 }
 
-// A connection to a range of ports counts for the address of its endpoint, whatever the port and the protocol.
-func TestConnectionsOfRangesCountForTheEndpoint(t *testing.T) {
+// A connection to a range of ports counts for the zone of its endpoint, whatever the port and the protocol.
+func TestConnectionsOfRangesCountForTheZone(t *testing.T) {
 	n := newCounted(t)
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
 	kind := apply.Full
@@ -175,14 +150,14 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 			n.sync(apply.Full)
 		}
 	}
-	n.verifyZones("after all changes")
+	n.verify("after all changes")
 
 	// A zone keeps the count of an endpoint that left.
 	n.set(shape{endpoints: all[:1], sources: allSources}, apply.Partial)
-	n.verifyZones("after endpoints left")
-	for _, e := range n.counters.Endpoints(func(types.NamespacedName) bool { return true }) {
-		if a := e.To.Addr(); a != all[0].IPv4 && a != all[0].IPv6 {
-			t.Errorf("%s left, and has a count", e.To)
+	n.verify("after endpoints left")
+	for at := range n.counters.endpoints.known {
+		if at.addr != all[0].IPv4 && at.addr != all[0].IPv6 {
+			t.Errorf("%s left, and is known", at.addr)
 		}
 	}
 
@@ -191,32 +166,32 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 	n.move(n.Pods[0], "zone-9")
 	n.set(shape{endpoints: all[:1], sources: allSources}, apply.Partial)
 	n.connect(n.Pods[1], clusterIP, servicePort, 2)
-	n.verifyZones("after the address moved")
+	n.verify("after the address moved")
 }
 
-// A Service has at most 16 zones with names, and one for all others. A place that no slice names is unknown.
+// A Service has at most 16 zones with names, and one for all others. The zone of an endpoint in no slice is unknown.
 func TestZonesAreLimited(t *testing.T) {
 	s, names := newEndpoints(), map[string]uint64{otherZones: 4, unknownZone: 1}
 	for i := range mostZones + 3 {
-		at := endpoint{"shop/cart:http", netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80)}
+		at := endpoint{"shop/cart", netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
 		s.count(at, 1, 1)
-		places := map[netip.Addr]model.Place{at.to.Addr(): {Zone: fmt.Sprint("zone-", i)}}
+		found := map[netip.Addr]string{at.addr: fmt.Sprint("zone-", i)}
 		if i == 3 {
-			clear(places)
+			clear(found)
 		}
-		s.settle(at, s.counts[at], places)
+		s.settle(at, s.known[at], found)
 		if i < mostZones && i != 3 {
 			names[fmt.Sprint("zone-", i)] = 1
 		}
 	}
-	again := endpoint{"shop/cart:admin", netip.MustParseAddrPort("10.0.0.200:80")}
+	again := endpoint{"shop/cart", netip.MustParseAddr("10.0.0.200")}
 	s.count(again, 1, 1)
-	s.settle(again, s.counts[again], map[netip.Addr]model.Place{again.to.Addr(): {Zone: "zone-99"}})
+	s.settle(again, s.known[again], map[netip.Addr]string{again.addr: "zone-99"})
 	lab.Same(t, names, s.zones["shop/cart"].by, "zones")
 }
 
-// A connection above the maximum of its endpoint does not count for the endpoint.
-func TestConnectionsAboveTheMaximumDoNotCountForTheEndpoint(t *testing.T) {
+// A connection above the maximum of its endpoint does not count for the zone.
+func TestConnectionsAboveTheMaximumDoNotCountForTheZone(t *testing.T) {
 	n := newCounted(t)
 	n.set(shape{endpoints: n.Pods[:1], sources: allSources, most: 1, at: model.Refuse}, apply.Full)
 	for _, f := range inet.Families {
@@ -229,7 +204,6 @@ func TestConnectionsAboveTheMaximumDoNotCountForTheEndpoint(t *testing.T) {
 				t.Fatalf("%s: %s (%v), want %s", f, a, a.Err, outcome)
 			}
 		}
-		n.endpoints["tcp "+netip.AddrPortFrom(n.Pods[0].Addr(clusterIP[f]), podPort).String()]++
 		n.zones[n.in[n.Pods[0].Name]]++
 	}
 	n.verify("at the maximum")

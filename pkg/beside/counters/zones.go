@@ -1,13 +1,12 @@
 package counters
 
 import (
+	"cmp"
 	"net/netip"
 	"strings"
-	"unique"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -20,46 +19,47 @@ const (
 	mostZones   = 16
 )
 
-// Places returns the places of the endpoints of a Service, by address. Counters calls it from the goroutine of a reading.
-type Places func(service types.NamespacedName) map[netip.Addr]model.Place
+// ZonesOf returns the zones of the endpoints of a Service, by address. Counters calls it from the goroutine of a
+// reading.
+type ZonesOf func(service types.NamespacedName) map[netip.Addr]string
 
-// endpoints are the counts of endpoints and zones. A nil pointer counts nothing.
+// endpoints count connections to endpoints by zone. A nil pointer counts nothing.
 //
 // The elements of endpoints have no comments, which would cost the kernel memory for each endpoint. They have the number of their service port.
 // The elements of its frontends have this number and the name of the service port. A reading sees the elements of frontends first.
 type endpoints struct {
-	places Places
-	// owners are the service ports by number.
+	zonesOf ZonesOf
+	// owners are the Services by the numbers of their ports.
 	owners map[plan.Number]*owned
-	// counts are the counts of endpoints. Those of endpoints in unowned have no known service port, because it is newer than the last reading.
-	counts  map[endpoint]*endpointEntry
-	unowned map[plan.Number]map[netip.AddrPort]uint64
-	// unsettled are the endpoints whose places must be read.
+	// known are the known endpoints. Those in unowned have no known Service, because it is newer than the last reading.
+	known   map[endpoint]*endpointEntry
+	unowned map[plan.Number]map[netip.Addr]uint64
+	// unsettled are the endpoints whose zones must be read.
 	unsettled map[endpoint]struct{}
 	// waiting is true if an endpoint has connections that are not counted for a zone.
 	waiting bool
 	zones   map[string]*zones
 }
 
-// owned is the service port of a number, by the comment of its elements, and the last reading that has seen it.
+// owned is the Service of a number, such as default/web, and the last reading that has seen it.
 type owned struct {
-	name  string
-	round int
+	service string
+	round   int
 }
 
-// endpoint is an endpoint of a service port.
+// endpoint is an endpoint of a Service.
 type endpoint struct {
-	owner string
-	to    netip.AddrPort
+	service string
+	addr    netip.Addr
 }
 
 type endpointEntry struct {
-	connections uint64
 	// unplaced is the number of connections that are not counted for a zone yet.
 	unplaced uint64
-	place    unique.Handle[model.Place]
-	placed   bool
-	round    int
+	// zone is "" before the first reading of the zone. If placed is false, another pod may have the address.
+	zone   string
+	placed bool
+	round  int
 }
 
 // zones are the counts of the zones of a Service, by their labels.
@@ -70,15 +70,16 @@ type zones struct {
 
 func newEndpoints() *endpoints {
 	return &endpoints{
-		owners: map[plan.Number]*owned{}, counts: map[endpoint]*endpointEntry{}, unowned: map[plan.Number]map[netip.AddrPort]uint64{},
+		owners: map[plan.Number]*owned{}, known: map[endpoint]*endpointEntry{}, unowned: map[plan.Number]map[netip.Addr]uint64{},
 		unsettled: map[endpoint]struct{}{}, zones: map[string]*zones{},
 	}
 }
 
-// SetPlaces sets the source of the places of endpoints. Call it before the first reading. Without it, all zones are unknown.
-func (c *Counters) SetPlaces(p Places) {
+// SetZones sets the source of the zones of endpoints. Call it before the first reading. Without it, all zones are
+// unknown.
+func (c *Counters) SetZones(of ZonesOf) {
 	if c.endpoints != nil {
-		c.endpoints.places = p
+		c.endpoints.zonesOf = of
 	}
 }
 
@@ -91,7 +92,7 @@ func (s *endpoints) of(meanings *plan.Counters, e *nft.Counted) bool {
 	return m == plan.ToEndpoint
 }
 
-// learnAll learns the service ports of numbers from elements of frontends.
+// learnAll learns the Services of numbers from elements of frontends.
 func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round int) {
 	if s == nil {
 		return
@@ -107,12 +108,13 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round 
 			o = &owned{}
 			s.owners[number] = o
 		}
-		o.name, o.round = e.Comment, round
-		if z := s.zones[serviceOf(e.Comment)]; z != nil {
+		o.service, _, _ = strings.Cut(e.Comment, ":")
+		o.round = round
+		if z := s.zones[o.service]; z != nil {
 			z.round = round
 		}
-		for to, n := range s.unowned[number] {
-			s.count(endpoint{o.name, to}, n, round)
+		for addr, n := range s.unowned[number] {
+			s.count(endpoint{o.service, addr}, n, round)
 		}
 		delete(s.unowned, number)
 	}
@@ -120,29 +122,28 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round 
 
 // add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may have the address.
 func (s *endpoints) add(meanings *plan.Counters, e *nft.Counted, n uint64, first bool) {
-	number, to := meanings.Endpoint(&e.Element)
+	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
 		if first {
 			s.doubt(meanings, e)
 		}
-		s.count(endpoint{o.name, to}, n, o.round)
+		s.count(endpoint{o.service, addr}, n, o.round)
 		return
 	}
 	if s.unowned[number] == nil {
-		s.unowned[number] = map[netip.AddrPort]uint64{}
+		s.unowned[number] = map[netip.Addr]uint64{}
 	}
-	s.unowned[number][to] += n
+	s.unowned[number][addr] += n
 	s.waiting = true
 }
 
 func (s *endpoints) count(at endpoint, n uint64, round int) {
-	e := s.counts[at]
+	e := s.known[at]
 	if e == nil {
 		e = &endpointEntry{round: round}
-		s.counts[at] = e
+		s.known[at] = e
 		s.unsettled[at] = struct{}{}
 	}
-	e.connections += n
 	e.unplaced += n
 	if e.placed {
 		s.toZone(at, e)
@@ -153,13 +154,12 @@ func (s *endpoints) count(at endpoint, n uint64, round int) {
 
 // toZone adds the unplaced connections of an endpoint to its zone.
 func (s *endpoints) toZone(at endpoint, e *endpointEntry) {
-	service := serviceOf(at.owner)
-	z := s.zones[service]
+	z := s.zones[at.service]
 	if z == nil {
 		z = &zones{by: map[string]uint64{}, round: e.round}
-		s.zones[service] = z
+		s.zones[at.service] = z
 	}
-	zone := e.place.Value().Zone
+	zone := e.zone
 	if _, known := z.by[zone]; !known && len(z.by) >= mostZones {
 		zone = otherZones
 	}
@@ -167,15 +167,15 @@ func (s *endpoints) toZone(at endpoint, e *endpointEntry) {
 	e.unplaced = 0
 }
 
-// doubt makes the next reading read the place of an endpoint that has lost an element: another pod may get its address.
+// doubt makes the next reading read the zone of an endpoint that has lost an element: another pod may get its address.
 func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Counted) {
 	if !s.of(meanings, e) {
 		return
 	}
-	number, to := meanings.Endpoint(&e.Element)
+	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
-		at := endpoint{o.name, to}
-		if e := s.counts[at]; e != nil {
+		at := endpoint{o.service, addr}
+		if e := s.known[at]; e != nil {
 			e.placed = false
 			s.unsettled[at] = struct{}{}
 		}
@@ -184,9 +184,9 @@ func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Counted) {
 
 // mark records that a reading has seen an element.
 func (s *endpoints) mark(meanings *plan.Counters, e *nft.Counted, round int) {
-	number, to := meanings.Endpoint(&e.Element)
+	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
-		if e := s.counts[endpoint{o.name, to}]; e != nil {
+		if e := s.known[endpoint{o.service, addr}]; e != nil {
 			e.round = round
 		}
 	}
@@ -197,7 +197,7 @@ func (s *endpoints) entries() (n int) {
 	if s == nil {
 		return 0
 	}
-	return len(s.owners) + len(s.counts) + len(s.unowned) + len(s.zones)
+	return len(s.owners) + len(s.known) + len(s.unowned) + len(s.zones)
 }
 
 // unplaced reports whether connections are not counted for a zone yet: their endpoint may soon leave the slices.
@@ -208,9 +208,9 @@ func (s *endpoints) forget(round int) {
 	if s == nil {
 		return
 	}
-	for at, e := range s.counts {
+	for at, e := range s.known {
 		if e.round < round {
-			delete(s.counts, at)
+			delete(s.known, at)
 			delete(s.unsettled, at)
 		}
 	}
@@ -227,7 +227,7 @@ func (s *endpoints) forget(round int) {
 	clear(s.unowned) // no reading has seen service ports with these numbers
 }
 
-// placeEndpoints reads the places of new endpoints, and of those in doubt. It does not hold the lock meanwhile.
+// placeEndpoints reads the zones of new endpoints, and of those in doubt. It does not hold the lock meanwhile.
 func (c *Counters) placeEndpoints() {
 	s := c.endpoints
 	if s == nil {
@@ -236,45 +236,35 @@ func (c *Counters) placeEndpoints() {
 	c.mu.Lock()
 	services := map[string][]endpoint{}
 	for at := range s.unsettled {
-		services[serviceOf(at.owner)] = append(services[serviceOf(at.owner)], at)
+		services[at.service] = append(services[at.service], at)
 	}
 	clear(s.unsettled)
 	s.waiting = false
 	c.mu.Unlock()
 	for service, list := range services {
-		var places map[netip.Addr]model.Place
-		if namespace, name, _ := strings.Cut(service, "/"); s.places != nil {
-			places = s.places(types.NamespacedName{Namespace: namespace, Name: name})
+		var found map[netip.Addr]string
+		if namespace, name, _ := strings.Cut(service, "/"); s.zonesOf != nil {
+			found = s.zonesOf(types.NamespacedName{Namespace: namespace, Name: name})
 		}
 		c.mu.Lock()
 		for _, at := range list {
-			if e := s.counts[at]; e != nil {
-				s.settle(at, e, places)
+			if e := s.known[at]; e != nil {
+				s.settle(at, e, found)
 			}
 		}
 		c.mu.Unlock()
 	}
 }
 
-// settle sets the place of an endpoint. An endpoint that is no longer in a slice keeps its last place.
-func (s *endpoints) settle(at endpoint, e *endpointEntry, places map[netip.Addr]model.Place) {
-	p, found := places[at.to.Addr()]
-	if p.Zone == "" {
-		p.Zone = unknownZone
-	}
-	if found || e.place == (unique.Handle[model.Place]{}) {
-		e.place = unique.Make(p)
+// settle sets the zone of an endpoint. An endpoint that is no longer in a slice keeps its last zone.
+func (s *endpoints) settle(at endpoint, e *endpointEntry, found map[netip.Addr]string) {
+	if zone, listed := found[at.addr]; listed || e.zone == "" {
+		e.zone = cmp.Or(zone, unknownZone)
 	}
 	e.placed = true
 	if e.unplaced > 0 {
 		s.toZone(at, e)
 	}
-}
-
-// serviceOf returns the name of a Service, such as default/web, in the comment of the elements of its ports.
-func serviceOf(owner string) string {
-	service, _, _ := strings.Cut(owner, ":")
-	return service
 }
 
 // Zone is the number of connections to the endpoints of a Service in one zone.
@@ -297,45 +287,4 @@ func (c *Counters) Zones() (list []Zone) {
 		}
 	}
 	return list
-}
-
-// Endpoint is the number of connections to one endpoint of a service port.
-type Endpoint struct {
-	// Port is "" for an unnamed port.
-	Namespace, Service, Port string
-	To                       netip.AddrPort
-	model.Place
-	Connections uint64
-}
-
-// Endpoints returns the endpoints with connections of the Services that wanted selects, unsorted.
-func (c *Counters) Endpoints(wanted func(types.NamespacedName) bool) (list []Endpoint) {
-	if c.endpoints == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for at, e := range c.endpoints.counts {
-		out := Endpoint{To: at.to, Connections: e.connections}
-		out.Namespace, out.Service, out.Port = names(at.owner)
-		if e.placed && wanted(types.NamespacedName{Namespace: out.Namespace, Name: out.Service}) {
-			out.Place = e.place.Value()
-			list = append(list, out)
-		}
-	}
-	return list
-}
-
-// ToEndpoint returns the number of connections to an endpoint of a service port, as of the last reading. It returns false unless the elements of
-// endpoints have counters.
-func (c *Counters) ToEndpoint(port model.PortName, to netip.AddrPort) (n uint64, counted bool) {
-	if c.endpoints == nil {
-		return 0, false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.endpoints.counts[endpoint{nft.CutComment(port.String()), to}]; e != nil {
-		n = e.connections
-	}
-	return n, true
 }
