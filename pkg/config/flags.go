@@ -83,7 +83,10 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz, /livez and /readyz; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, port-ranges, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; namespaces share these (docs/room.md). The program skips the excess of a Service, and reports it with an Event.")
+	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: "+
+		"source-ranges, pairs (of endpoints and ports). The program skips the excess of a Service, and reports it with an Event. "+
+		"Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; "+
+		"namespaces share these (docs/room.md).")
 	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes "+
 		"16 bytes for each possible CPU of the machine. \"zones\" also counts them by the zone of the endpoint. "+
 		"Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")

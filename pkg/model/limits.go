@@ -3,9 +3,6 @@ package model
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 )
 
 // Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only the part of an
@@ -47,7 +44,9 @@ type Limits struct {
 	Problems int
 }
 
-// DefaultLimits returns the default of each limit.
+// DefaultLimits returns the default of each limit. The flag --limits changes SourceRanges, because lists of sources such
+// as those of a content delivery network grow, and Pairs, because a DaemonSet has as many endpoints as the cluster has
+// nodes. No real Service needs more of the other quantities. Tests set smaller limits.
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, PortRanges: 64, SourceRanges: 1_000,
@@ -126,38 +125,4 @@ func (p *problems) all(of Problem) []Problem {
 	}
 	of.Reason = fmt.Sprintf("and %d more parts that cannot be used", p.more)
 	return append(p.list, of)
-}
-
-// LimitsOf returns the default limits, overridden by the given ones. It fails for an unknown name or an invalid number.
-func LimitsOf(given map[string]int) (Limits, error) {
-	l := DefaultLimits()
-	fields := map[string]*int{
-		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "port-ranges": &l.PortRanges, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
-		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "slots": &l.Slots, "problems": &l.Problems,
-	}
-	if err := SetLimits(given, fields); err != nil {
-		return l, err
-	}
-	switch {
-	case l.Frontends < 4*l.Ports:
-		return l, fmt.Errorf("limit frontends is %d: it must be at least 4 times the limit ports, %d", l.Frontends, 4*l.Ports)
-	case l.PortEndpoints > 1<<16-1:
-		return l, fmt.Errorf("limit endpoints is %d: it must be at most 65535", l.PortEndpoints)
-	}
-	return l, nil
-}
-
-// SetLimits sets fields by name to the given numbers. It fails for an unknown name or a number below 1.
-func SetLimits(given map[string]int, fields map[string]*int) error {
-	for name, n := range given {
-		switch field := fields[name]; {
-		case field == nil:
-			return fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
-		case n < 1:
-			return fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
-		default:
-			*field = n
-		}
-	}
-	return nil
 }

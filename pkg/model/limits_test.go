@@ -562,24 +562,3 @@ func TestLimitsAreDocumented(t *testing.T) {
 		}
 	}
 }
-
-func TestLimitsByName(t *testing.T) {
-	if got, err := LimitsOf(nil); err != nil || got != DefaultLimits() {
-		t.Errorf("without any: %+v, %v", got, err)
-	}
-	want := DefaultLimits()
-	want.Ports, want.Frontends = 3000, 12000
-	if got, err := LimitsOf(map[string]int{"ports": 3000, "frontends": 12000}); err != nil || got != want {
-		t.Errorf("with two: %+v, %v", got, err)
-	}
-	for text, given := range map[string]map[string]int{
-		`"port" is unknown: use addresses,`:               {"port": 1},
-		"limit slices is 0: it must be at least 1":        {"slices": 0},
-		"it must be at least 4 times the limit ports, 12": {"ports": 3, "frontends": 11},
-		"must be at most 65535":                           {"endpoints": 65536},
-	} {
-		if _, err := LimitsOf(given); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%v: error %v, want one with %q", given, err, text)
-		}
-	}
-}

@@ -29,15 +29,6 @@ type Room struct {
 // DefaultRoom returns the default limits.
 func DefaultRoom() Room { return Room{Elements: 8_000_000, SourceRanges: 16_000, PortRanges: 4_000} }
 
-// RoomOf returns the default room, with the given numbers instead of the defaults, by name. It fails for an unknown name or a number below 1.
-func RoomOf(given map[string]int) (Room, error) {
-	r := DefaultRoom()
-	err := model.SetLimits(given, map[string]*int{
-		"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges, "node-port-ranges": &r.PortRanges,
-	})
-	return r, err
-}
-
 func (r Room) orDefault() Room {
 	d := DefaultRoom()
 	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges)}

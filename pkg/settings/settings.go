@@ -3,9 +3,11 @@ package settings
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -117,22 +119,25 @@ func Build(version string) string {
 	return fmt.Sprintf("kube-nftproxy %s, %s, %s, %s/%s", version, runtime.Version(), runtime.Compiler, runtime.GOOS, runtime.GOARCH)
 }
 
-// limits separates the limits of one Service from those of the node, whose names begin with "node-".
+// limits returns the limits of one Service and of the node, with the given numbers instead of the defaults, by name.
 func limits(given map[string]int) (model.Limits, plan.Room, error) {
-	service, node := map[string]int{}, map[string]int{}
+	service, node := model.DefaultLimits(), plan.DefaultRoom()
+	fields := map[string]*int{
+		"source-ranges": &service.SourceRanges, "pairs": &service.Pairs,
+		"node-elements": &node.Elements, "node-source-ranges": &node.SourceRanges, "node-port-ranges": &node.PortRanges,
+	}
 	for name, n := range given {
-		if strings.HasPrefix(name, "node-") {
-			node[name] = n
-		} else {
-			service[name] = n
+		field := fields[name]
+		switch {
+		case field == nil:
+			names := strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
+			return service, node, fmt.Errorf("limit %q is unknown: use %s", name, names)
+		case n < 1:
+			return service, node, fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
 		}
+		*field = n
 	}
-	l, err := model.LimitsOf(service)
-	if err != nil {
-		return l, plan.Room{}, err
-	}
-	r, err := plan.RoomOf(node)
-	return l, r, err
+	return service, node, nil
 }
 
 // nodeName returns the name of the Node as kube-proxy derives it: trimmed and in lower case.

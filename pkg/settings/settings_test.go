@@ -126,3 +126,26 @@ func TestConnectionsAreCountedByDefault(t *testing.T) {
 		}
 	}
 }
+
+func TestLimitsByName(t *testing.T) {
+	service, node, err := limits(nil)
+	if err != nil || service != model.DefaultLimits() || node != plan.DefaultRoom() {
+		t.Errorf("without any: %+v, %+v, %v", service, node, err)
+	}
+	want, room := model.DefaultLimits(), plan.Room{Elements: 5, SourceRanges: 6, PortRanges: 7}
+	want.Pairs, want.SourceRanges = 30_000, 3_000
+	service, node, err = limits(map[string]int{
+		"pairs": 30_000, "source-ranges": 3_000, "node-elements": 5, "node-source-ranges": 6, "node-port-ranges": 7,
+	})
+	if err != nil || service != want || node != room {
+		t.Errorf("with all: %+v, %+v, %v", service, node, err)
+	}
+	for text, given := range map[string]map[string]int{
+		`"ports" is unknown: use node-elements,`:  {"ports": 1},
+		"limit pairs is 0: it must be at least 1": {"pairs": 0},
+	} {
+		if _, _, err := limits(given); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v: error %v, want one with %q", given, err, text)
+		}
+	}
+}
