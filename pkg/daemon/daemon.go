@@ -101,8 +101,8 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may exit
-	setMemory()
 	logger := klog.FromContext(ctx)
+	setMemory(logger)
 	hostFamilies := host.Families()
 	tables, err := supported(logger, s.PlanOptions(hostFamilies))
 	if err != nil {

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -26,14 +28,14 @@ const (
 // groupFolder is the directory of the container's control group.
 const groupFolder = "/sys/fs/cgroup"
 
-// setMemory configures the garbage collector for the start. GOGC and GOMEMLIMIT take precedence. By default, the collector keeps
-// the heap within nine tenths of the container's memory limit.
-func setMemory() {
+// setMemory configures the garbage collector for the start. GOGC and GOMEMLIMIT take precedence. By default, the
+// collector keeps the heap within nine tenths of the memory limit of the program's control group, if it has one.
+func setMemory(logger klog.Logger) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(growthAtStart)
 	}
-	if limit, ok := containerLimit(groupFolder); ok && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(limit / 10 * 9)
+	if _, err := memlimit.Set(); err != nil {
+		logger.Info("Cannot read the memory limit of the control group", "err", err)
 	}
 }
 
