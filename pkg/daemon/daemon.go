@@ -382,7 +382,6 @@ func (d *daemon) run(ctx context.Context) error {
 	loopEnded := make(chan struct{})
 	background("conntrack", func(ctx context.Context) { d.flows.Run(until(ctx, loopEnded)) }) // its last pass includes the last sync
 	background("terminations", d.terminations.Run)
-	background("memory", d.watchMemory)
 	background("nodeport", d.users.Run)
 	loopbackEnded := make(chan struct{})
 	background("loopback", func(ctx context.Context) {

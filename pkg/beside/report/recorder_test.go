@@ -123,7 +123,7 @@ func TestAFaultOfAllNodesIsOneEvent(t *testing.T) {
 				Reason: fmt.Sprintf("on node %d a process listens", node)}
 		}, 1},
 		"a problem of each node": {func(node int) model.Problem {
-			return model.Problem{Kind: "Node", Name: types.NamespacedName{Name: fmt.Sprint("node-", node)}, Event: "MemoryLimitNear", Reason: "much"}
+			return model.Problem{Kind: "Node", Name: types.NamespacedName{Name: fmt.Sprint("node-", node)}, Event: "KubeProxyRunning", Reason: "much"}
 		}, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
