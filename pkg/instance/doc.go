@@ -26,8 +26,4 @@
 // the network namespace: it sends the other side's token to the other side's netlink port, which the kernel permits
 // only with this capability. A holder ignores the claim of a guest without a proof. A guest serves beside a holder
 // without a proof.
-//
-// Versions before 0.1.0 send no port and no proof. Until version 0.2.0, such a holder yields to a newer guest as
-// before, within 10 seconds, and such a guest stands by. A holder does not yield to such a guest: after a downgrade
-// beside a running process, both serve until the newer version exits.
 package instance

@@ -318,21 +318,17 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- c
 	if err != nil || m.prove(i.name) != nil || send(conn, i.own(v.challenge)) != nil || m.ID == "" {
 		return
 	}
-	earlier := m.Port == 0 // a guest of an earlier version may stand by, but not claim the name
-	if !earlier && v.verify(i.name) != nil {
+	if err := v.verify(i.name); err != nil {
+		if m.Ready && m.newer(i.own(challenge{}).Record) && ctx.Err() == nil {
+			i.refused.Do(func() {
+				i.Unknown(fmt.Errorf("a process claims to be a newer instance of this program: %w", err))
+			})
+		}
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
 	for ; err == nil; m, err = receive(g.lines) {
-		switch g.record = m.Record; {
-		case earlier && m.Ready && m.newer(i.own(challenge{}).Record):
-			i.refused.Do(func() {
-				i.Unknown(fmt.Errorf("a process claims to be a newer instance of this program: %w", errUnproven))
-			})
-			continue
-		case earlier:
-			continue
-		}
+		g.record = m.Record
 		if i.setGuest(g, true); !m.Ready {
 			continue
 		}
@@ -421,22 +417,19 @@ func (i *Instance) visit(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("agree with another instance of this program: %w", errRefused)
 	}
-	earlier := m.Port == 0 // a holder of an earlier version yields, but cannot prove anything
-	if !earlier {
-		err = v.verify(i.name)
-		if err == nil && m.prove(i.name) != nil {
-			err = errRefused // it may be about to exit
-		}
-		if err != nil {
-			return fmt.Errorf("agree with another instance of this program: %w", err)
-		}
+	err = v.verify(i.name)
+	if err == nil && m.prove(i.name) != nil {
+		err = errRefused // it may be about to exit
+	}
+	if err != nil {
+		return fmt.Errorf("agree with another instance of this program: %w", err)
 	}
 	holder := m.Record
-	if !i.Granted() || !earlier && holder.newer(own.Record) {
+	if !i.Granted() || holder.newer(own.Record) {
 		i.set(false, &holder)
 		i.setSaid("")
 	}
-	return i.wait(conn, lines, own, func(own Record) bool { return earlier || own.newer(holder) })
+	return i.wait(conn, lines, own, holder)
 }
 
 // Find names the process of this program that serves the network namespace of the calling thread, or returns "" if there is none. An error
@@ -466,15 +459,11 @@ func Find(name string) (holder string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errSilent, err)
 	}
-	if m.Port != 0 { // otherwise it is of an earlier version
-		err = v.verify(name)
-	}
-	return m.String(), err
+	return m.String(), v.verify(name)
 }
 
-// wait waits until the holder exits or yields, and announces changes of this process since the message own. claims
-// reports whether a process that is ready replaces the holder.
-func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, claims func(Record) bool) error {
+// wait waits until the holder exits or yields, and announces changes of this process since the message own.
+func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, holder Record) error {
 	_ = conn.SetReadDeadline(time.Time{})
 	done := make(chan error, 1)
 	go func() {
@@ -482,7 +471,7 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, claims 
 		done <- err
 	}()
 	for claimed := false; ; {
-		if own.Ready && !claimed && claims(own.Record) {
+		if own.Ready && !claimed && own.newer(holder) {
 			claimed = true
 			_ = conn.SetReadDeadline(time.Now().Add(2 * patience)) // the holder yields, unless it hangs
 		}

@@ -11,8 +11,7 @@ import (
 
 // challenge requests a proof of CAP_NET_ADMIN over this network namespace: a netlink message with the token to the
 // port. The kernel lets a process send netlink messages to other processes only with this capability, and only within
-// a network namespace (netlink_sendmsg in net/netlink/af_netlink.c). A process of an earlier version sends no
-// challenge, and cannot answer one.
+// a network namespace (netlink_sendmsg in net/netlink/af_netlink.c).
 type challenge struct {
 	Port  uint32 `json:"port,omitempty"`
 	Token string `json:"token,omitempty"`
