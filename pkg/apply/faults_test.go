@@ -480,7 +480,8 @@ func TestNetlinkFaults(t *testing.T) {
 			_, _ = f.k.Sync(f.p)
 			f.whole("after a rewrite")
 
-			f.renew(c.make())
+			f.calls.Decide(c.make())
+			_ = f.k.Renew(f.p, 0)
 			f.whole("after a renewal")
 
 			again := open(t)
@@ -494,17 +495,6 @@ func TestNetlinkFaults(t *testing.T) {
 			f.whole("after another start")
 		})
 	}
-}
-
-// renew renews the lease with a fault.
-func (f *faulty) renew(decide func(*fault.Call) fault.Result) {
-	f.Helper()
-	f.calls.Decide(nil)
-	l, err := f.k.Lease(f.p)
-	f.must(err)
-	defer l.conn.Close() //nolint:errcheck // nothing is lost
-	f.calls.Decide(decide)
-	_ = l.set(0)
 }
 
 func (f *faulty) expect(when string, err error, word string) {
@@ -538,7 +528,7 @@ func TestRandomNetlinkFaults(t *testing.T) {
 			f.k.Doubt()
 		}
 		if r.IntN(20) == 0 {
-			f.renew(sometimes)
+			_ = f.k.Renew(f.p, 0)
 		}
 		if r.IntN(20) == 0 {
 			run(t, "nft", fmt.Sprintf("add table ip foreign-%d", f.step))

@@ -24,10 +24,9 @@ func (k *Kernel) Forget(clients []nft.Element) (int, error) {
 	for i := range clients {
 		b.DeleteElement(&clients[i])
 	}
-	err := k.others.withoutListening(func() error { return k.conn.Commit(b) })
+	err := k.commit(b)
 	switch {
 	case err == nil:
-		k.generation++
 		return len(clients), nil
 	case !errors.Is(err, unix.ENOENT) || errors.Is(err, nft.ErrUnknown):
 		return 0, fmt.Errorf("forget clients: %w", err)

@@ -25,10 +25,10 @@ type Kernel struct {
 	known bool
 	// doubted is true if known was true until [Kernel.Doubt].
 	doubted bool
-	// generation is the last generation of the ruleset whose commits are all accounted for. renewed is the number of renewals of the lease until
-	// then. [Kernel.reach] sets both.
-	generation, renewed uint32
-	renewals            renewals
+	// generation is the last generation of the ruleset whose commits are all accounted for.
+	generation uint32
+	// leased is the time of the last renewal of the lease by this process.
+	leased time.Time
 	// states are the state elements that the kernel has.
 	states map[inet.Family]*nft.Element
 	// tables are the tables after the last full sync or comparison. elements is the number of their elements.
@@ -168,7 +168,7 @@ func (k *Kernel) sync() (Result, error) {
 	if first {
 		k.ledger.forgetRetained() // the kernel never had the elements that the plan removed before the first sync
 	}
-	m, err := k.readMoment()
+	generation, err := k.conn.Generation()
 	if err != nil {
 		return Result{}, err
 	}
@@ -182,9 +182,8 @@ func (k *Kernel) sync() (Result, error) {
 	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are deleted"
 	}
-	// m is the moment before the comparison, so a later check notices foreign commits during the comparison.
-	k.others.countForeign(m.generation, k.foreign(m))
-	k.reach(m)
+	// This is the generation before the comparison, so a later check notices foreign commits during the comparison.
+	k.reach(generation)
 	if why == "" {
 		why = k.others.suspicion()
 	}
@@ -199,7 +198,7 @@ func (k *Kernel) sync() (Result, error) {
 	}
 	result, err := k.rewrite(why)
 	if err == nil {
-		k.others.recordRepair(m.generation)
+		k.others.recordRepair(generation)
 		k.check.due = false
 	}
 	return result, err
@@ -212,12 +211,11 @@ func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
 	}
-	m, err := k.readMoment()
-	if err != nil || k.foreign(m) == 0 || !k.others.harmless(k.generation, m.generation) {
+	generation, err := k.conn.Generation()
+	if err != nil || generation == k.generation || !k.others.harmless(k.generation, generation) {
 		return false
 	}
-	k.others.countForeign(m.generation, k.foreign(m))
-	k.reach(m)
+	k.reach(generation)
 	k.known, k.doubted = true, false
 	return true
 }
@@ -226,13 +224,18 @@ func (k *Kernel) restoreTrust() (restored bool) {
 // listener may have missed a commit, CheckRuleset starts a check of all elements. A later call reports the outcome of this check.
 func (k *Kernel) CheckRuleset() (bool, error) {
 	k.others.revive()
-	m, err := k.readMoment()
-	if err != nil || k.foreign(m) != 0 {
+	generation, err := k.conn.Generation()
+	if err != nil || generation != k.generation {
 		return err == nil, err
 	}
-	k.reach(m)
 	k.verify()
 	return k.others.suspicion() != "", nil
+}
+
+// reach records that all commits up to a generation are accounted for, and counts the foreign ones.
+func (k *Kernel) reach(generation uint32) {
+	k.others.countForeign(generation, int(int32(generation-k.generation)))
+	k.generation = generation
 }
 
 // markKnown records that the kernel's tables equal the ledger.
@@ -340,23 +343,29 @@ func (k *Kernel) emptyBatch() *nft.Batch {
 // table returns a family's table, with its name only.
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
-// sendBatch sends a batch and advances the generation. After an error, the tables are unknown.
+// sendBatch sends a batch. After an error, the tables are unknown.
 func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	known := k.known // false during a rewrite: rewrite sets k.known after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
-	err := k.others.withoutListening(func() error { return k.sendCounted(b, kind) })
+	err := k.sendCounted(b, kind)
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = known
-	// This is the generation after this batch. If a foreign commit preceded the batch, CheckRuleset notices the difference.
-	k.generation++
-	if kind == Full {
-		k.renewals.last.Store(start.UnixNano())
-	}
 	return r, nil
+}
+
+// commit commits a batch and advances the generation.
+func (k *Kernel) commit(b *nft.Batch) error {
+	err := k.others.withoutListening(func() error { return k.conn.Commit(b) })
+	if err == nil {
+		// This is the generation after this batch. If a foreign commit preceded the batch, CheckRuleset notices the
+		// difference.
+		k.generation++
+	}
+	return err
 }
 
 // patienceForCounts is the longest time that a batch waits for the reading of counters.
@@ -365,13 +374,13 @@ const patienceForCounts = 200 * time.Millisecond
 // sendCounted sends a batch, and passes the counters of the deleted elements to [Counts].
 func (k *Kernel) sendCounted(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
-		return k.conn.Commit(b)
+		return k.commit(b)
 	}
 	if b.TooMany() {
 		_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
 	}
 	k.counts.Begin()
-	err := k.conn.Commit(b)
+	err := k.commit(b)
 	k.counts.End(b.Gone(), kind == Full && err == nil)
 	return err
 }

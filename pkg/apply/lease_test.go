@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestAfterTheLeaseAnotherProxyIsFirst: the DNAT rules of another proxy have the priority dstnat, between the two lookups of Services. The kernel evaluates them
@@ -34,12 +35,12 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority dstnat; };
 				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, foreign))
 			arrive("another proxy, without a lease", foreign)
-			renewOnce(t, k, p)
+			lab.Must(t, k.Renew(p, 0))
 			arrive("another proxy, with a new lease", own)
 			expire()
 			k.Doubt()
 			mustSync(t, k, p, Adopted) // an expired lease is no reason for a full sync
-			renewOnce(t, k, p)
+			lab.Must(t, k.Renew(p, 0))
 			arrive("after a restart", own)
 			if changed, err := k.CheckRuleset(); changed || err != nil {
 				t.Errorf("CheckRuleset() = %t, %v after renewing the lease", changed, err)
@@ -57,11 +58,11 @@ func TestALeaseRunsOut(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", `flush set ip kube-nftproxy lease; add element ip kube-nftproxy lease { tcp timeout 50ms, udp timeout 50ms }`)
 	eventually(t, func() bool {
-		list, err := k.conn.Elements(p.Leases()[0].Set)
+		list, err := k.conn.Elements(p.Leases()[0][0].Set)
 		return err == nil && len(list) == 0
 	})
-	renewOnce(t, k, p)
-	if list, err := k.conn.Elements(p.Leases()[0].Set); err != nil || len(list) != 3 {
+	lab.Must(t, k.Renew(p, 0))
+	if list, err := k.conn.Elements(p.Leases()[0][0].Set); err != nil || len(list) != 3 {
 		t.Errorf("%d elements, %v; want 3", len(list), err)
 	}
 }

@@ -2,7 +2,6 @@ package apply
 
 import (
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,23 +35,12 @@ type others struct {
 	since   uint32
 	unheard int
 	lost    bool
-	// ports are the netlink ports of the last two sockets that renewed the lease.
-	ports [2]uint32
 }
 
-// setRenewer records the netlink port of the socket that renews the lease from now on.
-func (o *others) setRenewer(port uint32) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.ports[0] != port {
-		o.ports = [2]uint32{port, o.ports[0]}
-	}
-}
-
-// Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program and the changed objects.
-// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. CheckRuleset does not know the program, and must read all elements to find a
-// changed value. During a sync, the listener leaves the kernel's group, because the commit would take longer otherwise. It ignores renewals of the
-// lease. After an error, CheckRuleset tries again.
+// Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program
+// and the changed objects. Without Listen, only [Kernel.CheckRuleset] notices foreign commits. CheckRuleset does not
+// know the program, and must read all elements to find a changed value. During a commit of this program, the listener
+// leaves the kernel's group, because the commit would take longer otherwise. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -118,9 +106,7 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 		if err != nil {
 			return
 		}
-		if !o.note(&c, own) {
-			continue
-		}
+		o.note(&c, own)
 		o.last.Store(&c)
 		select {
 		case o.heard <- struct{}{}:
@@ -129,28 +115,21 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	}
 }
 
-// note records a commit. It reports false for a renewal of the lease by this process.
-func (o *others) note(c *nft.Commit, own string) (foreign bool) {
+// note records a foreign commit.
+func (o *others) note(c *nft.Commit, own string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if c.Lost {
 		o.lost = true
-		return true
+		return
 	}
-	renewal := c.Port != 0 && slices.Contains(o.ports[:], c.Port)
 	touch := touchOf(c)
-	if renewal {
-		touch = ""
-	}
 	if touch != "" {
 		o.calmFrom = c.Generation
 	} else if c.Generation != o.calmTo+1 {
 		o.calmFrom = c.Generation - 1
 	}
 	o.calmTo = c.Generation
-	if renewal {
-		return false
-	}
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
@@ -159,7 +138,6 @@ func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	if touch != "" && !isThisProgram(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
 		o.touched, o.touchedIn = "another program has changed the tables: "+touch, c.Generation
 	}
-	return true
 }
 
 // touchOf describes a commit's change of the tables; "" if there is none. Other programs may change elements that packets add.

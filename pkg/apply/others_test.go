@@ -37,7 +37,7 @@ func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 	s := everything(2, 6, 0, false)
 	p.Set(s.Name, s)
 	mustSync(t, k, p, Partial)
-	renewOnce(t, k, p)
+	lab.Must(t, k.Renew(p, 0))
 	run(t, "nft", "delete table ip foreign")
 	times := 0
 	for ; k.Author().String() == first || !strings.HasPrefix(k.Author().String(), "nft (pid "); times++ {

@@ -68,12 +68,17 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 		if refused := run(t, "nft", "list set ip kube-nftproxy cluster-ips"); strings.Contains(refused, "elements") {
 			t.Errorf("packets to a Service of a later batch are refused:\n%s", refused)
 		}
+		// As if the batches took two minutes:
+		run(t, "nft", "flush set ip kube-nftproxy lease; flush set ip6 kube-nftproxy lease")
 	}}
 	k.atOnce, k.counts = 100, hook
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
 	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
+	if !leaseLasts(t, "ip") || !leaseLasts(t, "ip6") {
+		t.Error("later batches do not renew the lease")
+	}
 	k.Doubt()
 	mustSync(t, k, p, Adopted)
 }

@@ -214,13 +214,19 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	}
 	r := Result{Why: why}
 	send := func() error {
-		kind := Full
+		start, kind := k.Now(), Full
 		if r.Elements > 0 {
 			kind = Partial
+			for _, lease := range l.planner.Leases() {
+				restart(b, lease, 0)
+			}
 		}
 		part, err := k.sendBatch(b, kind)
 		r.Elements, r.Bytes, r.Commit = r.Elements+part.Elements, r.Bytes+part.Bytes, r.Commit+part.Commit
 		b.Reset()
+		if err == nil {
+			k.leased = start
+		}
 		return err
 	}
 	l.eachRetained(b.AddElement)

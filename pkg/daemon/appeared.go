@@ -59,20 +59,3 @@ func (d *daemon) dropUnserved() {
 		klog.Background().Error(err, "Failed to delete the table of an IP family that is not served")
 	}
 }
-
-// keepLease prepares the renewal of the lease beside the loop. The renewal runs while this process serves, or no process does.
-func (d *daemon) keepLease(logger klog.Logger) (err error) {
-	if d.lease, err = d.kernel.Lease(d.planner); err != nil {
-		return err
-	}
-	d.lease.May = d.instance.Alone
-	d.lease.Failed = func(err error) { logger.Error(err, "Cannot renew the lease of the tables") }
-	d.lease.Abandoned = func() {
-		if other := d.instance.Other(); d.instance.Reclaim() {
-			d.metrics.TookOver()
-			const what = "The other instance has not renewed the lease of the tables for 30 s; this instance takes over"
-			logger.Error(nil, what, "other", other)
-		}
-	}
-	return nil
-}

@@ -132,8 +132,7 @@ type daemon struct {
 	tracker      *track.Tracker
 	source       source
 	kernel       *apply.Kernel
-	// lease is renewed beside the loop. instance decides which process of the program serves.
-	lease    *apply.Lease
+	// instance decides which process of the program serves.
 	instance *instance.Instance
 	planner  *plan.Planner
 	// counts are the counters of connections to Services.
@@ -247,9 +246,6 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
 		logger.Error(err, "Cannot agree with a process that may be another instance of this program; this instance serves")
-	}
-	if err := d.keepLease(logger); err != nil {
-		return d, err
 	}
 	d.loop = d.newLoop()
 	d.console = d.newConsole()
@@ -403,20 +399,16 @@ func (d *daemon) run(ctx context.Context) error {
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
 		// This process leaves the other instances only after it has stopped committing. Before this, it also deletes the table of node ports on
-		// loopback, because the next instance writes a table with the same name, and shortens the lease, because the next instance renews it.
+		// loopback, because the next instance writes a table with the same name.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
-		renewing, release := context.WithCancel(context.WithoutCancel(ctx))
-		var lease, others sync.WaitGroup
+		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
-		lease.Go(func() { d.lease.Run(renewing) })
 		err := d.loop.Run(ctx)
 		close(loopEnded)
 		if err != nil {
 			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
 		}
 		<-loopbackEnded
-		release()
-		lease.Wait()
 		leave()
 		others.Wait()
 		return err

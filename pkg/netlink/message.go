@@ -14,8 +14,8 @@ var ErrTruncated = errors.New("a reply is truncated")
 // Message is one netlink message.
 type Message struct {
 	Type, Flags uint16
-	// Seq is the number of the request that the message answers. Port is the port ID of the socket that sent the request.
-	Seq, Port uint32
+	// Seq is the number of the request that the message answers.
+	Seq uint32
 	// Payload is everything after the header. It is valid until the next message is received.
 	Payload []byte
 }
@@ -74,7 +74,6 @@ func Messages(buffer []byte) iter.Seq2[Message, error] {
 				Type:    binary.NativeEndian.Uint16(b[4:]),
 				Flags:   binary.NativeEndian.Uint16(b[6:]),
 				Seq:     binary.NativeEndian.Uint32(b[8:]),
-				Port:    binary.NativeEndian.Uint32(b[12:]),
 				Payload: b[unix.NLMSG_HDRLEN:n],
 			}
 			if !yield(m, nil) {

@@ -20,7 +20,8 @@ type Socket struct {
 	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer does not count as the answer to a later
 	// request.
 	Seq uint32
-	// Broken is true if the socket may hold stale answers, or is unusable. The next call of Send, Port or GrowReceiveBuffer replaces it.
+	// Broken is true if the socket may hold stale answers, or is unusable. The next call of Send or GrowReceiveBuffer
+	// replaces it.
 	Broken bool
 }
 
@@ -70,17 +71,6 @@ func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s
 
 // FD returns the file descriptor, which changes when the socket is replaced.
 func (s *Socket) FD() int { return s.fd }
-
-// Port returns the port ID of the socket that sends the next message. The port ID is unique among the netlink sockets of the network
-// namespace.
-func (s *Socket) Port() (uint32, error) {
-	s.ready()
-	address, err := unix.Getsockname(s.fd)
-	if err != nil {
-		return 0, os.NewSyscallError("getsockname", err)
-	}
-	return address.(*unix.SockaddrNetlink).Pid, nil
-}
 
 // ready replaces a broken socket, which may hold unread answers or an unfinished dump, or may be closed. If ready cannot open another
 // socket in the same network namespace, for example for lack of file descriptors, the old one stays.

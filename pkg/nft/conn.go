@@ -31,10 +31,6 @@ func Open() (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.socket.Close() }
 
-// Port returns the port ID of the socket that sends the next request. It is unique among the netlink sockets of the network
-// namespace and equals [Commit.Port] of the connection's commits.
-func (c *Conn) Port() (uint32, error) { return c.socket.Port() }
-
 // Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], the kernel may
 // have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only once.
 func (c *Conn) Commit(b *Batch) error {

@@ -18,8 +18,6 @@ import (
 // Commit is a transaction that the kernel announced.
 type Commit struct {
 	Generation uint32
-	// Port is the port ID of the sender's socket, see [Conn.Port].
-	Port uint32
 	// PID and Program identify the sender's process; 0 and "" if the kernel does not report them.
 	PID     int
 	Program string
@@ -140,7 +138,7 @@ func (l *Listener) Next() (Commit, error) {
 			case m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES:
 			case m.Type&0xff == unix.NFT_MSG_NEWGEN:
 				parseCommit(m.Object(), &l.next)
-				l.next.Port, complete = m.Port, true
+				complete = true
 			default:
 				l.touched(m)
 			}

@@ -168,10 +168,10 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	p.buildTable(f)
 }
 
-// Leases returns the lease elements of all families. Renew them within [Lease].
-func (p *Planner) Leases() (list []nft.Element) {
+// Leases returns the elements of the lease of each family. Renew them within [Lease].
+func (p *Planner) Leases() (list [][]nft.Element) {
 	for _, f := range p.options.Families {
-		list = append(list, p.layouts[f].leases()...)
+		list = append(list, p.layouts[f].leases())
 	}
 	return list
 }

@@ -11,13 +11,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 )
 
-// Run keeps the kernel's tables as planned until the context ends. It changes nothing before it has read the source, and keeps the
-// tables when it returns. It fails if [Config.NodeCIDR] is set and the Node has no pod prefixes within a time limit.
+// Run keeps the kernel's tables as planned until the context ends. Before it has read the source, it changes nothing
+// but the lease. It keeps the tables when it returns, with a shorter lease. It fails if [Config.NodeCIDR] is set and
+// the Node has no pod prefixes within a time limit.
 func (p *Proxy) Run(ctx context.Context) error {
 	p.alarm.timer = time.NewTimer(0)
 	defer p.alarm.timer.Stop()
 	p.Health.Updated(p.Now())
 	p.Metrics.Queued(p.Now())
+	p.lease.seen = p.Now()
+	keeping, end := context.WithCancel(ctx)
+	defer end()
+	go p.keepLease(keeping)
+	defer p.shortenLease(ctx)
 	earlier := p.readEarlier(ctx)
 	p.Kernel.Prepare(p.Planner) // while the API server sends the objects
 	if !p.awaitSource(ctx) {

@@ -52,8 +52,12 @@ type Source interface {
 type Tables interface {
 	// Sync makes the tables match the plan.
 	Sync(*plan.Planner) (apply.Result, error)
-	// Leased returns the time of the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
+	// Renew restarts the lease of the tables. It then lasts for a time, or for [plan.Lease] if the time is 0.
+	Renew(*plan.Planner, time.Duration) error
+	// Leased returns the time of the last renewal of the lease by this process, LeasedByAny by any process. Both may be
+	// zero.
 	Leased() time.Time
+	LeasedByAny(*plan.Planner) time.Time
 	// Forget deletes remembered clients, and returns the number of deleted ones.
 	Forget([]nft.Element) (int, error)
 }
@@ -148,6 +152,7 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
+	lease     lease
 	alarm     alarm
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
 	// before it commits, because one of them may remove the cause.

@@ -151,9 +151,13 @@ type fakeKernel struct {
 	// blind is the error of CheckRuleset.
 	blind error
 	heard chan struct{}
-	// written is the time of the last full sync.
-	written  time.Time
-	elements map[nft.ID]string
+	// leased is the time of the last renewal. renewals are the times of full syncs and calls of Renew, shortened of
+	// those that shorten the lease. refused is the error of Renew. other is the time of the last renewal by another
+	// process.
+	leased, other       time.Time
+	renewals, shortened []time.Time
+	refused             error
+	elements            map[nft.ID]string
 	// asWanted is true if an earlier process left exactly the planned tables.
 	asWanted bool
 	// rules is a fingerprint of the rules of IPv4 as of the last sync.
@@ -201,7 +205,27 @@ func (k *fakeKernel) Doubt() {
 func (k *fakeKernel) Leased() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.written
+	return k.leased
+}
+
+func (k *fakeKernel) Renew(_ *plan.Planner, lasts time.Duration) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	k.renewals = append(k.renewals, now)
+	if k.refused != nil {
+		return k.refused
+	}
+	if k.leased = now; lasts != 0 {
+		k.shortened = append(k.shortened, now)
+	}
+	return nil
+}
+
+func (k *fakeKernel) LeasedByAny(*plan.Planner) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.other
 }
 
 func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
@@ -253,7 +277,8 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		if k.asWanted {
 			return apply.Result{Kind: apply.Adopted}, nil
 		}
-		k.written = time.Now()
+		k.leased = time.Now()
+		k.renewals = append(k.renewals, k.leased)
 		return apply.Result{Kind: apply.Full, Commit: time.Microsecond}, nil
 	}
 	r := apply.Result{Kind: apply.Partial, Commit: time.Microsecond}

@@ -372,6 +372,8 @@ type fakeTurn struct {
 func (f *fakeTurn) Ready()                   { close(f.ready) }
 func (f *fakeTurn) Stopped()                 { f.stopped.Store(true) }
 func (f *fakeTurn) Granted() bool            { return f.granted.Load() }
+func (f *fakeTurn) Alone() bool              { return f.granted.Load() }
+func (f *fakeTurn) Reclaim() bool            { return false }
 func (f *fakeTurn) Changed() <-chan struct{} { return f.changed }
 func (f *fakeTurn) Other() string {
 	if s := f.other.Load(); s != nil {

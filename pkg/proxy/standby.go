@@ -18,6 +18,11 @@ type Turn interface {
 	Ready()
 	Stopped()
 	Granted() bool
+	// Alone reports whether no other process is known: this process is responsible for the tables of an earlier one.
+	Alone() bool
+	// Reclaim lets this process serve again, because the process that serves does not work. It returns false, and
+	// changes nothing, if this process is not ready or serves already.
+	Reclaim() bool
 	// Changed returns a channel that has a value when the result of Granted may have changed.
 	Changed() <-chan struct{}
 	// Other names the process that serves instead of this one, or "" if none is known.
