@@ -111,7 +111,7 @@ type uncounted struct{}
 
 func (uncounted) Await(time.Duration) error { return nil }
 func (uncounted) Begin()                    {}
-func (uncounted) End([]nft.Counted, bool)   {}
+func (uncounted) End([]nft.Found, bool)     {}
 func (uncounted) Adopted()                  {}
 
 // BenchmarkAdopt measures the sync of a new process that adopts the tables.

@@ -39,10 +39,11 @@ func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.K
 	defer func() { err = cmp.Or(err, conn.Close()) }()
 	for _, f := range families {
 		for _, s := range plan.FrontendSets(f, serviceProxyName) {
-			err := conn.EachElement(s, func(e *nft.Element) {
-				if k, ok := plan.FrontendOf(f, e); ok && k.Protocol == inet.UDP {
+			_, err := conn.Each(s, func(e *nft.Found) bool {
+				if k, ok := plan.FrontendOf(f, &e.Element); ok && k.Protocol == inet.UDP {
 					keys = append(keys, k)
 				}
+				return true
 			})
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return keys, err

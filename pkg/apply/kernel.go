@@ -56,7 +56,7 @@ type Counts interface {
 	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all is
 	// true if the batch has replaced every element.
 	Begin()
-	End(gone []nft.Counted, all bool)
+	End(gone []nft.Found, all bool)
 	// Kernel calls Adopted after a start has adopted the tables of an earlier process.
 	Adopted()
 }

@@ -66,10 +66,11 @@ func (k *Kernel) Leased() time.Time { return k.leased }
 // Only a process with CAP_NET_ADMIN can renew the lease, so no other process can pretend to serve.
 func (k *Kernel) LeasedByAny(p *plan.Planner) (last time.Time) {
 	for _, lease := range p.Leases() {
-		_ = k.conn.EachFound(lease[0].Set, func(f *nft.Found) { // a lease in a missing table is not renewed
+		_, _ = k.conn.Each(lease[0].Set, func(f *nft.Found) bool { // a lease in a missing table is not renewed
 			if at := k.Now().Add(f.Expires - plan.Lease); at.After(last) {
 				last = at
 			}
+			return true
 		})
 	}
 	return last

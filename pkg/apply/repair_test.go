@@ -105,7 +105,7 @@ type afterRewrite struct {
 	do func()
 }
 
-func (c *afterRewrite) End(_ []nft.Counted, all bool) {
+func (c *afterRewrite) End(_ []nft.Found, all bool) {
 	if do := c.do; all && do != nil {
 		c.do = nil
 		do()

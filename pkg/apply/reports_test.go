@@ -22,7 +22,7 @@ func (r *readings) Await(time.Duration) error {
 	return nil
 }
 func (r *readings) Begin() { r.begun++ }
-func (r *readings) End(gone []nft.Counted, _ bool) {
+func (r *readings) End(gone []nft.Found, _ bool) {
 	r.reported += len(gone)
 	r.begun = 0
 }

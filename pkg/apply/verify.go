@@ -131,7 +131,11 @@ func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool
 			if t.Family != state.Set.Family || !plan.Planned(s) {
 				continue
 			}
-			if err := conn.EachElement(s, func(e *nft.Element) { have.sum += have.key.hash(e) }); err != nil {
+			_, err := conn.Each(s, func(f *nft.Found) bool {
+				have.sum += have.key.hash(&f.Element)
+				return true
+			})
+			if err != nil {
 				return false, err
 			}
 		}

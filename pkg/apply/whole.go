@@ -29,7 +29,9 @@ func (k *Kernel) readTable(t *nft.Table) (kernelTable, error) {
 		return f, err
 	}
 	for _, s := range sets {
-		f.sets[s.Name] = s
+		if !s.Anonymous {
+			f.sets[s.Name] = s
+		}
 	}
 	chains, err := k.conn.Chains(t.Family, t.Name)
 	for _, c := range chains {
@@ -258,7 +260,11 @@ func (k *Kernel) countFilled(t *nft.Table, f kernelTable) error {
 			continue
 		}
 		info.Count = 0
-		if err := k.conn.EachElement(s, func(*nft.Element) { info.Count++ }); err != nil {
+		_, err := k.conn.Each(s, func(*nft.Found) bool {
+			info.Count++
+			return true
+		})
+		if err != nil {
 			return err
 		}
 		f.sets[s.Name] = info

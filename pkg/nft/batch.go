@@ -28,7 +28,7 @@ type Batch struct {
 	Report bool
 	// echoes are the deletions that the kernel must report, gone the reported elements.
 	echoes echoes
-	gone   []Counted
+	gone   []Found
 
 	last int // offset of the last message
 	seq  uint32

@@ -147,12 +147,12 @@ func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
 	} {
 		var enc encoder
 		enc.element(&e, true)
-		var got Element
+		var got Found
 		var err error
 		for _, v := range netlink.Attributes(enc.buf) {
-			got, err = parseElement(e.Set, v)
+			err = got.parse(e.Set, v)
 		}
-		if err != nil || got != e {
+		if err != nil || got.Element != e {
 			t.Errorf("%s: read back as %v, %v", text, got.String(), err)
 		}
 		if e.String() != text {
@@ -169,7 +169,7 @@ func TestReadersSurviveGarbage(t *testing.T) {
 	for cut := range len(good.buf) {
 		for m := range netlink.Messages(good.buf[:cut]) {
 			for _, v := range netlink.Attributes(m.Payload) {
-				_, _ = parseElement(testMap(), v)
+				_ = new(Found).parse(testMap(), v)
 			}
 			parseSet(m.Payload)
 			m.Flags = 0x300
@@ -181,7 +181,7 @@ func TestReadersSurviveGarbage(t *testing.T) {
 		bad[i] ^= 0xff
 		for m := range netlink.Messages(bad) {
 			for _, v := range netlink.Attributes(m.Payload) {
-				_, _ = parseElement(testMap(), v)
+				_ = new(Found).parse(testMap(), v)
 			}
 		}
 	}

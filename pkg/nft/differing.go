@@ -13,16 +13,12 @@ import (
 )
 
 // Differing compares the rules in the kernel with the rules of t, and returns the name of the first chain with different rules, or
-// "". It ignores chains that have no rules in the kernel, and chains that t lacks. Like [Conn.EachElement], it does not detect
-// changes of the ruleset during the call.
+// "". It ignores chains that have no rules in the kernel, and chains that t lacks.
 func (c *Conn) Differing(t *Table) (chain string, err error) {
-	found := map[string][][]byte{}
-	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
-	_, err = c.list(unix.NFT_MSG_GETRULE, t.Family.Number(), request, func(b []byte) error {
-		if r := rawRuleOf(b); r.table == t.Name {
-			found[r.chain] = append(found[r.chain], bytes.Clone(r.expressions))
-		}
-		return nil
+	var found map[string][][]byte
+	begin := func() { found = map[string][][]byte{} }
+	err = c.EachRule(t.Family.Number(), t.Name, begin, func(r *RuleInfo) {
+		found[r.Chain] = append(found[r.Chain], bytes.Clone(r.Expressions))
 	})
 	if err != nil {
 		return "", fmt.Errorf("list rules of %s %s: %w", t.Family.Keyword(), t.Name, err)
@@ -32,17 +28,27 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 		if !ok {
 			continue
 		}
-		if len(rules) != len(ch.Rules) {
-			return ch.Name, nil
-		}
-		for i := range rules {
-			same, err := sameExpressions(t.Family, ch.Rules[i].Exprs, rules[i])
-			if err != nil || !same {
-				return ch.Name, err
-			}
+		same, err := SameRules(t.Family, ch.Rules, rules)
+		if err != nil || !same {
+			return ch.Name, err
 		}
 	}
 	return "", nil
+}
+
+// SameRules reports whether the rules of a chain in the kernel, of which it gets the expressions in the kernel's form,
+// are the wanted rules. It ignores comments.
+func SameRules(family inet.Family, want []Rule, found [][]byte) (bool, error) {
+	if len(found) != len(want) {
+		return false, nil
+	}
+	for i := range found {
+		same, err := sameExpressions(family, want[i].Exprs, found[i])
+		if err != nil || !same {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes with
@@ -68,8 +74,8 @@ func sameExpressions(family inet.Family, want []expr.Any, list []byte) (bool, er
 }
 
 func sameExpression(got, sent []byte) bool {
-	kindGot, dataGot := expression(got)
-	kind, data := expression(sent)
+	kindGot, dataGot := Expression(got)
+	kind, data := Expression(sent)
 	switch kind {
 	case "nat":
 		dataGot = withoutMapIPs(dataGot)
@@ -91,8 +97,8 @@ func withoutMapIPs(b []byte) []byte {
 	return b
 }
 
-// expression splits an expression into its name and its data.
-func expression(b []byte) (name string, data []byte) {
+// Expression splits an expression into its name and its data.
+func Expression(b []byte) (name string, data []byte) {
 	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_EXPR_NAME:

@@ -31,6 +31,15 @@ func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }
 // Registers returns the number of 32-bit registers that the field takes.
 func (f Field) Registers() int { return f.slot() / 4 }
 
+// Name returns the field's name in nft's language.
+func (f Field) Name() string { return f.name }
+
+// Len returns the length of the field's values in bytes.
+func (f Field) Len() int { return f.len }
+
+// Print returns a value of the field as nft prints it.
+func (f Field) Print(b []byte) string { return f.print(b) }
+
 // slot returns the size in bytes of a field in a concatenation: a multiple of 4.
 func (f Field) slot() int { return (f.len + 3) &^ 3 }
 
@@ -221,8 +230,8 @@ func length(fields []Field) int {
 	return n
 }
 
-// printValue returns a value as nft prints it.
-func printValue(fields []Field, v *Value) string {
+// Text returns a value of some fields as nft prints it.
+func (v *Value) Text(fields []Field) string {
 	b := v.Bytes()
 	var s []byte
 	for i, f := range fields {

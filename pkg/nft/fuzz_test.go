@@ -90,16 +90,17 @@ func readAll(t testing.TB, data []byte) error {
 		parseChain(b)
 		parseRule(b)
 		commentOf(b)
-		verdict(b)
-		packetsOf(b)
+		Verdict(b)
 		for _, s := range list {
-			_ = eachCounted(s, b, func(e *Counted) {
-				_ = e.String()
-				e.Data.AsEndpoint(s.Family)
-			})
-			e, err := parseElement(s, b)
-			_ = e.String()
-			if err != nil && len(e.Key.Bytes()) > maxValue {
+			_ = found(s, func(f *Found) bool {
+				_ = f.String()
+				f.Data.AsEndpoint(s.Family)
+				return true
+			})(b)
+			var f Found
+			err := f.parse(s, b)
+			_ = f.String()
+			if err != nil && len(f.Key.Bytes()) > maxValue {
 				return err
 			}
 		}
@@ -157,8 +158,9 @@ func FuzzElement(f *testing.F) {
 			read := 0
 			for _, value := range netlink.Attributes(b.buf) {
 				read++
-				got, err := parseElement(want.Set, value)
-				if err != nil || got != want {
+				var got Found
+				err := got.parse(want.Set, value)
+				if err != nil || got.Element != want {
 					t.Errorf("wrote %s, read %s (%v)", &want, &got, err)
 				}
 			}

@@ -3,7 +3,6 @@ package nft
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"strings"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 
 // ChainInfo describes a chain in the kernel.
 type ChainInfo struct {
-	Name string
+	Table, Name, Comment string
 	// Type, Hook and Priority are those of a base chain. Type is empty for other chains.
 	Type     string
 	Hook     uint32
@@ -36,7 +35,9 @@ type SetInfo struct {
 	Size uint32
 	// Count is the current number of elements, or -1 if the kernel does not report it (before 6.16).
 	Count int
-	shape setShape
+	// Anonymous is true for a set that belongs to a rule. The kernel has chosen its name.
+	Anonymous bool
+	shape     setShape
 }
 
 // setShape holds the properties of a set that are constant while the set exists.
@@ -142,20 +143,31 @@ func (c *Conn) HasTable(family inet.Family, name string) (bool, error) {
 // Chains returns the chains of a table.
 func (c *Conn) Chains(family inet.Family, table string) ([]ChainInfo, error) {
 	var list []ChainInfo
-	err := c.dump(unix.NFT_MSG_GETCHAIN, family.Number(), nil, func() { list = nil }, func(b []byte) error {
-		if ch, in := parseChain(b); in == table {
-			list = append(list, ch)
+	err := c.EachChain(family.Number(), func() { list = nil }, func(ch *ChainInfo) {
+		if ch.Table == table {
+			list = append(list, *ch)
 		}
-		return nil
 	})
 	return list, err
 }
 
-func parseChain(b []byte) (ch ChainInfo, table string) {
+// EachChain calls f for each chain of the tables of a family, which is the kernel's number. If the ruleset changes
+// meanwhile, EachChain calls begin and starts again.
+func (c *Conn) EachChain(family uint8, begin func(), f func(*ChainInfo)) error {
+	return c.dump(unix.NFT_MSG_GETCHAIN, family, nil, begin, func(b []byte) error {
+		ch := parseChain(b)
+		f(&ch)
+		return nil
+	})
+}
+
+func parseChain(b []byte) (ch ChainInfo) {
 	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			table = netlink.Text(v)
+			ch.Table = netlink.Text(v)
+		case chainUserData:
+			ch.Comment = commentOf(v)
 		case unix.NFTA_CHAIN_NAME:
 			ch.Name = netlink.Text(v)
 		case unix.NFTA_CHAIN_TYPE:
@@ -175,15 +187,15 @@ func parseChain(b []byte) (ch ChainInfo, table string) {
 			}
 		}
 	}
-	return ch, table
+	return ch
 }
 
-// Sets returns the sets and maps of a table, without anonymous ones.
+// Sets returns the sets and maps of a table.
 func (c *Conn) Sets(family inet.Family, table string) ([]SetInfo, error) {
 	var list []SetInfo
 	request := attribute(unix.NFTA_SET_TABLE, cstring(table))
 	err := c.dump(unix.NFT_MSG_GETSET, family.Number(), request, func() { list = nil }, func(b []byte) error {
-		if s, in := parseSet(b); in == table && s.shape.flags&unix.NFT_SET_ANONYMOUS == 0 {
+		if s, in := parseSet(b); in == table {
 			list = append(list, s)
 		}
 		return nil
@@ -204,6 +216,7 @@ func parseSet(b []byte) (s SetInfo, table string) {
 			s.Name = netlink.Text(v)
 		case unix.NFTA_SET_FLAGS:
 			s.shape.flags = netlink.Uint32(v)
+			s.Anonymous = s.shape.flags&unix.NFT_SET_ANONYMOUS != 0
 		case unix.NFTA_SET_KEY_TYPE:
 			s.shape.keyType = netlink.Uint32(v)
 		case unix.NFTA_SET_KEY_LEN:
@@ -217,11 +230,11 @@ func parseSet(b []byte) (s SetInfo, table string) {
 		case unix.NFTA_SET_TIMEOUT:
 			s.shape.timeout = time.Duration(netlink.Uint64(v)) * time.Millisecond
 		case setExpr:
-			s.shape.expr, _ = expression(v)
+			s.shape.expr, _ = Expression(v)
 		case setExpressions:
 			var names []string
 			for _, v := range netlink.Attributes(v) {
-				name, _ := expression(v)
+				name, _ := Expression(v)
 				names = append(names, name)
 			}
 			s.shape.expr = strings.Join(names, " ")
@@ -238,20 +251,6 @@ func parseSet(b []byte) (s SetInfo, table string) {
 	return s, table
 }
 
-// RuleComments returns the comments of the rules of each chain of a table, in the order of the rules.
-func (c *Conn) RuleComments(family inet.Family, table string) (map[string][]string, error) {
-	var byChain map[string][]string
-	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
-	begin := func() { byChain = map[string][]string{} }
-	err := c.dump(unix.NFT_MSG_GETRULE, family.Number(), request, begin, func(b []byte) error {
-		if r := rawRuleOf(b); r.table == table {
-			byChain[r.chain] = append(byChain[r.chain], commentOf(r.userData))
-		}
-		return nil
-	})
-	return byChain, err
-}
-
 // commentOf returns the comment (type 0) in nft's userdata of a rule or an element.
 func commentOf(udata []byte) string {
 	for len(udata) >= 2 && len(udata) >= 2+int(udata[1]) {
@@ -263,85 +262,8 @@ func commentOf(udata []byte) string {
 	return ""
 }
 
-// Elements returns the elements of a set. The kernel's work grows with the square of their number: use it for small sets, or
-// where latency does not matter. While the kernel resizes a set without a declared size, an element may be listed twice.
-func (c *Conn) Elements(s *Set) ([]Element, error) {
-	var list []Element
-	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func() { list = nil }, func(object []byte) error {
-		for _, b := range elements(object) {
-			e, err := parseElement(s, b)
-			if err != nil {
-				return err
-			}
-			list = append(list, e)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
-	}
-	return list, nil
-}
-
-// elementsOf returns the attributes of a request for all elements of a set.
-func elementsOf(s *Set) []byte {
-	return append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
-}
-
-// elements yields the elements in a message.
-func elements(object []byte) iter.Seq2[uint16, []byte] {
-	return netlink.Attributes(netlink.Find(object, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
-}
-
-func parseElement(s *Set, b []byte) (Element, error) {
-	e := Element{Set: s}
-	var failed error
-	value := func(nested []byte) (v Value) {
-		for typ, b := range netlink.Attributes(nested) {
-			switch {
-			case typ != unix.NFTA_DATA_VALUE:
-			case len(b) > maxValue:
-				failed = fmt.Errorf("read element of %s: value of %d bytes", s.Name, len(b))
-			default:
-				v.n = byte(copy(v.b[:], b))
-			}
-		}
-		return v
-	}
-	for typ, v := range netlink.Attributes(b) {
-		switch typ {
-		case unix.NFTA_SET_ELEM_KEY:
-			e.Key = value(v)
-		case setElemKeyEnd:
-			e.KeyEnd = value(v)
-		case unix.NFTA_SET_ELEM_FLAGS:
-			e.IntervalEnd = netlink.Uint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-		case unix.NFTA_SET_ELEM_DATA:
-			e.Data = value(v)
-			var code int32
-			e.Chain, code = verdict(v)
-			e.Jump = code == unix.NFT_JUMP
-		case unix.NFTA_SET_ELEM_USERDATA:
-			e.Comment = commentOf(v)
-		case unix.NFTA_SET_ELEM_EXPR:
-			e.maximumOf(v)
-		case setElemExpressions:
-			for _, v := range netlink.Attributes(v) {
-				e.maximumOf(v)
-			}
-		}
-	}
-	return e, failed
-}
-
-// maximumOf sets the maximum of connections of an element, if the expression has it.
-func (e *Element) maximumOf(v []byte) {
-	if name, data := expression(v); name == connlimitName {
-		e.MaxConnections = uint16(netlink.Uint32(netlink.Find(data, connlimitCount)))
-	}
-}
-
-func verdict(data []byte) (chain string, code int32) {
+// Verdict returns the chain and the code of a verdict.
+func Verdict(data []byte) (chain string, code int32) {
 	v := netlink.Find(data, unix.NFTA_DATA_VERDICT)
 	return netlink.Text(netlink.Find(v, unix.NFTA_VERDICT_CHAIN)), int32(netlink.Uint32(netlink.Find(v, unix.NFTA_VERDICT_CODE)))
 }

@@ -52,6 +52,9 @@ type Set struct {
 // IsMap reports whether elements have data.
 func (s *Set) IsMap() bool { return s.Data != nil || s.Verdict }
 
+// KeyLen returns the length of the key in bytes.
+func (s *Set) KeyLen() int { return length(s.Key) }
+
 // flags returns the kernel's flags of the set.
 func (s *Set) flags() uint32 {
 	const interval, isMap, expires, eval, concat, expressions = 0x4, 0x8, 0x10, 0x20, 0x80, 0x100
@@ -188,37 +191,34 @@ func (e *Element) ID() ID {
 
 // String returns the element in nft's syntax, preceded by the name of its set.
 func (e *Element) String() string {
-	s := e.Set.Family.Keyword() + " " + e.Set.Name + " { " + printValue(e.Set.Key, &e.Key)
+	s := e.Set.Family.Keyword() + " " + e.Set.Name + " { " + e.Key.Text(e.Set.Key)
 	if !e.KeyEnd.Empty() {
-		s += " - " + printValue(e.Set.Key, &e.KeyEnd)
+		s += " - " + e.KeyEnd.Text(e.Set.Key)
 	}
 	if e.IntervalEnd {
 		s += " end"
 	}
 	if e.MaxConnections > 0 {
-		s += " " + maxConnections(e.MaxConnections)
+		s += " " + fmt.Sprintf("ct count %d", e.MaxConnections)
 	}
 	if e.Comment != "" {
 		s += " comment " + `"` + e.Comment + `"`
 	}
-	return s + e.dataText() + " }"
+	return s + e.DataText() + " }"
 }
 
-// dataText returns the verdict or the data in nft's language, after a colon; "" if the set is no map.
-func (e *Element) dataText() string {
+// DataText returns the verdict or the data in nft's language, after a colon; "" if the set is no map.
+func (e *Element) DataText() string {
 	switch {
 	case e.Set.Verdict && e.Jump:
 		return " : jump " + e.Chain
 	case e.Set.Verdict:
 		return " : goto " + e.Chain
 	case e.Set.IsMap():
-		return " : " + printValue(e.Set.Data, &e.Data)
+		return " : " + e.Data.Text(e.Set.Data)
 	}
 	return ""
 }
-
-// maxConnections returns the statement of an element in nft's language.
-func maxConnections(n uint16) string { return fmt.Sprintf("ct count %d", n) }
 
 // maxComment is the size in bytes of the longest comment that nft can read, with its terminating zero (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128

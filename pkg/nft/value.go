@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -15,6 +16,15 @@ const maxValue = 40
 type Value struct {
 	n byte
 	b [maxValue]byte
+}
+
+// ValueOf returns a key or data from its bytes in registers. It returns an error if a Value has no room for them.
+func ValueOf(b []byte) (v Value, err error) {
+	if len(b) > maxValue {
+		return v, fmt.Errorf("read value: %d bytes", len(b))
+	}
+	v.n = byte(copy(v.b[:], b))
+	return v, nil
 }
 
 // Bytes returns the encoded value. Do not change it.

@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -34,7 +35,7 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 	defer kernel.Close() //nolint:errcheck // every batch has been answered
 	var text strings.Builder
 	for _, table := range state.planner.Tables() {
-		text.WriteString(nft.Declare(table, elements[table.Family]))
+		text.WriteString(read.Declare(table, elements[table.Family]))
 	}
 	for _, p := range r.programs {
 		_, err := p.run(r.loaded, text.String(), "-c", "-f", "-")

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -79,7 +80,7 @@ func (w *warmup) foretold(to *lab.Host) (sum float64, err error) {
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		table, err := conn.Read(inet.IPv4, plan.TableName)
+		table, err := read.Load(conn, inet.IPv4, plan.TableName)
 		if err != nil {
 			return err
 		}

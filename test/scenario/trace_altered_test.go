@@ -17,6 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -191,7 +192,7 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		table, err := conn.Read(inet.IPv4, plan.TableName)
+		table, err := read.Load(conn, inet.IPv4, plan.TableName)
 		if err != nil {
 			return err
 		}
@@ -234,14 +235,14 @@ var rulePlace = regexp.MustCompile(`RULE\(([^,]+),-(\d)\)`)
 // handles replaces placeholders in nft's input by the handles of rules.
 func handles(t *testing.T, h *lab.Host, input string) string {
 	t.Helper()
-	var table *nft.ReadTable
+	var table *read.Table
 	err := h.Do(func() error {
 		conn, err := nft.Open()
 		if err != nil {
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		table, err = conn.Read(inet.IPv4, plan.TableName)
+		table, err = read.Load(conn, inet.IPv4, plan.TableName)
 		return err
 	})
 	lab.Must(t, err)

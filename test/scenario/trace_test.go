@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -45,11 +46,11 @@ func (r *rig) foretellAll(tr *traffic, lines []line) (errs []error) {
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		var tables [2]*nft.ReadTable
+		var tables [2]*read.Table
 		for _, l := range lines {
 			table := &tables[inet.FamilyOf(l.to.Addr())]
 			if *table == nil {
-				if *table, err = conn.Read(inet.FamilyOf(l.to.Addr()), plan.TableName); err != nil {
+				if *table, err = read.Load(conn, inet.FamilyOf(l.to.Addr()), plan.TableName); err != nil {
 					return err
 				}
 			}

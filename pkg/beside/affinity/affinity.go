@@ -52,8 +52,8 @@ const (
 type Reader interface {
 	// Count returns the number of elements, or -1 if the kernel does not report it.
 	Count(*nft.Set) (int, error)
-	// FoundUntil calls a function for elements until it returns false. The function may sleep.
-	FoundUntil(*nft.Set, func(*nft.Found) (more bool)) error
+	// Each calls a function for elements until it returns false. The function may sleep.
+	Each(*nft.Set, func(*nft.Found) (more bool)) (whole bool, err error)
 }
 
 // Map is a family's map of remembered clients ([plan.Planner.Clients]), with its reader.
@@ -237,7 +237,7 @@ func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err
 		return failed == nil && n > 0
 	}
 	start, listed, first, more := spent(), 0, 0, true
-	failed := m.Reader.FoundUntil(m.Set, func(f *nft.Found) bool {
+	_, failed := m.Reader.Each(m.Set, func(f *nft.Found) bool {
 		switch {
 		case t.repeats(f.Key.Bytes()):
 		case f.Expires > 0 && f.Expires < soon:

@@ -108,7 +108,7 @@ func (c *Counters) Begin() {
 }
 
 // End must be called after this batch, with the final counts of the deleted elements. all is true if the batch rewrote all elements.
-func (c *Counters) End(gone []nft.Counted, all bool) {
+func (c *Counters) End(gone []nft.Found, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.committing = false
@@ -134,7 +134,7 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 }
 
 // count adds the increase of an element's count since it was last seen.
-func (c *Counters) count(e *nft.Counted, at place) {
+func (c *Counters) count(e *nft.Found, at place) {
 	before, known := c.seen[at]
 	if e.Packets < before {
 		before = 0 // another program has reset the counter or replaced the element
@@ -270,16 +270,17 @@ const chunk = 128
 
 // readSet reads the counters of a set. whole is true if it has seen all elements, and none of the values can be stale.
 func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
-	room := make([]nft.Counted, 0, chunk)
+	room := make([]nft.Found, 0, chunk)
 	untouched := true
 	take := func() {
 		untouched = c.take(room) && untouched
 		room = room[:0]
 	}
-	whole, err = c.conn.EachCounted(s, func(e *nft.Counted) {
+	whole, err = c.conn.Each(s, func(e *nft.Found) bool {
 		if room = append(room, *e); len(room) == chunk {
 			take()
 		}
+		return true
 	})
 	take()
 	return whole && untouched, err
@@ -287,7 +288,7 @@ func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
 
 // take processes elements of a reading. It returns false, and ignores them, if a batch has deleted all elements since the start of the
 // reading.
-func (c *Counters) take(list []nft.Counted) bool {
+func (c *Counters) take(list []nft.Found) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.committing {

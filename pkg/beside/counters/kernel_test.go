@@ -486,7 +486,10 @@ func TestCountsOfADeletedServiceAreDeleted(t *testing.T) {
 	n.counters.mu.Unlock()
 	for _, s := range n.counters.meanings.Sets() {
 		if s.Dynamic {
-			if _, err := n.counters.conn.EachCounted(s, func(e *nft.Counted) { t.Errorf("%s: element %v is left", s.Name, e.Key) }); err != nil {
+			if _, err := n.counters.conn.Each(s, func(e *nft.Found) bool {
+				t.Errorf("%s: element %v is left", s.Name, e.Key)
+				return true
+			}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -661,11 +664,11 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 	const services, each = 20_000, 100
 	most := 0
 	for i := range services {
-		gone := nft.Counted{Element: nft.Element{Set: set, Comment: fmt.Sprintf("shop/churn-%d:http", i)}, Packets: 1}
+		gone := nft.Found{Element: nft.Element{Set: set, Comment: fmt.Sprintf("shop/churn-%d:http", i)}, Packets: 1}
 		at := model.Key{Addr: netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), Port: 80, Protocol: inet.TCP}
 		_, gone.Key = plan.FrontendID(at)
 		n.counters.Begin()
-		n.counters.End([]nft.Counted{gone}, false)
+		n.counters.End([]nft.Found{gone}, false)
 		if i%each != 0 {
 			continue
 		}

@@ -74,7 +74,7 @@ func (t *tally) counts() Counts {
 }
 
 // attribute adds n, the increase of an element's count, to all tallies of the element.
-func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
+func (t *tallies) attribute(meanings *plan.Counters, e *nft.Found, n uint64) {
 	m, also := meanings.Meaning(&e.Element)
 	for _, m := range []outcome.Code{m, also} {
 		if m == outcome.None {
@@ -103,7 +103,7 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	}
 }
 
-func frontendOf(e *nft.Counted) (f frontend) {
+func frontendOf(e *nft.Found) (f frontend) {
 	f.family, f.key = plan.ElementID(&e.Element)
 	return f
 }
@@ -131,7 +131,7 @@ func (t *tallies) port(owner string) *entry {
 }
 
 // mark records that a reading has seen an element, so that forget keeps its entries.
-func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
+func (t *tallies) mark(meanings *plan.Counters, e *nft.Found, round int) {
 	if f := t.frontends[frontendOf(e)]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
 	}
@@ -148,7 +148,7 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 
 // claimAddress assigns an address with requests to unused ports to a Service: e is an element of a frontend at this address, which names
 // the Service. The elements for addresses do not name it, and a full sync deletes them.
-func (t *tallies) claimAddress(e *nft.Counted, round int) {
+func (t *tallies) claimAddress(e *nft.Found, round int) {
 	address := frontend{e.Set.Family, e.Key.Cut(0, e.Set.Family.AddrLen())}
 	f := t.frontends[address]
 	if f == nil || len(e.Key.Bytes()) <= len(address.key.Bytes()) {

@@ -84,7 +84,7 @@ func (c *Counters) SetZones(of ZonesOf) {
 }
 
 // of reports whether an element counts the connections of an endpoint.
-func (s *endpoints) of(meanings *plan.Counters, e *nft.Counted) bool {
+func (s *endpoints) of(meanings *plan.Counters, e *nft.Found) bool {
 	if s == nil {
 		return false
 	}
@@ -93,7 +93,7 @@ func (s *endpoints) of(meanings *plan.Counters, e *nft.Counted) bool {
 }
 
 // learnAll learns the Services of numbers from elements of frontends.
-func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round int) {
+func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Found, round int) {
 	if s == nil {
 		return
 	}
@@ -121,7 +121,7 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Counted, round 
 }
 
 // add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may have the address.
-func (s *endpoints) add(meanings *plan.Counters, e *nft.Counted, n uint64, first bool) {
+func (s *endpoints) add(meanings *plan.Counters, e *nft.Found, n uint64, first bool) {
 	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
 		if first {
@@ -168,7 +168,7 @@ func (s *endpoints) toZone(at endpoint, e *endpointEntry) {
 }
 
 // doubt makes the next reading read the zone of an endpoint that has lost an element: another pod may get its address.
-func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Counted) {
+func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Found) {
 	if !s.of(meanings, e) {
 		return
 	}
@@ -183,7 +183,7 @@ func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Counted) {
 }
 
 // mark records that a reading has seen an element.
-func (s *endpoints) mark(meanings *plan.Counters, e *nft.Counted, round int) {
+func (s *endpoints) mark(meanings *plan.Counters, e *nft.Found, round int) {
 	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
 		if e := s.known[endpoint{o.service, addr}]; e != nil {

@@ -28,7 +28,7 @@ const (
 
 // Reader lists the elements of a set.
 type Reader interface {
-	EachFound(*nft.Set, func(*nft.Found)) error
+	Each(*nft.Set, func(*nft.Found) (more bool)) (whole bool, err error)
 }
 
 // Config has the parts of a Watcher.
@@ -152,10 +152,11 @@ func (w *Watcher) read() (time.Duration, error) {
 	start := time.Now()
 	for _, s := range w.Sets {
 		var wanted []types.NamespacedName
-		err := w.Reader.EachFound(s, func(f *nft.Found) {
+		_, err := w.Reader.Each(s, func(f *nft.Found) bool {
 			if name, isNew := w.note(plan.Holder{Family: s.Family, Number: f.Key.AsUint32()}, plan.DemandTime-f.Expires); isNew {
 				wanted = append(wanted, name)
 			}
+			return true
 		})
 		for _, name := range wanted {
 			w.Wanted(name)

@@ -31,17 +31,23 @@ type sets struct {
 func newSets() *sets {
 	s := &sets{now: time.Unix(1_700_000_000, 0), held: map[plan.Holder]time.Time{}}
 	list := []*nft.Set{{Name: plan.HeldSet, Family: inet.IPv4}, {Name: plan.HeldSet, Family: inet.IPv6}}
-	s.Watcher = New(Config{Reader: s, Sets: list, Now: func() time.Time { return s.now }, Wanted: func(n types.NamespacedName) { s.events = append(s.events, n.Name) }})
+	s.Watcher = New(Config{
+		Reader: reader{s}, Sets: list, Now: func() time.Time { return s.now },
+		Wanted: func(n types.NamespacedName) { s.events = append(s.events, n.Name) },
+	})
 	return s
 }
 
-func (s *sets) EachFound(of *nft.Set, f func(*nft.Found)) error {
+// reader reads the sets, which have another method Each.
+type reader struct{ *sets }
+
+func (s reader) Each(of *nft.Set, f func(*nft.Found) bool) (whole bool, err error) {
 	for h, at := range s.held {
 		if left := plan.DemandTime - s.now.Sub(at); h.Family == of.Family && left > 0 {
 			f(&nft.Found{Element: nft.Element{Key: nft.Value{}.Uint32(h.Number)}, Expires: left})
 		}
 	}
-	return s.failed
+	return true, s.failed
 }
 
 // after reads the sets after a time, and compares the new Events, and the demand of all Services.
@@ -160,12 +166,13 @@ func TestKernelSets(t *testing.T) {
 	conn, sets := kernelSets(t, n)
 	got := map[uint32]bool{}
 	for _, s := range sets {
-		if err := conn.EachFound(s, func(f *nft.Found) {
+		if _, err := conn.Each(s, func(f *nft.Found) bool {
 			i := f.Key.AsUint32()
 			got[i] = true
 			if age, want := plan.DemandTime-f.Expires, time.Duration((i-1)%60)*time.Second; age < want || age > want+10*time.Second {
 				t.Errorf("%s element %d: age %s, want about %s", s.Family, i, age, want)
 			}
+			return true
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -225,7 +225,10 @@ func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 		return nil, nil
 	}
 	n := map[inet.Protocol]uint64{}
-	_, err := r.conn.EachCounted(r.tables[f].packets, func(e *nft.Counted) { n[inet.Protocol(e.Key.Bytes()[0])] = e.Packets })
+	_, err := r.conn.Each(r.tables[f].packets, func(e *nft.Found) bool {
+		n[inet.Protocol(e.Key.Bytes()[0])] = e.Packets
+		return true
+	})
 	return n, err
 }
 

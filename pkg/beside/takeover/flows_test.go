@@ -274,7 +274,7 @@ func TestConnectionsOutliveTheRules(t *testing.T) {
 			})
 			multi := "xtables-" + string(b) + "-multi"
 			for _, c := range commands {
-				s.sh(t, read(t, c+".txt"), multi, c+"-restore", "-n", "-c")
+				s.sh(t, testFile(t, c+".txt"), multi, c+"-restore", "-n", "-c")
 			}
 			s.connect(t)
 			s.serve(t, true)

@@ -49,7 +49,7 @@ var commands = []string{"iptables", "ip6tables"}
 func (b backend) restore(t testing.TB, prefix string) {
 	t.Helper()
 	for _, c := range commands {
-		b.run(t, read(t, prefix+c+".txt"), c+"-restore", "-n", "-c")
+		b.run(t, testFile(t, prefix+c+".txt"), c+"-restore", "-n", "-c")
 	}
 }
 
@@ -84,11 +84,11 @@ func (b backend) countPolicies(t testing.TB) {
 	t.Helper()
 	rules := regexp.MustCompile("(?m)^([-[].*|:.* - .*)\n")
 	for _, c := range commands {
-		b.run(t, rules.ReplaceAllString(read(t, "foreign-"+c+".txt"), ""), c+"-restore", "-n", "-c")
+		b.run(t, rules.ReplaceAllString(testFile(t, "foreign-"+c+".txt"), ""), c+"-restore", "-n", "-c")
 	}
 }
 
-func read(t testing.TB, name string) string {
+func testFile(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
 	lab.Must(t, err)
@@ -116,7 +116,7 @@ func kubeProxy(t testing.TB, b backend, mode string) {
 		}
 		b.restore(t, "")
 	case "ipvs":
-		command(t, read(t, "ipvs-ipset.txt"), "ipset", "restore")
+		command(t, testFile(t, "ipvs-ipset.txt"), "ipset", "restore")
 		b.restore(t, "ipvs-")
 	}
 }
@@ -239,7 +239,7 @@ func TestPartlyRemovedStates(t *testing.T) {
 					makeAccount(t, name)
 				}
 				for _, c := range commands {
-					b.run(t, tc.edit(read(t, c+".txt")), c+"-restore", "-n", "-c")
+					b.run(t, tc.edit(testFile(t, c+".txt")), c+"-restore", "-n", "-c")
 				}
 				if tc.nft != "" {
 					for _, f := range inet.Families {

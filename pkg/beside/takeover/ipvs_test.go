@@ -20,12 +20,12 @@ import (
 // kubeProxyIPVS creates the objects of mode ipvs.
 func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
 	t.Helper()
-	s.sh(t, read(t, "ipvs-servers.txt"), "ipvsadm", "-R")
+	s.sh(t, testFile(t, "ipvs-servers.txt"), "ipvsadm", "-R")
 	lab.Must(t, s.Node.Sysctl("ipv4/vs/conntrack", "1"))
-	sets := read(t, "ipvs-ipset.txt")
+	sets := testFile(t, "ipvs-ipset.txt")
 	s.sh(t, sets, "ipset", "restore")
 	for _, c := range commands {
-		s.sh(t, read(t, "ipvs-"+c+".txt"), "xtables-"+string(b)+"-multi", c+"-restore", "-n", "-c")
+		s.sh(t, testFile(t, "ipvs-"+c+".txt"), "xtables-"+string(b)+"-multi", c+"-restore", "-n", "-c")
 	}
 	s.on(t, func() error {
 		link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: device}}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 )
 
 // attempts is the number of attempts of a change. An attempt fails if another program changes the ruleset between read and write.
@@ -95,7 +96,7 @@ func readNFT(conn *nft.Conn, f inet.Family, table string) (*ruleset, []uint64, e
 	if err != nil || !slices.ContainsFunc(chains, func(c nft.ChainInfo) bool { return isKubeProxys(table, c.Name) }) {
 		return s, nil, err
 	}
-	rules, err := conn.Rules(f, table)
+	rules, err := read.Rules(conn, f, table)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -115,7 +116,7 @@ func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 			var text strings.Builder
 			maximum, ipv6 := false, false
 			for _, table := range p.Samples() {
-				text.WriteString(nft.Declare(table, nil))
+				text.WriteString(read.Declare(table, nil))
 				ipv6 = ipv6 || table.Family == inet.IPv6
 				maximum = maximum || slices.ContainsFunc(table.Sets, func(s *nft.Set) bool { return s.MaxConnections > 0 })
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
@@ -64,7 +65,7 @@ func manifestFlags(cmd *cobra.Command, o *config.Options, from *string) {
 func render(to io.Writer, p *plan.Planner) error {
 	elements := elementsOf(p)
 	for _, t := range p.Tables() {
-		if _, err := io.WriteString(to, nft.Declare(t, elements[t.Family])); err != nil {
+		if _, err := io.WriteString(to, read.Declare(t, elements[t.Family])); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 )
 
 // ending is the result for a packet.
@@ -25,11 +25,11 @@ type ending struct {
 
 // journey is the list of events of one packet.
 type journey struct {
-	events []nft.TraceEvent
+	events []read.TraceEvent
 	// table is the name of the program's tables.
 	table string
 	// chains are the base chains of all tables.
-	chains   []nft.BaseChain
+	chains   []read.BaseChain
 	protocol inet.Protocol
 	// predicted are the possible paths of such a packet.
 	predicted *trace.Trace
@@ -43,12 +43,12 @@ func (j *journey) end() ending {
 	switch {
 	case last.Verdict == dropped && !last.Returned && !strings.HasPrefix(last.Table, liveTable):
 		return ending{j.stopper(last), true}
-	case last.Chain == nft.TraceLeaving, last.Chain == nft.TraceDelivered:
+	case last.Chain == read.TraceLeaving, last.Chain == read.TraceDelivered:
 		text := "The packet left this node."
 		if device, _, err := (host.Routes{}).Out(where.Addr()); err == nil {
 			text = fmt.Sprintf("The packet left this node by %s.", device)
 		}
-		if last.Chain == nft.TraceDelivered {
+		if last.Chain == read.TraceDelivered {
 			text = "The packet was delivered to this node."
 		}
 		if by := j.translator(); by != "" {
@@ -91,7 +91,7 @@ func (j *journey) destinations(where netip.AddrPort) (list []netip.Addr) {
 }
 
 // stopper names the rule or policy that has dropped the packet, and the command that lists it.
-func (j *journey) stopper(e nft.TraceEvent) string {
+func (j *journey) stopper(e read.TraceEvent) string {
 	if e.Table == j.table {
 		return fmt.Sprintf("Stopped by chain %s of table %s.", e.Chain, e.Table)
 	}
@@ -116,7 +116,7 @@ func (j *journey) stopper(e nft.TraceEvent) string {
 // translator names the chain of another program that has changed the destination, or returns "".
 func (j *journey) translator() string {
 	var to netip.AddrPort
-	var before nft.TraceEvent
+	var before read.TraceEvent
 	for _, e := range j.events {
 		if e.To.IsValid() {
 			foreign := before.Table != j.table && !strings.HasPrefix(before.Table, liveTable)

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -117,17 +118,17 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 }
 
 // predict reads the tables with a name, and evaluates them for a packet.
-func predict(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
+func predict(p trace.Packet, tables string) (*trace.Trace, *read.Table, []read.BaseChain, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	table, err := conn.Read(inet.FamilyOf(p.To.Addr()), tables)
+	table, err := read.Load(conn, inet.FamilyOf(p.To.Addr()), tables)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	chains, err := conn.BaseChains(table.Family)
+	chains, err := read.BaseChains(conn, table.Family)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -312,11 +313,11 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	if p.Own && p.NoRoute { // the kernel sends no packet
 		return printPrediction(to, &q.output, predicted)
 	}
-	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
+	what := read.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
 	if fromGiven {
 		what.From = p.From
 	}
-	tracer, err := nft.Trace(liveTable+"-"+strconv.Itoa(unix.Getpid()), what)
+	tracer, err := read.Trace(liveTable+"-"+strconv.Itoa(unix.Getpid()), what)
 	if err != nil {
 		return err
 	}
@@ -362,7 +363,7 @@ type liveView struct {
 }
 
 // firstPacket returns the events of the first packet that arrives, or none after the timeout.
-func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, err error) {
+func firstPacket(t *read.Tracer, timeout time.Duration) (list []read.TraceEvent, err error) {
 	deadline := time.Now().Add(timeout)
 	for len(list) == 0 {
 		left := time.Until(deadline)
@@ -384,7 +385,7 @@ func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, e
 		}
 		list = append(list, more...)
 	}
-	var own []nft.TraceEvent
+	var own []read.TraceEvent
 	for _, e := range list {
 		if e.ID == id {
 			own = append(own, e)
@@ -394,8 +395,8 @@ func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, e
 }
 
 // inWords describes an event. For a rule of this program, the text has words; for a rule of another program, it has the handle of the rule.
-func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
-	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: nft.VerdictText(e.Verdict, e.Target)}
+func inWords(own *read.Table, e read.TraceEvent) liveEvent {
+	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: read.VerdictText(e.Verdict, e.Target)}
 	if e.To.IsValid() {
 		l.From, l.To = e.From.String(), e.To.String()
 	}
@@ -413,7 +414,7 @@ func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
 	return l
 }
 
-func ruleOf(own *nft.ReadTable, e nft.TraceEvent) *nft.ReadRule {
+func ruleOf(own *read.Table, e read.TraceEvent) *read.Rule {
 	if ch := own.Chains[e.Chain]; ch != nil {
 		for i := range ch.Rules {
 			if ch.Rules[i].Handle == e.Handle {

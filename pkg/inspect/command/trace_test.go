@@ -21,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -404,7 +405,7 @@ func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 		defer conn.Close() //nolint:errcheck // read only
 		for {
 			found := false
-			chains, err := conn.BaseChains(inet.IPv4)
+			chains, err := read.BaseChains(conn, inet.IPv4)
 			for _, ch := range chains {
 				found = found || strings.HasPrefix(ch.Table, liveTable)
 			}

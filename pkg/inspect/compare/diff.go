@@ -1,10 +1,10 @@
 package compare
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -12,7 +12,7 @@ import (
 // packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that grows with the square of
 // their number.
 func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ignore ...string) ([]view.DiffLine, error) {
-	have, err := conn.Read(want.Family, want.Name)
+	have, err := read.Load(conn, want.Family, want.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -30,10 +30,8 @@ func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ig
 			return nil, err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
-		if wanted[name] == nil {
-			d.add(false, have.Sets[name].Head(), "")
-		}
+	for _, name := range unplanned(have.Sets, want.Sets, setName) {
+		d.add(false, read.Head(have.Sets[name]), "")
 	}
 	d.chains(want, wanted)
 	return d.lines, nil
@@ -42,7 +40,7 @@ func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ig
 // tableDiff is the state of one call of [Diff].
 type tableDiff struct {
 	conn   *nft.Conn
-	have   *nft.ReadTable
+	have   *read.Table
 	family string
 	lines  []view.DiffLine
 }
@@ -57,10 +55,10 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	info, exists := d.have.Infos[s.Name]
 	switch {
 	case !exists:
-		d.add(true, s.Head(), "")
+		d.add(true, read.Head(s), "")
 	case !info.Is(s):
-		d.add(false, s.Head(), "of another form")
-		d.add(true, s.Head(), "")
+		d.add(false, read.Head(s), "of another form")
+		d.add(true, read.Head(s), "")
 	default:
 		var err error
 		if ignored || s.Dynamic {
@@ -73,7 +71,7 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	if s.Dynamic || ignored {
 		return nil
 	}
-	d.sorted(s.Head(), s.List(there), s.List(elements))
+	d.sorted(read.Head(s), read.List(s, there), read.List(s, elements))
 	return nil
 }
 
@@ -95,36 +93,30 @@ func (d *tableDiff) sorted(where string, have, want []string) {
 
 // chains compares all chains and their rules. The order of the rules matters.
 func (d *tableDiff) chains(want *nft.Table, sets map[string]*nft.Set) {
-	wanted := map[string]*nft.Chain{}
-	for _, c := range want.Chains {
-		wanted[c.Name] = c
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.have.Chains)) {
-		if wanted[name] == nil {
-			d.chain(name, d.have.Chains[name], nil, nil)
-		}
+	for _, name := range unplanned(d.have.Chains, want.Chains, chainName) {
+		d.chain(name, d.have.Chains[name], nil, nil)
 	}
 	for _, c := range want.Chains {
 		var rules []string
 		for i := range c.Rules {
-			rules = append(rules, c.Rules[i].Text(want.Family, sets))
+			rules = append(rules, read.RuleText(want.Family, &c.Rules[i], sets))
 		}
 		d.chain(c.Name, d.have.Chains[c.Name], c, rules)
 	}
 }
 
-func (d *tableDiff) chain(name string, have *nft.ReadChain, want *nft.Chain, wantRules []string) {
+func (d *tableDiff) chain(name string, have *read.Chain, want *nft.Chain, wantRules []string) {
 	where := "chain " + name
 	var haveHead, wantHead string
 	var rules []string
 	if have != nil {
-		haveHead = have.HookText()
+		haveHead = read.HookText(&have.ChainInfo)
 		for i := range have.Rules {
 			rules = append(rules, d.have.RuleText(&have.Rules[i]))
 		}
 	}
 	if want != nil {
-		wantHead = want.Info().HookText()
+		wantHead = read.HookText(want.Info())
 	}
 	if have != nil && (want == nil || haveHead != wantHead) {
 		d.add(false, where, haveHead)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -29,19 +30,21 @@ func Listing(table string) ([]byte, error) {
 }
 
 func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) error {
-	t, err := conn.Read(family, table)
+	t, err := read.Load(conn, family, table)
 	if err != nil || !t.Exists {
 		return err
 	}
 	var errs []error
 	fmt.Fprintf(b, "table %s %s {\n", family.Keyword(), table)
 	for _, name := range slices.Sorted(maps.Keys(t.Sets)) {
-		errs = append(errs, listSet(conn, b, t.Sets[name]))
+		if !t.Infos[name].Anonymous { // otherwise the text of its rule has the elements
+			errs = append(errs, listSet(conn, b, t.Sets[name]))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
 		ch := t.Chains[name]
 		fmt.Fprintf(b, "\tchain %s {\n", name)
-		if hook := ch.HookText(); hook != "" {
+		if hook := read.HookText(&ch.ChainInfo); hook != "" {
 			fmt.Fprintf(b, "\t\t%s\n", hook)
 		}
 		for i := range ch.Rules {
@@ -54,17 +57,14 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 }
 
 func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
-	if isAnonymous(s.Name) {
-		return nil // the text of its rule has the elements
-	}
 	elements, err := conn.Elements(s)
 	if s.Name == plan.StateSet {
 		for i := range elements {
 			elements[i].Comment = "(not shown: it holds a secret key)"
 		}
 	}
-	lines := s.List(elements)
-	fmt.Fprintf(b, "\t%s { # %d elements\n", s.Head(), len(elements))
+	lines := read.List(s, elements)
+	fmt.Fprintf(b, "\t%s { # %d elements\n", read.Head(s), len(elements))
 	if err != nil {
 		fmt.Fprintf(b, "\t\t# %v\n", err)
 	}

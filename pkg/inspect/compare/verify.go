@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -75,7 +76,7 @@ func (c *comparison) differs(d view.Difference) {
 }
 
 func (c *comparison) table(t *nft.Table) error {
-	have, err := c.conn.Read(t.Family, t.Name)
+	have, err := read.Load(c.conn, t.Family, t.Name)
 	if err != nil {
 		return err
 	}
@@ -91,16 +92,15 @@ func (c *comparison) table(t *nft.Table) error {
 	if err := c.rules(t, name, have); err != nil {
 		return err
 	}
-	sets := map[string]bool{}
 	for _, s := range t.Sets {
-		sets[s.Name] = true
 		info, exists := have.Infos[s.Name]
 		switch {
 		case !exists:
-			c.differs(view.Difference{Table: name, In: s.Head(), Want: "present"})
+			c.differs(view.Difference{Table: name, In: read.Head(s), Want: "present"})
 			continue
 		case !info.Is(s):
-			c.differs(view.Difference{Table: name, In: s.Head(), Have: "of another form", Want: "of the planned form"})
+			const have, want = "of another form", "of the planned form"
+			c.differs(view.Difference{Table: name, In: read.Head(s), Have: have, Want: want})
 			continue
 		case !plan.Planned(s):
 			continue
@@ -109,27 +109,32 @@ func (c *comparison) table(t *nft.Table) error {
 			return err
 		}
 	}
-	for _, set := range slices.Sorted(maps.Keys(have.Sets)) {
-		if !sets[set] && !isAnonymous(set) {
+	for _, set := range unplanned(have.Infos, t.Sets, setName) {
+		if !have.Infos[set].Anonymous {
 			c.differs(view.Difference{Table: name, In: "set " + set, Have: "an unknown set"})
 		}
 	}
 	return nil
 }
 
-// isAnonymous reports whether the kernel chose the name of a set, which then belongs to a rule.
-func isAnonymous(set string) bool { return strings.HasPrefix(set, "__") }
+// unplanned returns the sorted names of the kernel's objects that are not among the wanted ones.
+func unplanned[Have, Want any](have map[string]Have, want []*Want, name func(*Want) string) (names []string) {
+	for n := range have {
+		if !slices.ContainsFunc(want, func(w *Want) bool { return name(w) == n }) {
+			names = append(names, n)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func setName(s *nft.Set) string { return s.Name }
+
+func chainName(c *nft.Chain) string { return c.Name }
 
 // chains compares all chains. It adds the chains of classes that pkg/apply retains to t.
-func (c *comparison) chains(t *nft.Table, name string, have *nft.ReadTable) {
-	wanted := map[string]bool{}
-	for _, ch := range t.Chains {
-		wanted[ch.Name] = true
-	}
-	for _, chain := range slices.Sorted(maps.Keys(have.Chains)) {
-		if wanted[chain] {
-			continue
-		}
+func (c *comparison) chains(t *nft.Table, name string, have *read.Table) {
+	for _, chain := range unplanned(have.Chains, t.Chains, chainName) {
 		if retained := c.planner.ClassChain(t.Family, chain); retained != nil {
 			t.Chains = append(t.Chains, retained)
 		} else {
@@ -143,7 +148,7 @@ func (c *comparison) chains(t *nft.Table, name string, have *nft.ReadTable) {
 		case !exists:
 			d.Want = "present"
 		case !info.Is(ch):
-			d.Have, d.Want = cmp.Or(info.HookText(), "without a hook"), cmp.Or(ch.Info().HookText(), "without a hook")
+			d.Have, d.Want = hook(&info.ChainInfo), hook(ch.Info())
 		case info.Drops:
 			d.Have, d.Want = "policy drop", "policy accept"
 		default:
@@ -153,37 +158,38 @@ func (c *comparison) chains(t *nft.Table, name string, have *nft.ReadTable) {
 	}
 }
 
+func hook(i *nft.ChainInfo) string { return cmp.Or(read.HookText(i), "without a hook") }
+
 // rules compares the number, comments and expressions of the rules of all chains.
-func (c *comparison) rules(t *nft.Table, name string, have *nft.ReadTable) error {
-	rest := *t
-	rest.Chains = slices.Clone(t.Chains)
-	without := func(chain string) {
-		rest.Chains = slices.DeleteFunc(rest.Chains, func(ch *nft.Chain) bool { return ch.Name == chain })
-	}
+func (c *comparison) rules(t *nft.Table, name string, have *read.Table) error {
 	for _, ch := range t.Chains {
 		c.out.Rules += len(ch.Rules)
 		var has, want []string
+		var encoded [][]byte
 		for _, r := range ch.Rules {
 			want = append(want, r.Comment)
 		}
-		if read := have.Chains[ch.Name]; read != nil {
-			for _, r := range read.Rules {
-				has = append(has, r.Comment)
+		if found := have.Chains[ch.Name]; found != nil {
+			for _, r := range found.Rules {
+				has, encoded = append(has, r.Comment), append(encoded, r.Encoded)
 			}
 		}
+		d := view.Difference{Table: name, In: "chain " + ch.Name}
 		if !slices.Equal(has, want) {
-			c.differs(view.Difference{Table: name, In: "chain " + ch.Name, Have: ruleList(has), Want: ruleList(want)})
-			without(ch.Name)
+			d.Have, d.Want = ruleList(has), ruleList(want)
+			c.differs(d)
+			continue
 		}
-	}
-	for {
-		chain, err := c.conn.Differing(&rest)
-		if err != nil || chain == "" {
+		same, err := nft.SameRules(t.Family, ch.Rules, encoded)
+		if err != nil {
 			return err
 		}
-		c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "other rules", Want: "the planned rules"})
-		without(chain)
+		if !same {
+			d.Have, d.Want = "other rules", "the planned rules"
+			c.differs(d)
+		}
 	}
+	return nil
 }
 
 func ruleList(comments []string) string {
@@ -198,7 +204,8 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
 	unknown, retained := map[nft.ID]nft.Element{}, map[nft.ID]bool{}
-	err := c.conn.EachElement(s, func(e *nft.Element) {
+	_, err := c.conn.Each(s, func(f *nft.Found) bool {
+		e := &f.Element
 		hash := c.hash(e)
 		switch seen, is := wanted[hash]; {
 		case is && !seen:
@@ -210,6 +217,7 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 		default:
 			unknown[e.ID()] = *e
 		}
+		return true
 	})
 	if err != nil {
 		return err
@@ -245,7 +253,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 
 // listed lists the differences of a set: unknown elements, elements with another value, and missing elements.
 func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.ID]nft.Element) {
-	in := s.Head()
+	in := read.Head(s)
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
 		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
 	}
@@ -265,9 +273,9 @@ func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.I
 
 // keyOf returns an element's key in nft's form.
 func keyOf(e *nft.Element) string {
-	key := e.Set.KeyText(e.Key)
+	key := e.Key.Text(e.Set.Key)
 	if !e.KeyEnd.Empty() {
-		key += " - " + e.Set.KeyText(e.KeyEnd)
+		key += " - " + e.KeyEnd.Text(e.Set.Key)
 	}
 	if e.IntervalEnd {
 		key = "the end of a range at " + key

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -202,7 +203,7 @@ func addFirewall(s *view.Service) {
 	}
 	defer conn.Close() //nolint:errcheck // read only
 	for _, f := range inet.Families {
-		chains, err := conn.BaseChains(f)
+		chains, err := read.BaseChains(conn, f)
 		if err != nil {
 			return
 		}

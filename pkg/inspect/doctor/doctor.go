@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -30,7 +30,7 @@ type Config struct {
 	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]inet.Family) ([]Drop, error)
 	// Earlier returns the chains that may translate packets before the rules of Services.
-	Earlier func([]inet.Family) ([]nft.BaseChain, error)
+	Earlier func([]inet.Family) ([]read.BaseChain, error)
 	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) takeover.Rival

@@ -21,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 
@@ -102,8 +103,9 @@ func TestEverythingElse(t *testing.T) {
 	c := Config{
 		NodeName: "n", Sysctls: settings(t, map[string]string{"net/ipv4/conf/all/route_localnet": "1"}),
 		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
-		Earlier: func([]inet.Family) ([]nft.BaseChain, error) {
-			return []nft.BaseChain{{Family: "ip", Table: "x", ChainInfo: nft.ChainInfo{Name: "c", Priority: -150}}}, nil
+		Earlier: func([]inet.Family) ([]read.BaseChain, error) {
+			info := nft.ChainInfo{Table: "x", Name: "c", Priority: -150}
+			return []read.BaseChain{{Family: "ip", ChainInfo: info}}, nil
 		},
 		Leftovers: func() (takeover.Leftovers, error) {
 			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil

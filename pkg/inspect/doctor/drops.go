@@ -9,6 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -44,10 +45,10 @@ func (d Drop) finding(node string) view.Finding {
 }
 
 // baseChains returns the base chains of all tables that apply to IP families, each once.
-func baseChains(conn *nft.Conn, families []inet.Family) (list []nft.BaseChain, err error) {
+func baseChains(conn *nft.Conn, families []inet.Family) (list []read.BaseChain, err error) {
 	seen := map[string]bool{}
 	for _, f := range families {
-		chains, err := conn.BaseChains(f)
+		chains, err := read.BaseChains(conn, f)
 		if err != nil {
 			return list, err
 		}
@@ -97,7 +98,7 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 // acceptTranslated are the arguments of iptables that append a rule for packets of translated connections.
 const acceptTranslated = " -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
 
-func drop(ch *nft.BaseChain) Drop {
+func drop(ch *read.BaseChain) Drop {
 	d := Drop{
 		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
 		Command: fmt.Sprintf("nft add rule %s %s %s ct status dnat accept", ch.Family, ch.Table, ch.Name),
@@ -111,8 +112,8 @@ func drop(ch *nft.BaseChain) Drop {
 }
 
 // read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated connections.
-func (d *Drop) read(conn *nft.Conn, ch *nft.BaseChain) (accepts bool, err error) {
-	rules, err := conn.RulesBeside(ch)
+func (d *Drop) read(conn *nft.Conn, ch *read.BaseChain) (accepts bool, err error) {
+	rules, err := read.RulesBeside(conn, ch)
 	if err != nil {
 		return false, err
 	}

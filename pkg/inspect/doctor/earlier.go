@@ -7,11 +7,12 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // earlier reports a chain of another program that may decide about packets to Services before the rules of the program.
-func (c *Config) earlier(ch *nft.BaseChain) view.Finding {
+func (c *Config) earlier(ch *read.BaseChain) view.Finding {
 	return view.Finding{
 		Severity: view.Warning, Reason: view.OtherChainFirst, Object: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
 		What:   ch.String() + " is evaluated before the rules of Services",
@@ -23,11 +24,11 @@ func (c *Config) earlier(ch *nft.BaseChain) view.Finding {
 }
 
 // Earlier returns a function that returns the chains of other tables than own that may translate packets before chains with a priority.
-func Earlier(own string, priority int32) func([]inet.Family) ([]nft.BaseChain, error) {
-	return func(families []inet.Family) ([]nft.BaseChain, error) { return chainsBefore(families, own, priority) }
+func Earlier(own string, priority int32) func([]inet.Family) ([]read.BaseChain, error) {
+	return func(families []inet.Family) ([]read.BaseChain, error) { return chainsBefore(families, own, priority) }
 }
 
-func chainsBefore(families []inet.Family, own string, priority int32) (list []nft.BaseChain, err error) {
+func chainsBefore(families []inet.Family, own string, priority int32) (list []read.BaseChain, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err

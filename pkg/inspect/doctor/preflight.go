@@ -16,6 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -33,7 +34,7 @@ type Site struct {
 	// Lacks queries the kernel for features that IP families need.
 	Lacks func([]inet.Family) ([]probe.Missing, error)
 	// Earlier returns the chains that may translate packets before the rules of Services, see [Config].
-	Earlier func([]inet.Family) ([]nft.BaseChain, error)
+	Earlier func([]inet.Family) ([]read.BaseChain, error)
 }
 
 // The ports of the program, and of kube-proxy.
@@ -230,7 +231,7 @@ func (s *Site) findFirewalls() (found []string, err error) {
 	}
 	defer conn.Close()
 	for _, f := range inet.Families {
-		chains, err := conn.BaseChains(f)
+		chains, err := read.BaseChains(conn, f)
 		if err != nil {
 			return nil, err
 		}

@@ -9,13 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 )
 
 // world is a packet on one of its possible paths, with the state that the kernel keeps for it.
 type world struct {
 	chance         float64
-	registers      [nft.Registers]byte
+	registers      [read.Registers]byte
 	source         netip.Addr
 	to             netip.AddrPort
 	mark, priority uint32
@@ -74,7 +74,7 @@ func (w *world) note(f Fact) { w.facts = append(w.facts, f) }
 // evaluator evaluates rules for many worlds at a time, so that it needs few requests for elements.
 type evaluator struct {
 	packet   Packet
-	table    *nft.ReadTable
+	table    *read.Table
 	elements Elements
 	routes   Routes
 	depth    int
@@ -83,10 +83,10 @@ type evaluator struct {
 }
 
 // hook sends worlds through a base chain, and returns all of them. If the chain stops a world, the world has an outcome.
-func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err error) {
+func (e *evaluator) hook(ch *read.Chain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
-		w.hook = nft.HookName(ch.Hook)
+		w.hook = read.HookName(ch.Hook)
 	}
 	back, err := e.chain(ch.Name, worlds)
 	if err != nil {
@@ -134,7 +134,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 }
 
 // rule evaluates a rule. next holds the worlds that continue with the next rule, and back the worlds that return from the chain.
-func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
+func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
 		w.facts, w.verdict, w.drawnFrom, w.portIn = nil, verdict{}, nil, 0
@@ -181,7 +181,7 @@ func (w *world) miss() {
 	}
 }
 
-func (w *world) step(ch *nft.ReadChain, r *nft.ReadRule, line string) {
+func (w *world) step(ch *read.Chain, r *read.Rule, line string) {
 	w.steps = append(w.steps, Step{
 		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain, Back: w.verdict.kind == jump,
 	})
@@ -253,13 +253,13 @@ func verdictOf(code int32, chain string) (verdict, bool) {
 }
 
 // chainsAt returns the base chains of a table at a hook, in the order of evaluation.
-func chainsAt(t *nft.ReadTable, hook uint32) (list []*nft.ReadChain) {
+func chainsAt(t *read.Table, hook uint32) (list []*read.Chain) {
 	for _, ch := range t.Chains {
 		if ch.Type != "" && ch.Hook == hook {
 			list = append(list, ch)
 		}
 	}
-	slices.SortFunc(list, func(a, b *nft.ReadChain) int {
+	slices.SortFunc(list, func(a, b *read.Chain) int {
 		if a.Priority != b.Priority {
 			return int(a.Priority) - int(b.Priority)
 		}

@@ -13,11 +13,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // expression evaluates one expression in all worlds. A draw of a random number adds worlds.
-func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
+func (e *evaluator) expression(x read.Expr, worlds []*world) ([]*world, error) {
 	switch x := x.Any.(type) {
 	case *expr.Numgen:
 		return draw(x, worlds), nil
@@ -35,7 +36,7 @@ func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
 }
 
 // one evaluates an expression that neither looks up elements nor draws a number.
-func (e *evaluator) one(given nft.Expr, w *world) error {
+func (e *evaluator) one(given read.Expr, w *world) error {
 	switch x := given.Any.(type) {
 	case *expr.Payload:
 		w.payload(e.packet, x)
@@ -82,13 +83,13 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 }
 
 // unsupported stops a world at an expression that this package cannot evaluate.
-func (w *world) unsupported(x nft.Expr) {
+func (w *world) unsupported(x read.Expr) {
 	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+x.Name)
 }
 
 // store puts bytes into a register, and pads the last word with zeros.
 func (w *world) store(reg uint32, b []byte) {
-	at, ok := nft.Register(reg)
+	at, ok := read.Register(reg)
 	if !ok || at+len(b) > len(w.registers) {
 		return
 	}
@@ -102,7 +103,7 @@ func (w *world) storeWord(reg, v uint32) { w.store(reg, binary.NativeEndian.Appe
 
 // load returns n bytes of a register; nil if there are none.
 func (w *world) load(reg uint32, n int) []byte {
-	at, ok := nft.Register(reg)
+	at, ok := read.Register(reg)
 	if !ok || at+n > len(w.registers) {
 		return nil
 	}
@@ -121,7 +122,7 @@ func (w *world) loadWord(reg uint32) uint32 {
 func (w *world) payload(p Packet, x *expr.Payload) {
 	header := w.header(p, x.Base)
 	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
-		w.unsupported(nft.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
+		w.unsupported(read.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
 		return
 	}
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
@@ -175,7 +176,7 @@ func (w *world) meta(p Packet, x *expr.Meta) {
 	case expr.MetaKeyOIFNAME:
 		w.store(x.Register, interfaceName(w.out))
 	default:
-		w.unsupported(nft.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
+		w.unsupported(read.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
 	}
 }
 
@@ -191,7 +192,7 @@ func (w *world) setMeta(x *expr.Meta) {
 		w.priority = v
 	case expr.MetaKeyNFTRACE:
 	default:
-		w.unsupported(nft.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
+		w.unsupported(read.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
 	}
 }
 
@@ -205,7 +206,7 @@ func interfaceName(name string) []byte {
 func (w *world) ct(p Packet, x *expr.Ct) {
 	const dnat, stateNew = 1 << 5, 8
 	if x.SourceRegister {
-		w.unsupported(nft.Expr{Name: "ct set"})
+		w.unsupported(read.Expr{Name: "ct set"})
 		return
 	}
 	switch x.Key {
@@ -220,7 +221,7 @@ func (w *world) ct(p Packet, x *expr.Ct) {
 	case expr.CtKeyPROTOCOL:
 		w.store(x.Register, []byte{byte(p.Protocol)})
 	default:
-		w.unsupported(nft.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
+		w.unsupported(read.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
 	}
 }
 
@@ -233,7 +234,7 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 		return e.leavesByArrival(x.Register, w)
 	}
 	if !x.ResultADDRTYPE || x.FlagIIF || x.FlagOIF {
-		w.unsupported(nft.Expr{Name: "fib"})
+		w.unsupported(read.Expr{Name: "fib"})
 		return nil
 	}
 	typ, err := e.routes.Type(addr)
@@ -267,7 +268,7 @@ func (e *evaluator) leavesByArrival(register uint32, w *world) error {
 func (w *world) bitwise(x *expr.Bitwise) {
 	from := w.load(x.SourceRegister, int(x.Len))
 	if len(x.Mask) != int(x.Len) || len(x.Xor) != int(x.Len) || from == nil {
-		w.unsupported(nft.Expr{Name: "bitwise"})
+		w.unsupported(read.Expr{Name: "bitwise"})
 		return
 	}
 	out := make([]byte, len(from))
@@ -281,7 +282,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
-		w.unsupported(nft.Expr{Name: "byteorder"})
+		w.unsupported(read.Expr{Name: "byteorder"})
 		return
 	}
 	little := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
@@ -316,7 +317,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 	out := make([]*world, 0, len(worlds)*int(x.Modulus))
 	for _, w := range worlds {
 		if x.Modulus == 0 {
-			w.unsupported(nft.Expr{Name: "numgen"})
+			w.unsupported(read.Expr{Name: "numgen"})
 			out = append(out, w)
 			continue
 		}
@@ -350,12 +351,12 @@ func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 	for _, w := range worlds {
 		key := w.load(x.SourceRegister, int(x.Length))
 		if x.Type != expr.HashTypeJenkins || x.Modulus == 0 || key == nil {
-			w.unsupported(nft.Expr{Name: "hash"})
+			w.unsupported(read.Expr{Name: "hash"})
 			out = append(out, w)
 			continue
 		}
-		at, _ := nft.Register(x.SourceRegister)
-		port, _ := nft.Register(w.portIn)
+		at, _ := read.Register(x.SourceRegister)
+		port, _ := read.Register(w.portIn)
 		if port -= at; e.packet.FromPort != 0 || w.portIn == 0 || port < 0 || port+2 > len(key) {
 			n := balance.Slot(key, x.Seed, x.Modulus) + x.Offset
 			w.note(Fact{Hash: &n})
@@ -411,9 +412,9 @@ func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 
 // applyLookup applies the result of a lookup to a world.
 func (w *world) applyLookup(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
-	fact := Fact{Set: s.Name, Key: s.KeyText(key), Missing: f == nil}
+	fact := Fact{Set: s.Name, Key: key.Text(s.Key), Missing: f == nil}
 	if f != nil {
-		fact.Value, fact.Comment = f.ValueText(), f.Comment
+		fact.Value, fact.Comment = read.ValueText(f), f.Comment
 	}
 	w.note(fact)
 	switch {
@@ -423,7 +424,7 @@ func (w *world) applyLookup(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Fo
 	case s.Verdict:
 		v, ok := verdictOf(f.Verdict, f.Chain)
 		if !ok {
-			w.unsupported(nft.Expr{Name: "verdict"})
+			w.unsupported(read.Expr{Name: "verdict"})
 			return
 		}
 		w.verdict = v
@@ -450,7 +451,7 @@ func (w *world) dynset(x *expr.Dynset) {
 func (w *world) nat(family inet.Family, x *expr.NAT) {
 	addr, ok := netip.AddrFromSlice(w.load(x.RegAddrMin, family.AddrLen()))
 	if x.Type != expr.NATTypeDestNAT || x.RegAddrMin == 0 || !ok {
-		w.unsupported(nft.Expr{Name: "nat of another kind"})
+		w.unsupported(read.Expr{Name: "nat of another kind"})
 		return
 	}
 	port := w.to.Port()

@@ -8,18 +8,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // Config holds the rules and functions that Follow needs.
 type Config struct {
-	Table    *nft.ReadTable
+	Table    *read.Table
 	Elements Elements
 	Routes   Routes
 	// Chains holds the base chains of all tables.
-	Chains []nft.BaseChain
+	Chains []read.BaseChain
 }
 
 // Follow returns all possible paths of a packet.

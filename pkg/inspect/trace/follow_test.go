@@ -15,28 +15,30 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fake is a kernel that holds a plan. In a set of ranges, it finds only the first key of a range. It counts requests.
 type fake struct {
-	table    *nft.ReadTable
+	table    *read.Table
 	elements map[string]map[nft.Value]*nft.Found
 	requests int
 }
 
 func newFake(p *plan.Planner) *fake {
 	t := p.Tables()[0]
-	k := &fake{elements: map[string]map[nft.Value]*nft.Found{}, table: &nft.ReadTable{
-		Family: t.Family, Name: t.Name, TableInfo: nft.TableInfo{Exists: true}, Chains: map[string]*nft.ReadChain{}, Sets: map[string]*nft.Set{},
+	k := &fake{elements: map[string]map[nft.Value]*nft.Found{}, table: &read.Table{
+		Family: t.Family, Name: t.Name, TableInfo: nft.TableInfo{Exists: true},
+		Chains: map[string]*read.Chain{}, Sets: map[string]*nft.Set{},
 	}}
 	for _, c := range t.Chains {
-		read := &nft.ReadChain{ChainInfo: *c.Info()}
+		chain := &read.Chain{ChainInfo: *c.Info()}
 		for i := range c.Rules {
-			read.Rules = append(read.Rules, nft.ReadRule{Comment: c.Rules[i].Comment, Exprs: c.Rules[i].Planned()})
+			chain.Rules = append(chain.Rules, read.Rule{Comment: c.Rules[i].Comment, Exprs: read.Planned(&c.Rules[i])})
 		}
-		k.table.Chains[c.Name] = read
+		k.table.Chains[c.Name] = chain
 	}
 	for _, s := range t.Sets {
 		k.table.Sets[s.Name] = s
@@ -166,7 +168,7 @@ func TestHashesLeadToOneEndpoint(t *testing.T) {
 }
 
 func TestFollow(t *testing.T) {
-	unknown := func(k *fake) { k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "limit"}} }
+	unknown := func(k *fake) { k.table.Chains["services"].Rules[0].Exprs = []read.Expr{{Name: "limit"}} }
 	for _, c := range []struct {
 		name      string
 		endpoints int
@@ -187,7 +189,8 @@ func TestFollow(t *testing.T) {
 		{name: "an unknown expression", endpoints: 2, from: "10.244.0.9", alter: unknown, want: []string{
 			"100% unknown 10.96.0.10:80 from 10.244.0.9: trace cannot evaluate an expression of a rule: limit"}},
 		{name: "a rule that returns", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) {
-			k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "immediate", Any: &expr.Verdict{Kind: expr.VerdictReturn}}}
+			returns := read.Expr{Name: "immediate", Any: &expr.Verdict{Kind: expr.VerdictReturn}}
+			k.table.Chains["services"].Rules[0].Exprs = []read.Expr{returns}
 		}, want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: a cluster IP without such a port"}},
 		{name: "dormant", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) { k.table.Dormant = true }, want: []string{
 			"100% untouched 10.96.0.10:80 from 10.244.0.9: "}},
@@ -222,7 +225,8 @@ func remember(k *fake) {
 
 func TestALoopIsAnError(t *testing.T) {
 	k := newFake(planned(1, 0))
-	k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Any: &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}}}
+	jump := &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}
+	k.table.Chains["services"].Rules[0].Exprs = []read.Expr{{Any: jump}}
 	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
 	lab.Must(t, err)
 	if got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p); err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -27,7 +28,7 @@ func (w *world) reason() string {
 	}
 	meaning := ""
 	for _, s := range w.steps {
-		if s.Hook == nft.HookName(unix.NF_INET_POST_ROUTING) {
+		if s.Hook == read.HookName(unix.NF_INET_POST_ROUTING) {
 			break
 		}
 		for _, chain := range []string{s.Chain, s.To} {
@@ -194,13 +195,13 @@ func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
 }
 
 // Words describes the effect of a rule that matches, and the meaning of the chain that it leads to.
-func Words(t *nft.ReadTable, r *nft.ReadRule, target string) string {
+func Words(t *read.Table, r *read.Rule, target string) string {
 	text := r.Comment
 	if text == "" {
 		text = effect(r)
 	}
 	if text == "" {
-		text = nft.Text(t.Family, r.Exprs, t.Sets)
+		text = read.Text(t.Family, r.Exprs, t.Sets)
 	}
 	if ch := t.Chains[target]; ch != nil {
 		meaning := cmp.Or(plan.ChainMeaning(target), ch.Comment)
@@ -210,7 +211,7 @@ func Words(t *nft.ReadTable, r *nft.ReadRule, target string) string {
 }
 
 // effect describes the last expression of a rule that has an effect.
-func effect(r *nft.ReadRule) string {
+func effect(r *read.Rule) string {
 	text := ""
 	for _, x := range r.Exprs {
 		switch x := x.Any.(type) {

@@ -1,4 +1,4 @@
-package nft
+package read
 
 import (
 	"encoding/binary"
@@ -12,12 +12,14 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Tracer receives the kernel's trace events of marked packets. Rules in the tracer's own table mark the packets. The table has an owner:
-// the kernel deletes it when the owner's socket is closed, even if the process crashes.
+// Tracer receives the kernel's trace events of marked packets. Rules in the tracer's own table mark the packets. The
+// table has an owner: the kernel deletes it when the owner's socket is closed, even if the process crashes.
 type Tracer struct {
-	owner, listener *Conn
+	owner    *nft.Conn
+	listener *netlink.Socket
 }
 
 // Traced selects the packets to mark: the first ones of connections.
@@ -42,13 +44,15 @@ type TraceEvent struct {
 	Verdict int32
 	Target  string
 	Mark    uint32
-	// In is the index of the interface by which the packet has arrived; 0 if the event does not have it, or for a packet of this node.
+	// In is the index of the interface by which the packet has arrived; 0 if the event does not have it, or for a
+	// packet of this node.
 	In uint32
 	// From and To are the addresses at that moment. They are invalid in events without headers.
 	From, To netip.AddrPort
 }
 
-// Trace adds a table with rules that mark the selected packets, and listens for their events. Close the tracer to delete the table.
+// Trace adds a table with rules that mark the selected packets, and listens for their events. Close the tracer to
+// delete the table.
 func Trace(table string, what Traced) (t *Tracer, err error) {
 	t = &Tracer{}
 	defer func() {
@@ -56,13 +60,13 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 			err = errors.Join(err, t.Close())
 		}
 	}()
-	if t.listener, err = Open(); err != nil {
+	if t.listener, err = netlink.Open(); err != nil {
 		return t, err
 	}
-	if err = unix.SetsockoptInt(t.listener.socket.FD(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
+	if err = unix.SetsockoptInt(t.listener.FD(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
 		return t, fmt.Errorf("listen to traced packets: %w", err)
 	}
-	if t.owner, err = Open(); err != nil {
+	if t.owner, err = nft.Open(); err != nil {
 		return t, err
 	}
 	if err = t.owner.Commit(tracingBatch(table, what)); err != nil {
@@ -71,8 +75,8 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	return t, nil
 }
 
-// Priorities of the tracing chains. Chains with beforeAll mark packets before connection tracking. Chains with afterAll see packets
-// after all other chains.
+// Priorities of the tracing chains. Chains with beforeAll mark packets before connection tracking. Chains with afterAll
+// see packets after all other chains.
 const (
 	beforeAll = -450
 	afterAll  = 450
@@ -84,19 +88,19 @@ const (
 	TraceLeaving   = "leaving"
 )
 
-func tracingBatch(table string, what Traced) *Batch {
-	t := &Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: deleted when the command exits"}
-	base := func(name string, hook uint32, priority int32, rules ...Rule) *Chain {
-		return &Chain{Name: name, Type: "filter", Hook: hook, Priority: priority, Rules: rules}
+func tracingBatch(table string, what Traced) *nft.Batch {
+	t := &nft.Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: deleted when the command exits"}
+	base := func(name string, hook uint32, priority int32, rules ...nft.Rule) *nft.Chain {
+		return &nft.Chain{Name: name, Type: "filter", Hook: hook, Priority: priority, Rules: rules}
 	}
-	chains := []*Chain{
+	chains := []*nft.Chain{
 		base("arriving", unix.NF_INET_PRE_ROUTING, beforeAll, what.rule()),
 		base("sent", unix.NF_INET_LOCAL_OUT, beforeAll, what.rule()),
 		base(TraceDelivered, unix.NF_INET_LOCAL_IN, afterAll),
 		base(TraceLeaving, unix.NF_INET_POST_ROUTING, afterAll),
 	}
-	b := NewBatch(0)
-	b.addOwnedTable(t)
+	b := nft.NewBatch(0)
+	b.AddOwnedTable(t)
 	for _, c := range chains {
 		b.AddChain(t, c)
 	}
@@ -106,26 +110,17 @@ func tracingBatch(table string, what Traced) *Batch {
 	return b
 }
 
-func (b *Batch) addOwnedTable(t *Table) {
-	const owner = 2 // NFT_TABLE_F_OWNER
-	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, t.Family)
-	b.str(unix.NFTA_TABLE_NAME, t.Name)
-	b.u32(unix.NFTA_TABLE_FLAGS, owner)
-	b.comment(tableUserData, t.Comment)
-	b.end(off)
-}
-
 // rule returns the rule that marks packets: for TCP those with SYN and without ACK.
-func (w Traced) rule() Rule {
+func (w Traced) rule() nft.Rule {
 	const reg = unix.NFT_REG32_00
 	equal := func(b []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: b} }
 	var exprs []expr.Any
 	if w.From.IsValid() {
-		exprs = append(exprs, SrcAddr(w.Family).Load(reg), equal(w.From.AsSlice()))
+		exprs = append(exprs, nft.SrcAddr(w.Family).Load(reg), equal(w.From.AsSlice()))
 	}
-	exprs = append(exprs, DstAddr(w.Family).Load(reg), equal(w.To.Addr().AsSlice()),
-		L4Proto().Load(reg), equal([]byte{uint8(w.Protocol)}),
-		DstPort().Load(reg), equal(binary.BigEndian.AppendUint16(nil, w.To.Port())))
+	exprs = append(exprs, nft.DstAddr(w.Family).Load(reg), equal(w.To.Addr().AsSlice()),
+		nft.L4Proto().Load(reg), equal([]byte{uint8(w.Protocol)}),
+		nft.DstPort().Load(reg), equal(binary.BigEndian.AppendUint16(nil, w.To.Port())))
 	if w.Protocol == inet.TCP {
 		const flagsOffset, syn, synAndAck = 13, 0x02, 0x12
 		exprs = append(exprs,
@@ -133,7 +128,7 @@ func (w Traced) rule() Rule {
 			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synAndAck}, Xor: []byte{0}},
 			equal([]byte{syn}))
 	}
-	return Rule{Exprs: append(exprs,
+	return nft.Rule{Exprs: append(exprs,
 		&expr.Immediate{Register: reg, Data: []byte{1}},
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: reg})}
 }
@@ -141,17 +136,18 @@ func (w Traced) rule() Rule {
 // Close removes the table with its rules.
 func (t *Tracer) Close() error {
 	var errs []error
-	for _, c := range []*Conn{t.owner, t.listener} {
-		if c != nil {
-			errs = append(errs, c.Close())
-		}
+	if t.owner != nil {
+		errs = append(errs, t.owner.Close())
+	}
+	if t.listener != nil {
+		errs = append(errs, t.listener.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // Next waits for the next events. If no event arrives within patience, Next returns an empty list.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
-	ready := []unix.PollFd{{Fd: int32(t.listener.socket.FD()), Events: unix.POLLIN}}
+	ready := []unix.PollFd{{Fd: int32(t.listener.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, int(patience.Milliseconds()))
 	if err == unix.EINTR || err == nil && n == 0 {
 		return nil, nil
@@ -161,7 +157,7 @@ func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	}
 	const most = 1 << 10 // packets may arrive faster than they are read
 	var list []TraceEvent
-	for m, err := range t.listener.socket.Receive(false) {
+	for m, err := range t.listener.Receive(false) {
 		if err != nil {
 			return nil, fmt.Errorf("listen to traced packets: %w", err)
 		}

@@ -1,4 +1,4 @@
-package nft
+package read
 
 import (
 	"bytes"
@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Text returns a rule in nft's language, without its comment. It prints an unknown expression as its name between question marks. sets
-// are the sets of the rule's table, from which Text knows the number of registers of a key.
-func Text(family inet.Family, exprs []Expr, sets map[string]*Set) string {
+// Text returns a rule in nft's language, without its comment. It prints an unknown expression as its name between
+// question marks. sets are the sets of the rule's table, from which Text knows the number of registers of a key.
+func Text(family inet.Family, exprs []Expr, sets map[string]*nft.Set) string {
 	w := writer{family: family, sets: sets}
 	for _, e := range exprs {
 		w.expression(e)
@@ -29,7 +30,7 @@ func Text(family inet.Family, exprs []Expr, sets map[string]*Set) string {
 // writer tracks the content of registers as text.
 type writer struct {
 	family inet.Family
-	sets   map[string]*Set
+	sets   map[string]*nft.Set
 	held   [Registers / 4]*held
 	words  []string
 }
@@ -41,7 +42,8 @@ type held struct {
 	print func([]byte) string
 	// constant is the value itself if a rule sets it.
 	constant []byte
-	// flag is the condition that a bit is set, as nft writes it for ct, such as "ct status dnat"; "" if no mask was applied.
+	// flag is the condition that a bit is set, as nft writes it for ct, such as "ct status dnat"; "" if no mask was
+	// applied.
 	flag string
 }
 
@@ -85,7 +87,7 @@ func (w *writer) key(reg uint32, set string) string {
 		return "?"
 	}
 	fields := 1
-	var s *Set
+	var s *nft.Set
 	if s = w.sets[set]; s != nil {
 		fields = len(s.Key)
 	}
@@ -169,6 +171,17 @@ func (w *writer) hash(e *expr.Hash) {
 
 var numgenTypes = [...]string{"inc", "random"}
 
+// ValueText returns the data or verdict of an element in nft's language; "" if the set is no map.
+func ValueText(f *nft.Found) string {
+	switch {
+	case f.Set.Verdict:
+		return VerdictText(f.Verdict, f.Chain)
+	case f.Set.IsMap():
+		return f.Data.Text(f.Set.Data)
+	}
+	return ""
+}
+
 // VerdictText returns a verdict in nft's language.
 func VerdictText(code int32, chain string) string {
 	switch code {
@@ -188,21 +201,23 @@ func VerdictText(code int32, chain string) string {
 	return fmt.Sprintf("verdict %d", code)
 }
 
-// nfAccept is NF_ACCEPT, which golang.org/x/sys/unix lacks.
-const nfAccept = 1
+// NF_DROP and NF_ACCEPT, which golang.org/x/sys/unix lacks.
+const nfDrop, nfAccept = 0, 1
 
 func (w *writer) payload(e *expr.Payload) {
-	known := []Field{SrcAddr(w.family), DstAddr(w.family), SrcPort(), DstPort()}
-	for _, f := range known {
-		if load, ok := f.Load(e.DestRegister).(*expr.Payload); ok && load.Base == e.Base && load.Offset == e.Offset && load.Len == e.Len {
-			w.hold(e.DestRegister, &held{text: f.name, print: f.print})
-			return
+	known := []nft.Field{nft.SrcAddr(w.family), nft.DstAddr(w.family), nft.SrcPort(), nft.DstPort()}
+	for i, f := range known {
+		load, ok := f.Load(e.DestRegister).(*expr.Payload)
+		if !ok || load.Base != e.Base || load.Offset != e.Offset {
+			continue
 		}
-	}
-	for _, f := range known[:2] {
-		if load, ok := f.Load(e.DestRegister).(*expr.Payload); ok && load.Base == e.Base && load.Offset == e.Offset && load.Len > e.Len {
-			w.hold(e.DestRegister, &held{text: f.name, print: func(b []byte) string {
-				return fmt.Sprintf("%s/%d", f.print(append(bytes.Clone(b), make([]byte, f.len-len(b))...)), len(b)*8)
+		switch isAddr := i < 2; {
+		case load.Len == e.Len:
+			w.hold(e.DestRegister, &held{text: f.Name(), print: f.Print})
+			return
+		case isAddr && load.Len > e.Len:
+			w.hold(e.DestRegister, &held{text: f.Name(), print: func(b []byte) string {
+				return fmt.Sprintf("%s/%d", f.Print(append(bytes.Clone(b), make([]byte, f.Len()-len(b))...)), len(b)*8)
 			}})
 			return
 		}
@@ -228,9 +243,9 @@ func (w *writer) meta(e *expr.Meta) {
 func metaOf(key expr.MetaKey) *held {
 	switch key {
 	case expr.MetaKeyL4PROTO:
-		return &held{text: "meta l4proto", print: L4Proto().print}
+		return &held{text: "meta l4proto", print: nft.L4Proto().Print}
 	case expr.MetaKeyMARK:
-		return &held{text: "meta mark", print: Mark().print}
+		return &held{text: "meta mark", print: nft.Mark().Print}
 	case expr.MetaKeyPRIORITY:
 		return &held{text: "meta priority", print: printPriority}
 	case expr.MetaKeyIIFNAME:
@@ -246,7 +261,7 @@ func printPriority(b []byte) string {
 	if v, ok := hostWord(b); ok && v == 0 {
 		return "none"
 	}
-	return Priority().print(b)
+	return nft.Priority().Print(b)
 }
 
 // printInterface formats an interface name, or the beginning of names with an asterisk.
@@ -350,7 +365,8 @@ func (w *writer) compare(e *expr.Cmp) {
 	w.words = append(w.words, from.text+" "+operator+from.value(e.Data))
 }
 
-// between formats the expression range. Older versions of nft use this expression only after !=, and two comparisons for other ranges.
+// between formats the expression range. Older versions of nft use this expression only after !=, and two comparisons
+// for other ranges.
 func (w *writer) between(e *expr.Range) {
 	from, operator := w.get(e.Register), ""
 	if e.Op == expr.CmpOpNeq {
@@ -436,26 +452,26 @@ func HookName(hook uint32) string {
 }
 
 // Declare returns a table with elements in nft's language, as input for nft -f. The elements are sorted.
-func Declare(t *Table, elements map[string][]Element) string {
+func Declare(t *nft.Table, elements map[string][]nft.Element) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s {\n", t.Family.Keyword(), t.Name)
 	comment := func(text string) {
 		if text != "" {
-			fmt.Fprintf(&b, "\t\tcomment %q\n", CutComment(text))
+			fmt.Fprintf(&b, "\t\tcomment %q\n", nft.CutComment(text))
 		}
 	}
 	if t.Comment != "" {
 		fmt.Fprintf(&b, "\tcomment %q\n", t.Comment)
 	}
-	sets := map[string]*Set{}
+	sets := map[string]*nft.Set{}
 	for _, s := range t.Sets {
 		sets[s.Name] = s
-		fmt.Fprintf(&b, "\n\t%s {\n", s.Head())
-		for _, line := range s.properties() {
+		fmt.Fprintf(&b, "\n\t%s {\n", Head(s))
+		for _, line := range properties(s) {
 			fmt.Fprintf(&b, "\t\t%s\n", line)
 		}
 		comment(s.Comment)
-		if list := s.List(elements[s.Name]); len(list) > 0 {
+		if list := List(s, elements[s.Name]); len(list) > 0 {
 			fmt.Fprintf(&b, "\t\telements = {\n\t\t\t%s\n\t\t}\n", strings.Join(list, ",\n\t\t\t"))
 		}
 		b.WriteString("\t}\n")
@@ -464,10 +480,10 @@ func Declare(t *Table, elements map[string][]Element) string {
 		fmt.Fprintf(&b, "\n\tchain %s {\n", c.Name)
 		comment(c.Comment)
 		if c.IsBase() {
-			fmt.Fprintf(&b, "\t\t%s\n", c.Info().HookText())
+			fmt.Fprintf(&b, "\t\t%s\n", HookText(c.Info()))
 		}
 		for i := range c.Rules {
-			fmt.Fprintf(&b, "\t\t%s\n", c.Rules[i].Text(t.Family, sets))
+			fmt.Fprintf(&b, "\t\t%s\n", RuleText(t.Family, &c.Rules[i], sets))
 		}
 		b.WriteString("\t}\n")
 	}
@@ -475,9 +491,9 @@ func Declare(t *Table, elements map[string][]Element) string {
 	return b.String()
 }
 
-// Text returns the rule in nft's language, with its comment.
-func (r *Rule) Text(family inet.Family, sets map[string]*Set) string {
-	return ruleLine(Text(family, r.Planned(), sets), r.Comment)
+// RuleText returns a planned rule in nft's language, with its comment.
+func RuleText(family inet.Family, r *nft.Rule, sets map[string]*nft.Set) string {
+	return ruleLine(Text(family, Planned(r), sets), r.Comment)
 }
 
 // ruleLine appends a comment to the text of a rule.
@@ -485,11 +501,11 @@ func ruleLine(text, comment string) string {
 	if comment == "" {
 		return text
 	}
-	return text + fmt.Sprintf(" comment %q", CutComment(comment))
+	return text + fmt.Sprintf(" comment %q", nft.CutComment(comment))
 }
 
 // HookText returns the hook of a base chain in nft's language, with its policy; "" for another chain.
-func (i *ChainInfo) HookText() string {
+func HookText(i *nft.ChainInfo) string {
 	if i.Type == "" {
 		return ""
 	}
@@ -501,12 +517,12 @@ func (i *ChainInfo) HookText() string {
 }
 
 // RuleText returns a rule of the table in nft's language, with its comment.
-func (t *ReadTable) RuleText(r *ReadRule) string {
+func (t *Table) RuleText(r *Rule) string {
 	return ruleLine(Text(t.Family, r.Exprs, t.Sets), r.Comment)
 }
 
 // Head returns "set" or "map" with the name.
-func (s *Set) Head() string {
+func Head(s *nft.Set) string {
 	if s.IsMap() {
 		return "map " + s.Name
 	}
@@ -514,7 +530,7 @@ func (s *Set) Head() string {
 }
 
 // properties returns the lines with which nft declares a set.
-func (s *Set) properties() []string {
+func properties(s *nft.Set) []string {
 	typeof := "typeof " + fieldNames(s.Key)
 	switch {
 	case s.Verdict:
@@ -544,82 +560,83 @@ func (s *Set) properties() []string {
 	}
 	switch {
 	case s.MaxConnections > 0:
-		lines = append(lines, maxConnections(s.MaxConnections)+s.counterText())
+		lines = append(lines, fmt.Sprintf("ct count %d", s.MaxConnections)+counterText(s))
 	case s.Counter:
 		lines = append(lines, "counter")
 	}
 	return lines
 }
 
-// counterText is the text of the counter after a maximum of connections: nft does not add it to an element that has the maximum.
-func (s *Set) counterText() string {
+// counterText is the text of the counter after a maximum of connections: nft does not add it to an element that has the
+// maximum.
+func counterText(s *nft.Set) string {
 	if s.Counter {
 		return " counter"
 	}
 	return ""
 }
 
-func fieldNames(fields []Field) string {
+func fieldNames(fields []nft.Field) string {
 	var names []string
 	for _, f := range fields {
-		names = append(names, f.name)
+		names = append(names, f.Name())
 	}
 	return strings.Join(names, " . ")
 }
 
 // List returns elements as input for nft: sorted, without duplicates, with complete ranges.
-func (s *Set) List(elements []Element) []string {
+func List(s *nft.Set, elements []nft.Element) []string {
 	if s.Interval && len(s.Key) == 1 {
-		return s.ranges(elements)
+		return ranges(s, elements)
 	}
 	list := make([]string, 0, len(elements))
 	for i := range elements {
-		list = append(list, elements[i].text())
+		list = append(list, elementText(&elements[i]))
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-func (e *Element) text() string {
-	s := printValue(e.Set.Key, &e.Key)
+func elementText(e *nft.Element) string {
+	s := e.Key.Text(e.Set.Key)
 	if !e.KeyEnd.Empty() {
 		s = printRanges(e.Set.Key, &e.Key, &e.KeyEnd)
 	}
 	if e.MaxConnections > 0 {
-		s += " " + maxConnections(e.MaxConnections) + e.Set.counterText()
+		s += " " + fmt.Sprintf("ct count %d", e.MaxConnections) + counterText(e.Set)
 	}
 	if e.Comment != "" {
-		s += fmt.Sprintf(" comment %q", CutComment(e.Comment))
+		s += fmt.Sprintf(" comment %q", nft.CutComment(e.Comment))
 	}
-	return s + e.dataText()
+	return s + e.DataText()
 }
 
 // printRanges formats a key with ranges in some fields.
-func printRanges(fields []Field, from, to *Value) string {
+func printRanges(fields []nft.Field, from, to *nft.Value) string {
 	a, b := from.Bytes(), to.Bytes()
 	var parts []string
 	for _, f := range fields {
-		if len(a) < f.len || len(b) < f.len {
+		if len(a) < f.Len() || len(b) < f.Len() {
 			return strings.Join(append(parts, "?"), " . ")
 		}
-		part := f.print(a[:f.len])
-		if !bytes.Equal(a[:f.len], b[:f.len]) {
-			part = rangeText(f, a[:f.len], b[:f.len])
+		part := f.Print(a[:f.Len()])
+		if !bytes.Equal(a[:f.Len()], b[:f.Len()]) {
+			part = rangeText(f, a[:f.Len()], b[:f.Len()])
 		}
 		parts = append(parts, part)
-		a, b = a[min(len(a), f.slot()):], b[min(len(b), f.slot()):]
+		a, b = a[min(len(a), f.Registers()*4):], b[min(len(b), f.Registers()*4):]
 	}
 	return strings.Join(parts, " . ")
 }
 
 // rangeText formats a range of addresses: as a prefix, if possible.
-func rangeText(f Field, from, to []byte) string {
+func rangeText(f nft.Field, from, to []byte) string {
 	for bits := range len(from) * 8 {
 		if prefixed(from, to, bits) {
-			return fmt.Sprintf("%s/%d", f.print(from), bits)
+			return fmt.Sprintf("%s/%d", f.Print(from), bits)
 		}
 	}
-	return f.print(from) + "-" + f.print(to)
+	return f.Print(from) + "-" + f.Print(to)
 }
 
 // prefixed reports whether two values are the first and the last value of a prefix with a given length.
@@ -633,10 +650,11 @@ func prefixed(from, to []byte, bits int) bool {
 	return true
 }
 
-// ranges formats the ranges of a set with one field. An element has the first key of a range, and the next one the first key after the range.
-func (s *Set) ranges(elements []Element) []string {
+// ranges formats the ranges of a set with one field. An element has the first key of a range, and the next one the
+// first key after the range.
+func ranges(s *nft.Set, elements []nft.Element) []string {
 	sorted := slices.Clone(elements)
-	slices.SortFunc(sorted, func(a, b Element) int {
+	slices.SortFunc(sorted, func(a, b nft.Element) int {
 		switch c := bytes.Compare(a.Key.Bytes(), b.Key.Bytes()); {
 		case c != 0 || a.IntervalEnd == b.IntervalEnd:
 			return c
@@ -651,11 +669,11 @@ func (s *Set) ranges(elements []Element) []string {
 		if e.IntervalEnd {
 			continue
 		}
-		last := bytes.Repeat([]byte{0xff}, f.len)
+		last := bytes.Repeat([]byte{0xff}, f.Len())
 		if i+1 < len(sorted) {
 			last = before(sorted[i+1].Key.Bytes())
 		}
-		text := f.print(e.Key.Bytes())
+		text := f.Print(e.Key.Bytes())
 		if !bytes.Equal(e.Key.Bytes(), last) {
 			text = rangeText(f, e.Key.Bytes(), last)
 		}

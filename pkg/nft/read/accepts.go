@@ -1,4 +1,4 @@
-package nft
+package read
 
 import (
 	"encoding/binary"
@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // acceptsDNAT reports whether a rule has one of the forms
@@ -23,7 +24,7 @@ func acceptsDNAT(expressions []byte) bool {
 	)
 	state := none
 	for _, e := range netlink.Attributes(expressions) {
-		name, data := expression(e)
+		name, data := nft.Expression(e)
 		field := func(typ uint16) []byte { return netlink.Find(data, typ) }
 		switch {
 		case name == "counter", name == "match" && netlink.Text(field(unix.NFTA_MATCH_NAME)) == "comment":
@@ -37,7 +38,7 @@ func acceptsDNAT(expressions []byte) bool {
 		case name == "match" && state == none && matchesDNAT(netlink.Text(field(unix.NFTA_MATCH_NAME)), field(unix.NFTA_MATCH_INFO)):
 			state = translated
 		case name == "immediate" && state == translated:
-			chain, code := verdict(field(unix.NFTA_IMMEDIATE_DATA))
+			chain, code := nft.Verdict(field(unix.NFTA_IMMEDIATE_DATA))
 			return chain == "" && code == nfAccept
 		default:
 			return false
@@ -60,7 +61,8 @@ func native(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// matchesDNAT reports whether a match of iptables (struct xt_conntrack_mtinfo3) tests only states of a connection, and accepts the state DNAT.
+// matchesDNAT reports whether a match of iptables (struct xt_conntrack_mtinfo3) tests only states of a connection, and
+// accepts the state DNAT.
 func matchesDNAT(name string, info []byte) bool {
 	const (
 		flags, inverted, states = 146, 148, 150
