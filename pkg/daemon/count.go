@@ -24,7 +24,7 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 		return nil
 	}
 	d.counts.SetZones(func(service types.NamespacedName) map[netip.Addr]string {
-		return model.Zones(d.source.Slices(service))
+		return model.Zones(d.source.Get(service).Slices)
 	})
 	metrics.RegisterServices(d.registry, d.counts, d.MetricsServices)
 	const many, file = 64, "/sys/devices/system/cpu/possible"

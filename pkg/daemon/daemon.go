@@ -329,7 +329,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		d.api.Failed(resource, err)
 	}
 	cfg.Succeeded = d.api.Succeeded
-	cfg.Client, cfg.Connection = client, connection
+	cfg.Client = client
 	d.source, err = watch.NewInformers(cfg)
 	return err
 }

@@ -57,8 +57,8 @@ type Client struct {
 	REST rest.Interface
 }
 
-// Serializer returns an encoding of the kinds of [Client].
-func Serializer() runtime.NegotiatedSerializer {
+// encoding returns an encoding of the kinds of [Client].
+func encoding() runtime.NegotiatedSerializer {
 	scheme := Scheme()
 	return rest.CodecFactoryForGeneratedClient(scheme, serializer.NewCodecFactory(scheme)).WithoutConversion()
 }
@@ -88,11 +88,11 @@ func New(connection *rest.Config) (*Client, error) {
 		}
 		c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(c.QPS, c.Burst)
 	}
-	clients, encoding := map[string]rest.Interface{}, Serializer()
+	clients, codecs := map[string]rest.Interface{}, encoding()
 	for _, version := range []schema.GroupVersion{
 		corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
 	} {
-		client, err := Connect(c, version, encoding)
+		client, err := connect(c, version, codecs)
 		if err != nil {
 			return nil, err
 		}
@@ -101,33 +101,33 @@ func New(connection *rest.Config) (*Client, error) {
 	core, discovery, networking := clients[corev1.GroupName], clients[discoveryv1.GroupName], clients[networkingv1.GroupName]
 	return &Client{
 		Services: func(namespace string) Reader[*corev1.ServiceList] {
-			return newTyped[corev1.Service, corev1.ServiceList](Resource{core, "services", namespace})
+			return newTyped[corev1.Service, corev1.ServiceList](resource{core, "services", namespace})
 		},
 		EndpointSlices: func(namespace string) Reader[*discoveryv1.EndpointSliceList] {
-			return newTyped[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](Resource{discovery, "endpointslices", namespace})
+			return newTyped[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](resource{discovery, "endpointslices", namespace})
 		},
-		Nodes:        newTyped[corev1.Node, corev1.NodeList](Resource{core, "nodes", ""}),
-		ServiceCIDRs: newTyped[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](Resource{networking, "servicecidrs", ""}),
+		Nodes:        newTyped[corev1.Node, corev1.NodeList](resource{core, "nodes", ""}),
+		ServiceCIDRs: newTyped[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](resource{networking, "servicecidrs", ""}),
 		Events: func(namespace string) Writer[*eventsv1.Event] {
-			return newTyped[eventsv1.Event, eventsv1.EventList](Resource{clients[eventsv1.GroupName], "events", namespace})
+			return newTyped[eventsv1.Event, eventsv1.EventList](resource{clients[eventsv1.GroupName], "events", namespace})
 		},
-		Reviews: newTyped[authenticationv1.SelfSubjectReview, metav1.List](Resource{clients[authenticationv1.GroupName], "selfsubjectreviews", ""}),
+		Reviews: newTyped[authenticationv1.SelfSubjectReview, metav1.List](resource{clients[authenticationv1.GroupName], "selfsubjectreviews", ""}),
 		REST:    core,
 	}, nil
 }
 
-// Resource is a kind of objects in the API. client-go's package gentype has typed clients, too. But its fake clients import megabytes of libraries.
-type Resource struct {
+// resource is a kind of objects in the API. client-go's package gentype has typed clients, too. But its fake clients import megabytes of libraries.
+type resource struct {
 	Client rest.Interface
 	// Name is the name in the path of a request, such as "services". An empty namespace means all namespaces.
 	Name, Namespace string
 }
 
-func (r Resource) to(request *rest.Request) *rest.Request {
+func (r resource) to(request *rest.Request) *rest.Request {
 	return request.UseProtobufAsDefaultIfPreferred(true).NamespaceIfScoped(r.Namespace, r.Namespace != "").Resource(r.Name)
 }
 
-func (r Resource) read(o metav1.ListOptions) *rest.Request {
+func (r resource) read(o metav1.ListOptions) *rest.Request {
 	var timeout time.Duration
 	if o.TimeoutSeconds != nil {
 		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
@@ -135,13 +135,13 @@ func (r Resource) read(o metav1.ListOptions) *rest.Request {
 	return r.to(r.Client.Get()).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
 }
 
-// List returns the encoded list. Close it after reading.
-func (r Resource) List(ctx context.Context, o metav1.ListOptions) (io.ReadCloser, error) {
+// Stream returns the encoded list. Close it after reading.
+func (r resource) Stream(ctx context.Context, o metav1.ListOptions) (io.ReadCloser, error) {
 	return r.read(o).Stream(ctx)
 }
 
 // Watch starts a watch.
-func (r Resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (r resource) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	return r.read(o).Watch(ctx)
 }
@@ -153,9 +153,9 @@ type object[T any] interface {
 }
 
 // typed is the client of a resource with objects of the type T and lists of the type L.
-type typed[T, L any, Object object[T], List object[L]] struct{ Resource }
+type typed[T, L any, Object object[T], List object[L]] struct{ resource }
 
-func newTyped[T, L any, Object object[T], List object[L]](r Resource) typed[T, L, Object, List] {
+func newTyped[T, L any, Object object[T], List object[L]](r resource) typed[T, L, Object, List] {
 	return typed[T, L, Object, List]{r}
 }
 
@@ -176,8 +176,8 @@ func (c typed[T, L, Object, List]) Patch(
 	return patched, c.to(c.Client.Patch(kind)).Name(name).SubResource(subresources...).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Body(patch).Do(ctx).Into(patched)
 }
 
-// Connect returns a client of one group and version of the API, with its own encoding of objects.
-func Connect(connection *rest.Config, version schema.GroupVersion, encoding runtime.NegotiatedSerializer) (*rest.RESTClient, error) {
+// connect returns a client of one group and version of the API.
+func connect(connection *rest.Config, version schema.GroupVersion, encoding runtime.NegotiatedSerializer) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(connection)
 	c.APIPath, c.GroupVersion, c.NegotiatedSerializer = "/apis", &version, encoding
 	if version.Group == corev1.GroupName {

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
@@ -93,9 +91,6 @@ func AnnotationsOf(slice bool) (names []string) {
 	}
 	return names
 }
-
-// IsOwnAnnotation reports whether a name has the prefix of the program's annotations.
-func IsOwnAnnotation(name []byte) bool { return bytes.HasPrefix(name, []byte(prefix)) }
 
 // firstAnnotation returns the value and the path of the first of the named annotations that the Service has.
 func (b *builder) firstAnnotation(names ...string) (text, field string, given bool) {
@@ -244,14 +239,19 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 	return w.others
 }
 
-// readWeights returns the weights of a slice. It calls invalid for each invalid weight, and ignores the weight.
-func (l *Limits) readWeights(s *discoveryv1.EndpointSlice, invalid func(field, value, reason string)) sliceWeights {
+// readWeights returns the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
+func (s *Slice) readWeights(l *Limits) sliceWeights {
+	invalid := func(field, value, reason string) {
+		if !s.problems.full(l.Problems) {
+			s.problems.add(l.Problems, s.problemOf(annotationField(field), quoted(value, reason)))
+		}
+	}
 	w := sliceWeights{others: 1}
 	if text, given := s.Annotations[annotationCiliumWeight]; given {
 		if n, ok := weightOf(text); ok {
 			w.others = n
 		} else {
-			invalid(annotationField(annotationCiliumWeight), text, notWeight)
+			invalid(annotationCiliumWeight, text, notWeight)
 		}
 	}
 	list, given := s.Annotations[annotationWeights]
@@ -260,7 +260,7 @@ func (l *Limits) readWeights(s *discoveryv1.EndpointSlice, invalid func(field, v
 	}
 	items, err := l.itemsOf(list)
 	if err != nil {
-		invalid(annotationField(annotationWeights), list, err.Error()+"; its weights are ignored")
+		invalid(annotationWeights, list, err.Error()+"; its weights are ignored")
 		return w
 	}
 	w.own = map[netip.Addr]uint16{}
@@ -270,14 +270,18 @@ func (l *Limits) readWeights(s *discoveryv1.EndpointSlice, invalid func(field, v
 		n, ok := weightOf(right)
 		switch {
 		case err != nil:
-			invalid(annotationField(annotationWeights), item, err.Error())
+			invalid(annotationWeights, item, err.Error())
 		case !ok:
-			invalid(annotationField(annotationWeights), item, notWeight)
+			invalid(annotationWeights, item, notWeight)
 		default:
 			w.own[addr.Unmap()] = n
 		}
 	}
 	return w
+}
+
+func (s *Slice) problemOf(field, reason string) Problem {
+	return Problem{Kind: "EndpointSlice", Name: s.Name, Field: field, Reason: reason}
 }
 
 const notWeight = "not a weight from 0 to 65535"

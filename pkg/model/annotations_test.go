@@ -51,7 +51,7 @@ func TestInvalidAnnotations(t *testing.T) {
 		if name == annotationWeights || strings.HasSuffix(name, "-one") {
 			field = "metadata.annotations"
 		}
-		got := Build(svc, nil, here, Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways})
+		got := buildFrom(svc, nil, here, Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways})
 		reported := slices.ContainsFunc(got.Problems, func(p Problem) bool {
 			return p.Field == field && strings.Contains(p.Reason, `"?"`) != (field == "metadata.annotations")
 		})
@@ -84,7 +84,7 @@ func TestAlgorithms(t *testing.T) {
 	} {
 		svc := annotated(tc.annotations)
 		def, _ := balance.Parse(balance.SourceHash)
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
 		if method := got.Ports[0].Method.String(); method != tc.want {
 			t.Errorf("%s: method %s, want %s", tc.annotations, method, tc.want)
 		}
@@ -113,7 +113,7 @@ func TestScaleToZero(t *testing.T) {
 		{cilium + "on", "", false, "service.cilium.io/scale-to-zero"},
 	} {
 		svc := annotated(tc.annotations)
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
 		if got.Asleep() != tc.want {
 			t.Errorf("%s with endpoints %q: asleep is %v, want %v", tc.annotations, tc.endpoints, got.Asleep(), tc.want)
 		}
@@ -149,7 +149,7 @@ func TestMaximums(t *testing.T) {
 		if tc.affinity {
 			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
 		if p := got.Ports[0]; p.MaxConnections != tc.want || p.AtMaximum != tc.at {
 			t.Errorf("%s: maximum %d, then %q, want %d, then %q", tc.annotations, p.MaxConnections, p.AtMaximum, tc.want, tc.at)
 		}
@@ -187,7 +187,7 @@ func TestWeights(t *testing.T) {
 			if tc.own != "" {
 				weighted.Annotations["kube-nftproxy.io/weights"] = tc.own
 			}
-			got := Build(service(), []*discoveryv1.EndpointSlice{weighted, slice("b", eps("3rs")...)}, here, Options{})
+			got := buildFrom(service(), []*discoveryv1.EndpointSlice{weighted, slice("b", eps("3rs")...)}, here, Options{})
 			if diff := cmp.Diff(list(tc.cluster), got.Ports[0].Cluster, exact); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
@@ -213,7 +213,7 @@ func TestQuarantine(t *testing.T) {
 	if diff := cmp.Diff(list("1 2"), got.Serving, exact); diff != "" {
 		t.Errorf("endpoints of existing flows (-want +got):\n%s", diff)
 	}
-	x := Explain(svc, []*discoveryv1.EndpointSlice{quarantined}, here, Options{})
+	x := explainFrom(svc, []*discoveryv1.EndpointSlice{quarantined}, here, Options{})
 	for _, c := range x.Ports[0].Candidates {
 		if !strings.Contains(c.NotCluster, "its weight is 0") {
 			t.Errorf("%s is not used because %q", c.Addr, c.NotCluster)
@@ -246,7 +246,7 @@ func TestLimitOfSlots(t *testing.T) {
 			if tc.weights != "" {
 				limits.Slots++ // all nodes count an endpoint of weight 0 alike: as one slot
 			}
-			got := Build(svc, []*discoveryv1.EndpointSlice{s}, here, Options{Limits: limits})
+			got := buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, Options{Limits: limits})
 			p := got.Ports[0]
 			if fell := p.Method.Key == balance.Chance && p.ClusterWeights == nil; tc.exceeded && !fell {
 				t.Errorf("method %v with weights %v", p.Method, p.ClusterWeights)
@@ -271,7 +271,7 @@ func TestHashOfVeryManyEndpoints(t *testing.T) {
 		for i := range n {
 			all.Endpoints = append(all.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/256, i%256)}})
 		}
-		if got := Build(svc, []*discoveryv1.EndpointSlice{all}, here, Options{}).Ports[0].Method.String(); got != want {
+		if got := buildFrom(svc, []*discoveryv1.EndpointSlice{all}, here, Options{}).Ports[0].Method.String(); got != want {
 			t.Errorf("%d endpoints: %s, want %s", n, got, want)
 		}
 	}

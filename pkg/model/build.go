@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -34,19 +33,16 @@ type Options struct {
 	Terminate Termination
 	// Limits bound the cost of one Service.
 	Limits Limits
-	// Starts are the starting endpoints of the Service, see [Reading.Starts]; nil for none. [Rebuild] ignores them.
+	// Starts are the starting endpoints of the Service so far, see [Service.Starts]; nil for none.
 	Starts *Starts
+	// Now, if not nil, is the current time. An endpoint that is ready, but was not ready when Starts were made, is starting. Before the
+	// first sync, the time is zero, and all endpoints have their full weight. If Now is nil, exactly the endpoints in Starts are starting.
+	Now *time.Time
 }
 
-// Objects returns Services and their EndpointSlices. Do not change the returned objects: they may be shared.
-type Objects interface {
-	Service(types.NamespacedName) *corev1.Service
-	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
-}
-
-// Build returns the Service as this node should program it. It returns nil if there is nothing to program: svc is nil, headless,
-// an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and slices of
-// headless Services, and passes exactly the slices of this Service. Nil slices are ignored.
+// Build returns the Service as this node should program it. It returns nil if there is nothing to program: the Service is nil,
+// headless, an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and
+// slices of headless Services, and passes exactly the slices of this Service.
 //
 // Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster
 // IP has no ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind,
@@ -57,21 +53,26 @@ type Objects interface {
 //
 // Build skips each part that is invalid or exceeds a limit, and adds a Problem. The problems of the Service precede the problems of its slices, which
 // are in the order of their names. An invalid timeout of session affinity is replaced, not skipped. The result does not depend on the order of
-// slices, nor on the order of endpoints (except for the paths in Problems). The result shares only strings with API objects. Lists within the result
+// endpoints in a slice (except for the paths in Problems). The result shares only strings with API objects. Lists within the result
 // may share memory. The limits and the size of the objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
-func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
+func Build(o Objects, node Node, opts Options) *Service {
+	if b := construct(o, node, opts); b != nil {
+		return b.out
+	}
+	return nil
+}
+
+// construct returns a builder that has built the Service, or nil.
+func construct(o Objects, node Node, opts Options) *builder {
+	svc := o.Service
 	if !proxied(svc) {
 		return nil
 	}
-	b := newBuilder(svc, node, opts)
-	b.build(epSlices)
-	return b.out
-}
-
-func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
-	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), starts: opts.Starts}
+	b := &builder{
+		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{Starts: opts.Starts},
+	}
 	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
 	// on this node are in two lists.
 	if _, limited := svc.Annotations[annotationMaximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -80,15 +81,12 @@ func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
 	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal || internalLocal(svc) {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
-	return b
-}
-
-func (b *builder) build(epSlices []*discoveryv1.EndpointSlice) {
 	b.service()
-	b.groups.reset(b.out.Ports)
-	b.collectAll(epSlices)
+	b.groups = newGroups(b.out.Ports)
+	b.collectAll(o.Slices)
 	b.groups.merge()
 	b.finish()
+	return b
 }
 
 // proxied follows kube-proxy's ShouldSkipService.
@@ -105,13 +103,9 @@ type builder struct {
 	opts Options
 	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
-	// out is the result. single, if not nil, has its memory.
-	out    *Service
-	single *single
-	// slow is the time of slow start, or 0. starts are the starting endpoints. observe replaces them if observed is valid.
-	slow     time.Duration
-	starts   *Starts
-	observed observed
+	out    *Service // the result
+	// slow is the time of slow start, or 0.
+	slow time.Duration
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
@@ -120,33 +114,18 @@ type builder struct {
 	// sources are the source ranges of the frontends.
 	sources sources
 	groups  groups
+	// used are the endpoints among which each service port selects: those of its group, within the limits.
+	used []merged
 	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited
 	// holds problems that do not count against the limit of problems: exceeded limits, and invalid sources that close
 	// frontends.
 	problems  problems
 	unlimited []Problem
 	ofSlices  [][]Problem
-
-	// fewFronts and fewPorts are scratch memory for one address of each family and for few ports.
-	fewFronts [2][1]Frontend
-	fewPorts  [4]port
-}
-
-// single is a Service with the memory of its only port. Most Services have one port, and three allocations would take longer.
-type single struct {
-	Service
-	port [1]ServicePort
-	list [1]*ServicePort
 }
 
 // service sets all fields of the Service except endpoints.
 func (b *builder) service() {
-	if len(b.svc.Spec.Ports) == 1 && len(b.svc.Spec.IPFamilies) < 2 {
-		b.single = new(single)
-		b.out = &b.single.Service
-	} else {
-		b.out = new(Service)
-	}
 	b.out.Name = types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name}
 	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
@@ -267,7 +246,7 @@ func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range inet.Families {
 		if addr := b.cluster[f]; addr.IsValid() {
-			b.fronts[f] = append(b.fewFronts[f][:0], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
+			b.fronts[f] = append(b.fronts[f], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
 		}
 	}
 	var balancers, externals []netip.Addr
@@ -458,12 +437,8 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 	}
 	most, atMost := b.maximum()
 	ranges := b.portRanges(most > 0 && affinity == 0)
-	var made []ServicePort
-	if b.single != nil {
-		made, b.out.Ports = b.single.port[:0], b.single.list[:0]
-	} else {
-		made, b.out.Ports = make([]ServicePort, 0, nPorts), make([]*ServicePort, 0, nPorts)
-	}
+	made := make([]ServicePort, 0, nPorts)
+	b.out.Ports = make([]*ServicePort, 0, nPorts)
 	fronts := make([]Frontend, 0, nFronts)
 	for _, f := range inet.Families {
 		if !b.cluster[f].IsValid() {
@@ -515,7 +490,7 @@ func (b *builder) usablePorts() (ports []port, nodePorts int) {
 		b.reportExcess(limitPorts, "spec.ports", 0, most,
 			fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
-	ports = slices.Grow(b.fewPorts[:0], min(n, most))
+	ports = make([]port, 0, min(n, most))
 	var used usedKeys
 	if n > 1 {
 		used = make(usedKeys, 2*min(n, most)) // a name and a number for each
@@ -665,9 +640,9 @@ func (b *builder) finish() {
 	random := b.applySlotLimit()
 	switch {
 	case b.slow == 0:
-		b.starts = nil
-	case b.observed.valid:
-		b.observe(&b.observed)
+		b.out.Starts = nil
+	case b.opts.Now != nil:
+		b.observe(*b.opts.Now)
 	}
 	for i, sp := range b.out.Ports {
 		g := b.groupOf(i)
@@ -684,6 +659,7 @@ func (b *builder) finish() {
 			m, shares = m.withoutPorts(shares)
 		}
 		sp.choose(&m, shares)
+		b.used = append(b.used, m)
 	}
 	if ports > 0 {
 		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),

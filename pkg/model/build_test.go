@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,10 +96,27 @@ func endpointPort(name string, protocol corev1.Protocol, number int32) discovery
 	return discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number}
 }
 
+// stored returns slices as the store has them: by name, within the limits.
+func stored(list []*discoveryv1.EndpointSlice, l Limits) (out []*Slice) {
+	for _, s := range list {
+		out = append(out, NewSlice(s, l, Stored{}))
+	}
+	slices.SortStableFunc(out, func(a, b *Slice) int { return CompareNames(a.Name, b.Name) })
+	return out
+}
+
+func buildFrom(svc *corev1.Service, list []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
+	return Build(Objects{svc, stored(list, opts.Limits)}, node, opts)
+}
+
+func explainFrom(svc *corev1.Service, list []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
+	return Explain(Objects{svc, stored(list, opts.Limits)}, node, opts)
+}
+
 // build calls Build and fails the test on any problem.
 func build(t *testing.T, svc *corev1.Service, list ...*discoveryv1.EndpointSlice) *Service {
 	t.Helper()
-	got := Build(svc, list, here, Options{})
+	got := buildFrom(svc, list, here, Options{})
 	if got == nil {
 		t.Fatal("nothing to proxy")
 	}
@@ -115,7 +133,7 @@ func TestNothingToProxy(t *testing.T) {
 		"no cluster IP": edit(func(svc *corev1.Service) { svc.Spec.ClusterIP = "" }),
 		"ExternalName":  edit(func(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeExternalName }),
 	} {
-		if got := Build(svc, []*discoveryv1.EndpointSlice{slice("a")}, here, Options{}); got != nil {
+		if got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a")}, here, Options{}); got != nil {
 			t.Errorf("%s: got %+v", title, got)
 		}
 	}
@@ -187,7 +205,7 @@ func TestBuildEverything(t *testing.T) {
 				Cluster: ap("[fd01::1]:5353"), Serving: ap("[fd01::1]:5353")},
 		},
 	}
-	if diff := cmp.Diff(want, build(t, dual(), v4, nil, v6), exact); diff != "" {
+	if diff := cmp.Diff(want, build(t, dual(), v4, v6), exact); diff != "" {
 		t.Errorf("service (-want +got):\n%s", diff)
 	}
 }
@@ -314,7 +332,7 @@ func TestFrontends(t *testing.T) {
 		}, want: []string{"IPv4 tcp/80 sticky 3h0m0s C10.0.0.1"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := Build(edit(tc.edit), nil, here, tc.opts)
+			got := buildFrom(edit(tc.edit), nil, here, tc.opts)
 			lab.Same(t, tc.want, describe(got), "frontends")
 			if len(got.Problems) > 0 {
 				t.Errorf("problems: %v", got.Problems)
@@ -408,7 +426,7 @@ func TestBadService(t *testing.T) {
 		}, []string{plain}, []string{`spec.healthCheckNodePort: 0 is not a port: the load balancer cannot query the number of local endpoints`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := Build(edit(tc.edit), nil, here, Options{})
+			got := buildFrom(edit(tc.edit), nil, here, Options{})
 			lab.Same(t, tc.want, describe(got), "frontends")
 			lab.Same(t, problemsOf("Service", "svc", tc.problems), got.Problems, "problems")
 		})
@@ -482,7 +500,7 @@ func TestBadSlice(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			bad := slice("bad", eps("2rs 3rs")...)
 			tc.edit(bad)
-			got := Build(service(), []*discoveryv1.EndpointSlice{bad, slice("a", eps("1rs")...)}, here, Options{})
+			got := buildFrom(service(), []*discoveryv1.EndpointSlice{bad, slice("a", eps("1rs")...)}, here, Options{})
 			if diff := cmp.Diff(list(tc.cluster), got.Ports[0].Cluster, exact); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
@@ -555,7 +573,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 			bad.AddressType = "x"
 			list = append(list, bad)
 		}
-		want := Build(svc, list, here, Options{})
+		want := buildFrom(svc, list, here, Options{})
 		if len(want.Problems) != 2 {
 			t.Fatalf("problems: %v", want.Problems)
 		}
@@ -563,7 +581,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		for _, s := range list {
 			r.Shuffle(len(s.Endpoints), func(i, j int) { s.Endpoints[i], s.Endpoints[j] = s.Endpoints[j], s.Endpoints[i] })
 		}
-		if diff := cmp.Diff(want, Build(svc, list, here, Options{}), exact); diff != "" {
+		if diff := cmp.Diff(want, buildFrom(svc, list, here, Options{}), exact); diff != "" {
 			t.Fatalf("in another order (-first +second):\n%s", diff)
 		}
 	}
@@ -578,7 +596,7 @@ func TestBuildChangesNoObject(t *testing.T) {
 	for _, s := range list {
 		want = append(want, s.DeepCopy())
 	}
-	Build(svc, list, here, Options{})
+	buildFrom(svc, list, here, Options{})
 	lab.Same(t, wantSvc, svc, "service (-before +after)")
 	lab.Same(t, want, list, "slices (-before +after)")
 }
@@ -602,7 +620,7 @@ func BenchmarkBuild(b *testing.B) {
 			svc := service()
 			b.ReportAllocs()
 			for b.Loop() {
-				if Build(svc, list, here, Options{}) == nil {
+				if buildFrom(svc, list, here, Options{}) == nil {
 					b.Fatal("nothing to proxy")
 				}
 			}

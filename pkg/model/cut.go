@@ -2,12 +2,13 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// The author of an object chooses its texts, and their lengths. pkg/watch cuts a text or list that is above its limit
-// before it stores the object, so that the loop reads only the part below the limit. The limits of texts are far above
-// the length of any valid text.
+// The author of an object chooses its texts, and their lengths. A text or list that is above its limit is cut before the
+// object is stored, so that the loop reads only the part below the limit. The limits of texts are far above the length of any
+// valid text.
 const (
 	// LongestText is the limit in bytes of each text, except lists in annotations: a name, an address, or the value of
 	// an annotation.
@@ -21,6 +22,8 @@ const (
 	// MostFamilies is the limit of the IP families, and of the cluster IPs, of a Service. The API server has the same
 	// one.
 	MostFamilies = 2
+	// mostUnknown limits the stored annotations without a meaning: the author of a Service may write thousands.
+	mostUnknown = 20
 )
 
 // cutMark is the end of a cut text. No valid text ends with it.
@@ -33,6 +36,31 @@ func Cut(text string, most int) string {
 		return text
 	}
 	return text[:most] + cutMark
+}
+
+// StoredAnnotations returns the annotations of a Service, or of an EndpointSlice, that the program reads. Of a Service, it
+// also returns the first unknown annotations by name that have the program's prefix, without their values: they become problems.
+func StoredAnnotations(all map[string]string, slice bool) (stored map[string]string) {
+	store := func(name, text string) {
+		if stored == nil {
+			stored = map[string]string{}
+		}
+		stored[name] = text
+	}
+	var unknown []string
+	for name, text := range all {
+		i := slices.IndexFunc(Annotations, func(a Annotation) bool { return a.Name == name && a.Slice == slice })
+		if i >= 0 {
+			store(name, Cut(text, Annotations[i].Longest()))
+		} else if !slice && strings.HasPrefix(name, prefix) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown) // all nodes store the same ones
+	for _, name := range unknown[:min(len(unknown), mostUnknown)] {
+		store(Cut(name, LongestText), "")
+	}
+	return stored
 }
 
 // Longest returns the limit in bytes of the value of the annotation.

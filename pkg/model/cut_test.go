@@ -50,13 +50,13 @@ func TestListsAboveTheirLimit(t *testing.T) {
 		if tc.list == "cilium" {
 			sources = []string{"cilium", "deny", "balancer", tc.text}
 		}
-		got := Build(balanced(sources...), nil, here, Options{})
+		got := buildFrom(balanced(sources...), nil, here, Options{})
 		lab.Same(t, []string{"IPv4 tcp/80 " + tc.want}, describe(got), "%s: %.60s", tc.list, tc.text)
 		if n := len(got.Problems); n > 1 || (n == 1) != (tc.problem != "") || n == 1 && !strings.Contains(got.Problems[0].Reason, tc.problem) {
 			t.Errorf("%s, %.60s: problems %v, want one with %q", tc.list, tc.text, got.Problems, tc.problem)
 		}
 	}
-	lab.Same(t, []string{"IPv4 tcp/80 " + open}, describe(Build(balanced(), nil, here, Options{})), "without lists")
+	lab.Same(t, []string{"IPv4 tcp/80 " + open}, describe(buildFrom(balanced(), nil, here, Options{})), "without lists")
 }
 
 // TestTextsAboveTheirLimit: Build uses none of a list above a limit that is not a list of sources, and only the first
@@ -98,7 +98,7 @@ func TestTextsAboveTheirLimit(t *testing.T) {
 		if tc.slice != nil {
 			tc.slice(s)
 		}
-		got := Build(svc, []*discoveryv1.EndpointSlice{s}, here, Options{})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, Options{})
 		text := fmt.Sprintf("%d ports,", len(got.Ports))
 		for i, e := range got.Ports[0].Cluster {
 			if text += " " + e.String(); got.Ports[0].ClusterWeights != nil {

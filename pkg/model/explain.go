@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
@@ -50,34 +49,35 @@ type Candidate struct {
 	NotCluster, NotLocal string
 }
 
-// Explain returns the result of Build with reasons, or nil if Build returns nil. If no limit is exceeded, the endpoints of each policy in use are
-// exactly the candidates without a reason against this policy.
-func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
-	built := Build(svc, epSlices, node, opts)
-	if built == nil {
+// Explain returns the result of Build with reasons, or nil if Build returns nil. If no limit is exceeded, the endpoints of each
+// policy in use are exactly the candidates without a reason against this policy.
+func Explain(o Objects, node Node, opts Options) *Explanation {
+	b := construct(o, node, opts)
+	if b == nil {
 		return nil
 	}
-	x := explainer{builder: newBuilder(svc, node, opts), out: &Explanation{Service: built, Notes: append(loadBalancerNotes(svc), terminationNotes(svc, built)...)}}
-	x.builder.out = &Service{Name: built.Name}
-	x.clusterIPs()
-	x.groups.reset(built.Ports)
-	x.room = x.limits.Pairs
-	epSlices = byName(epSlices) // Build keeps the first ones
-	for _, s := range epSlices {
+	notes := append(loadBalancerNotes(o.Service), terminationNotes(o.Service, b.out)...)
+	x := explainer{
+		builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes},
+		found: make([][]candidate, len(b.groups.list)), room: b.limits.Pairs,
+	}
+	for _, s := range o.Slices {
 		x.slice(s)
 	}
-	for _, sp := range built.Ports {
-		x.out.Ports = append(x.out.Ports, x.port(sp, built.Ports[firstPort(built.Ports, sp)], epSlices))
+	for i := range b.out.Ports {
+		x.out.Ports = append(x.out.Ports, x.port(i))
 	}
 	slices.SortStableFunc(x.out.Others, compareCandidates)
 	return x.out
 }
 
-// explainer is the working memory of one Explain. It embeds a builder, whose methods read the objects.
+// explainer is the working memory of one Explain.
 type explainer struct {
-	builder
-	out   *Explanation
-	found map[groupKey][]candidate
+	*builder
+	slices []*Slice
+	out    *Explanation
+	// found are the candidates of each group.
+	found [][]candidate
 	// room is the number of candidates that fit below the limit.
 	room int
 	// summaries holds the result of summarize for each family, or nil.
@@ -88,25 +88,25 @@ type explainer struct {
 type candidate struct {
 	Candidate
 	endpoint
-	hints *discoveryv1.EndpointHints
+	hints hints
 }
 
 // slice adds the candidates of one slice.
-func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
+func (x *explainer) slice(s *Slice) {
 	f, known := familyNamed(s.AddressType)
-	if !known || !x.cluster[f].IsValid() {
-		why := "the slice's address type " + string(s.AddressType) + " is not one of IP"
-		if known {
-			why = "the Service has no " + f.String() + " cluster IP"
-		}
-		x.unusable(s, why)
+	switch {
+	case !known:
+		x.unusable(s, "the slice's address type "+string(s.AddressType)+" is not one of IP")
+		return
+	case !x.cluster[f].IsValid():
+		x.unusable(s, "the Service has no "+f.String()+" cluster IP")
 		return
 	}
 	usable := false
 	for i, p := range x.portsOf(s) {
 		if field, reason := checkPort(&p); reason == "" {
-			x.ofPort(s, f, &p, !usable)
 			usable = true
+			x.ofPort(s, x.groups.find(keyOf(&p, f)), uint16(*p.Port))
 		} else if len(s.Ports) == 1 {
 			x.unusable(s, index("its slice's ports", i)+field+" "+reason)
 			return
@@ -114,105 +114,74 @@ func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 	}
 	if !usable {
 		x.unusable(s, "its slice has no port: no container port of the pod matches the targetPort of the Service")
+		return
+	}
+	for i := range s.Unusable {
+		u := &s.Unusable[i]
+		x.other(s, &u.Endpoint, u.why())
 	}
 }
 
 // unusable adds all endpoints of a slice to Others, with a reason.
-func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
+func (x *explainer) unusable(s *Slice, why string) {
 	for i := range s.Endpoints {
-		c := x.candidate(s, &s.Endpoints[i])
-		if addr, ok := firstAddress(&s.Endpoints[i]); ok {
-			c.Addr = netip.AddrPortFrom(addr, 0)
-		}
-		c.NotCluster, c.NotLocal = why, why
-		x.out.Others = append(x.out.Others, c.Candidate)
+		x.other(s, &s.Endpoints[i], why)
+	}
+	for i := range s.Unusable {
+		x.other(s, &s.Unusable[i].Endpoint, why)
 	}
 }
 
-// ofPort adds the endpoints of a slice as candidates for one of its ports, if the Service has that port. For the first usable port of
-// the slice, it also adds the endpoints without a usable address to Others.
-func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *discoveryv1.EndpointPort, first bool) {
-	key := keyOf(p, f)
-	ofService := x.groups.find(key) < len(x.groups.list)-1
-	if x.found == nil {
-		x.found = map[groupKey][]candidate{}
+func (x *explainer) other(s *Slice, e *Endpoint, why string) {
+	c := x.candidate(s, e, 0).Candidate
+	c.NotCluster, c.NotLocal = why, why
+	x.out.Others = append(x.out.Others, c)
+}
+
+// ofPort adds the endpoints of a slice as candidates of a group, if it is the group of a port of the Service.
+func (x *explainer) ofPort(s *Slice, group int, port uint16) {
+	if group == len(x.groups.list)-1 {
+		return
 	}
-	weights := x.limits.readWeights(s, func(_, _, _ string) {})
-	for i := range s.Endpoints {
-		if !first && (!ofService || x.room == 0) {
-			return
-		}
-		c := x.candidate(s, &s.Endpoints[i])
-		addr, reason := addressOf(&s.Endpoints[i], f)
-		if reason != "" {
-			if reason = ofAddress(&s.Endpoints[i], reason); first {
-				c.NotCluster, c.NotLocal = reason, reason
-				x.out.Others = append(x.out.Others, c.Candidate)
-			}
-			continue
-		}
-		if !ofService || x.room == 0 {
-			continue
-		}
-		x.room--
-		c.Addr = netip.AddrPortFrom(addr, uint16(*p.Port))
-		c.endpoint, c.Weight = x.endpoint(&s.Endpoints[i], addr, &weights), weights.of(addr)
-		c.AddrPort = c.Addr
-		x.found[key] = append(x.found[key], c)
+	n := min(len(s.Endpoints), x.room)
+	x.room -= n
+	for i := range s.Endpoints[:n] {
+		x.found[group] = append(x.found[group], x.candidate(s, &s.Endpoints[i], port))
 	}
 }
 
-func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) candidate {
-	t := x.traitsOf(ep)
-	c := candidate{endpoint: endpoint{traits: t}, hints: ep.Hints, Candidate: Candidate{
-		Slice: s.Name, Ready: t.has(ready), Serving: t.has(serving), Terminating: t.has(terminating), OnThisNode: t.has(local), Weight: 1,
+func (x *explainer) candidate(s *Slice, in *Endpoint, port uint16) candidate {
+	e, at, has := x.endpoint(in, port), in.at.Value(), in.conditions.has
+	return candidate{endpoint: e, hints: at.hints, Candidate: Candidate{
+		Addr: e.AddrPort, Slice: s.Name.Name, Node: at.node, Zone: at.zone, Weight: in.weight,
+		Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: e.has(local),
 	}}
-	if ep.NodeName != nil {
-		c.Node = *ep.NodeName
-	}
-	if ep.Zone != nil {
-		c.Zone = *ep.Zone
-	}
-	return c
 }
 
-// port explains one service port. first is the first port of its family: ranges of ports have the endpoints of this port.
-func (x *explainer) port(sp, first *ServicePort, epSlices []*discoveryv1.EndpointSlice) PortExplanation {
+// port explains a service port, by its index.
+func (x *explainer) port(i int) PortExplanation {
+	sp := x.out.Service.Ports[i]
 	out := PortExplanation{ServicePort: sp}
 	out.UsesCluster, out.UsesLocal = sp.policies()
-	of := sp
-	if sp.Ranged() {
-		of = first
+	if sp.Ranged() { // ranges of ports have the endpoints of the first port of their family
+		i = firstPort(x.out.Service.Ports, sp)
 	}
-	found := x.found[groupKey{family: of.Family, protocol: of.Protocol, name: of.Name.Port}]
-	if len(found) == 0 {
-		out.Why = x.whyNone(of, epSlices)
+	if len(x.found[i]) == 0 {
+		out.Why = x.whyNone(x.out.Service.Ports[i])
 		return out
 	}
-	if sp.Ranged() {
-		found = slices.Clone(found)
-		for i := range found {
-			found[i].Addr = netip.AddrPortFrom(found[i].Addr.Addr(), 0)
-			found[i].AddrPort = found[i].Addr
+	used := &x.used[slices.Index(x.out.Service.Ports, sp)]
+	forCluster, forLocal := demands(&used.present, out.UsesLocal)
+	for _, c := range x.found[i] {
+		if sp.Ranged() {
+			c.AddrPort = netip.AddrPortFrom(c.AddrPort.Addr(), 0)
+			c.Addr = c.AddrPort
 		}
-	}
-	merged := make([]endpoint, len(found))
-	for i := range found {
-		merged[i] = found[i].endpoint
-	}
-	merged = merge(merged)
-	var present traitSet
-	for _, e := range merged {
-		present.add(e.traits)
-	}
-	forCluster, forLocal := demands(&present, out.UsesLocal)
-	for i := range found {
-		c := &found[i]
-		if better, same := preferred(merged, c.endpoint); !same {
-			c.NotCluster = "duplicate: the same address and port exist a second time, " + states(better.traits)
+		if better, hidden := used.hides(c.endpoint); hidden {
+			c.NotCluster = "duplicate: the same address and port exist a second time, " + states(better)
 			c.NotLocal = c.NotCluster
 		} else {
-			c.NotCluster, c.NotLocal = x.against(c, forCluster), x.against(c, forLocal)
+			c.NotCluster, c.NotLocal = x.against(&c, forCluster), x.against(&c, forLocal)
 			if c.NotCluster == "" && out.UsesCluster && !contains(sp.Cluster, c.Addr) {
 				c.NotCluster = aboveLimit
 			}
@@ -234,10 +203,13 @@ func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
 	return found
 }
 
-// preferred returns the merged endpoint with the address and port of e, and reports whether its traits equal those of e.
-func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
-	i, _ := slices.BinarySearchFunc(merged, e, func(a, b endpoint) int { return a.AddrPort.Compare(b.AddrPort) })
-	return merged[i], merged[i].traits == e.traits && merged[i].more == e.more
+// hides reports whether the merged endpoint of an address and port is another one than e, and returns its traits.
+func (m *merged) hides(e endpoint) (better traits, hidden bool) {
+	i, found := slices.BinarySearchFunc(m.addrs, e.AddrPort, netip.AddrPort.Compare)
+	if !found {
+		return 0, false
+	}
+	return m.traits[i], m.traits[i] != e.traits || m.weights != nil && m.weights[i] != e.more+1
 }
 
 // states names an endpoint's conditions.
@@ -275,20 +247,11 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 	case lacks&(serving|terminating) != 0:
 		return "not ready (the pod's readiness probe or a readiness gate says so)"
 	case lacks&thisNodeHint != 0:
-		return "hinted to other nodes (" + namesOf(c.hints.ForNodes, func(n *discoveryv1.ForNode) string { return n.Name }) + ")"
+		return "hinted to other nodes (" + strings.Join(names(c.hints.nodes), ", ") + ")"
 	case lacks&thisZoneHint != 0:
-		return "hinted to other zones (" + namesOf(c.hints.ForZones, func(z *discoveryv1.ForZone) string { return z.Name }) + "; this node is in " + x.node.Zone + ")"
+		return "hinted to other zones (" + strings.Join(names(c.hints.zones), ", ") + "; this node is in " + x.node.Zone + ")"
 	}
 	return "it does not match the policy"
-}
-
-// namesOf joins the names of nodes or zones.
-func namesOf[T any](list []T, name func(*T) string) string {
-	names := make([]string, len(list))
-	for i := range list {
-		names[i] = name(&list[i])
-	}
-	return strings.Join(names, ", ")
 }
 
 // summary summarizes the slices of a family. It explains why a service port has no endpoints.
@@ -303,21 +266,18 @@ type summary struct {
 
 const mostNames = 20
 
-func (x *explainer) summarize(f inet.Family, epSlices []*discoveryv1.EndpointSlice) *summary {
+func (x *explainer) summarize(f inet.Family) *summary {
 	if x.summaries[f] != nil {
 		return x.summaries[f]
 	}
 	n := &summary{}
-	for _, s := range epSlices {
-		if s == nil {
-			continue
-		}
+	for _, s := range x.slices {
 		if family, ok := familyNamed(s.AddressType); !ok || family != f {
-			n.elsewhere = n.elsewhere || len(s.Endpoints) > 0
+			n.elsewhere = n.elsewhere || s.Len() > 0
 			continue
 		}
 		n.here = true
-		n.endpoints += len(s.Endpoints)
+		n.endpoints += s.Len()
 		for i := range s.Ports {
 			if _, reason := checkPort(&s.Ports[i]); reason == "" {
 				protocol, _ := slicePortProtocol(&s.Ports[i])
@@ -342,8 +302,8 @@ const (
 )
 
 // whyNone returns the reason why a service port has no endpoints in any slice.
-func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
-	n := x.summarize(sp.Family, epSlices)
+func (x *explainer) whyNone(sp *ServicePort) string {
+	n := x.summarize(sp.Family)
 	switch {
 	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"

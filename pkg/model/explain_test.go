@@ -61,8 +61,8 @@ func TestSelectedEndpointsHaveNoReason(t *testing.T) {
 			}
 			list = append(list, sliceOf(fmt.Sprint("web-", i), eps(strings.Join(words, " ")), [][]string{{"http"}, {"http", "admin"}, {}, {"other"}}[rng.IntN(4)]...))
 		}
-		built := Build(svc, list, here, Options{})
-		x := Explain(svc, list, here, Options{})
+		built := buildFrom(svc, list, here, Options{})
+		x := explainFrom(svc, list, here, Options{})
 		if diff := cmp.Diff(built, x.Service, cmp.AllowUnexported(Service{}, netip.Addr{}, netip.AddrPort{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 			cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Fatalf("Explain has another Service than Build (-want +got):\n%s", diff)
@@ -121,7 +121,7 @@ func TestReasons(t *testing.T) {
 		{"local policy", "1r 2rl", local, "1", "", "not on this node, but on other"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := Explain(explained(c.internal, corev1.ServiceExternalTrafficPolicyLocal, "http"), []*discoveryv1.EndpointSlice{sliceOf("web-1", eps(c.endpoints), "http")},
+			x := explainFrom(explained(c.internal, corev1.ServiceExternalTrafficPolicyLocal, "http"), []*discoveryv1.EndpointSlice{sliceOf("web-1", eps(c.endpoints), "http")},
 				here, Options{})
 			at := netip.MustParseAddrPort("10.1.0." + c.of + ":8080")
 			i := slices.IndexFunc(x.Ports[0].Candidates, func(c Candidate) bool { return c.Addr == at })
@@ -153,7 +153,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 		{"another port name", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"), "web")}, `has a port named "http"/udp; the slices have "web"/udp`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := Explain(svc, c.slices, here, Options{})
+			x := explainFrom(svc, c.slices, here, Options{})
 			if got := x.Ports[0].Why; !strings.Contains(got, c.want) {
 				t.Errorf("why %q, want %q", got, c.want)
 			}
@@ -169,7 +169,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 }
 
 func TestDuplicateEndpoint(t *testing.T) {
-	x := Explain(explained(corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyCluster, "http"),
+	x := explainFrom(explained(corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyCluster, "http"),
 		[]*discoveryv1.EndpointSlice{sliceOf("new", eps("1r"), "http"), sliceOf("old", eps("1st"), "http")}, here, Options{})
 	list := x.Ports[0].Candidates
 	if len(list) != 2 || list[0].NotCluster != "" || list[1].NotCluster != "duplicate: the same address and port exist a second time, ready" {
@@ -181,7 +181,7 @@ func TestDuplicateEndpoint(t *testing.T) {
 func TestEndpointsAboveALimitAreExplained(t *testing.T) {
 	list := []*discoveryv1.EndpointSlice{slice("b", eps("3r 4r")...), slice("a", eps("1r 2r")...)}
 	for title, limits := range map[string]Limits{"slices": {Slices: 1}, "pairs": {Pairs: 2}, "endpoints of a port": {PortEndpoints: 2}} {
-		x := Explain(service(), list, here, Options{Limits: limits})
+		x := explainFrom(service(), list, here, Options{Limits: limits})
 		var got []string
 		for _, c := range x.Ports[0].Candidates {
 			got = append(got, c.Slice+c.NotCluster)

@@ -118,8 +118,8 @@ func FuzzBuild(f *testing.F) {
 		}
 		node, opts := here, Options{IgnoreExternalIPs: ignore}
 		node.Name = nodeName
-		got := Build(&svc, []*discoveryv1.EndpointSlice{&one, nil, &two}, node, opts)
-		other := Build(&svc, []*discoveryv1.EndpointSlice{&two, &one}, node, opts)
+		got := buildFrom(&svc, []*discoveryv1.EndpointSlice{&one, &two}, node, opts)
+		other := buildFrom(&svc, []*discoveryv1.EndpointSlice{&two, &one}, node, opts)
 		if diff := cmp.Diff(got, other, exact); diff != "" {
 			t.Fatalf("the order of slices matters (-one, two +two, one):\n%s", diff)
 		}

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -57,38 +56,16 @@ func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 	return list
 }
 
-// LocalAddresses returns the first address of each endpoint on the named node, without invalid addresses.
-func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) []netip.Addr {
-	return addresses(epSlices, func(e *discoveryv1.Endpoint) bool { return e.NodeName != nil && *e.NodeName == nodeName })
-}
-
-// EndpointAddresses returns the first address of each endpoint, ready or not, without invalid addresses.
-func EndpointAddresses(epSlices []*discoveryv1.EndpointSlice) []netip.Addr {
-	return addresses(epSlices, func(*discoveryv1.Endpoint) bool { return true })
-}
-
-func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.Endpoint) bool) (list []netip.Addr) {
-	for _, slice := range epSlices {
-		for i := range slice.Endpoints {
-			e := &slice.Endpoints[i]
-			if !wanted(e) {
-				continue
-			}
-			if addr, ok := firstAddress(e); ok {
-				list = append(list, addr)
+// Addresses returns the addresses of the endpoints of slices, ready or not. If a node is named, only its endpoints count.
+func Addresses(slices []*Slice, node string) (list []netip.Addr) {
+	for _, s := range slices {
+		for i := range s.Endpoints {
+			if node == "" || s.Endpoints[i].Node() == node {
+				list = append(list, s.Endpoints[i].Addr)
 			}
 		}
 	}
 	return list
-}
-
-// firstAddress returns the first address of an endpoint. It returns false if this address is missing or invalid.
-func firstAddress(ep *discoveryv1.Endpoint) (netip.Addr, bool) {
-	if len(ep.Addresses) == 0 {
-		return netip.Addr{}, false
-	}
-	addr, err := parseRaw(ep.Addresses[0])
-	return addr.Unmap(), err == nil
 }
 
 // PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR). A family

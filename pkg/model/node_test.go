@@ -63,12 +63,14 @@ func TestNodeOf(t *testing.T) {
 }
 
 func TestEndpointAddressesAreReadAsKubernetesDoes(t *testing.T) {
-	list := []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{
-		{Addresses: []string{"010.0.0.1"}}, {Addresses: []string{"::ffff:10.0.0.2"}}, {Addresses: []string{"none"}}, {},
+	list := []*discoveryv1.EndpointSlice{{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{
+		{Addresses: []string{"010.0.0.1"}}, {Addresses: []string{"::ffff:10.0.0.2"}, NodeName: &here.Name}, {Addresses: []string{"none"}}, {},
 	}}}
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
-	if got := EndpointAddresses(list); !slices.Equal(got, want) {
-		t.Errorf("addresses %v, want %v", got, want)
+	for node, want := range map[string][]netip.Addr{"": want, here.Name: want[1:]} {
+		if got := Addresses(stored(list, Limits{}), node); !slices.Equal(got, want) {
+			t.Errorf("addresses of node %q: %v, want %v", node, got, want)
+		}
 	}
 }
 

@@ -167,7 +167,6 @@ func (b *builder) groupOf(i int) *group {
 // withoutPorts returns the addresses of endpoints, each once with port 0, and their shares, which may be nil. If endpoints have the same address, it
 // keeps the endpoint with the best [traits.tier].
 func (m *merged) withoutPorts(shares []uint8) (out merged, outShares []uint8) {
-	out.twice = m.twice
 	for i, e := range m.addrs {
 		at := netip.AddrPortFrom(e.Addr(), 0)
 		n := len(out.addrs)

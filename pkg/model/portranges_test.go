@@ -54,7 +54,7 @@ func TestPortRanges(t *testing.T) {
 			key, value, _ := strings.Cut(item, "=")
 			svc.Annotations[key] = strings.ReplaceAll(value, ";", "")
 		}
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
 		if ranges := frontendsOfRanges(got); ranges != tc.want {
 			t.Errorf("%s: ranges %q, want %q", tc.annotations, ranges, tc.want)
 		}
@@ -75,7 +75,7 @@ func TestRangesHaveTheEndpointsOfTheFirstPort(t *testing.T) {
 	b.Ports[0].Port = new(int32(9999))
 	c := slice("c", eps("9rs")...)
 	c.Ports[0].Name = &second
-	x := Explain(svc, []*discoveryv1.EndpointSlice{a, b, c}, here, Options{})
+	x := explainFrom(svc, []*discoveryv1.EndpointSlice{a, b, c}, here, Options{})
 	i := slices.IndexFunc(x.Service.Ports, (*ServicePort).Ranged)
 	sp := x.Service.Ports[i]
 	var want []string
@@ -104,7 +104,7 @@ func TestTooManyPortRanges(t *testing.T) {
 	svc := service()
 	svc.Spec.ExternalIPs = []string{"198.51.100.1", "198.51.100.2"}
 	svc.Annotations = map[string]string{"kube-nftproxy.io/port-ranges": "tcp/1-2,udp/1-2,tcp/4-5,udp/4-5"}
-	got := Build(svc, nil, here, Options{Limits: Limits{PortRanges: 10}})
+	got := buildFrom(svc, nil, here, Options{Limits: Limits{PortRanges: 10}})
 	if n := len(strings.Fields(frontendsOfRanges(got))); n != 9 || strings.Contains(frontendsOfRanges(got), "4-5/udp") {
 		t.Errorf("ranges %s, want three at each of three addresses", frontendsOfRanges(got))
 	}

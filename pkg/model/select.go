@@ -6,10 +6,10 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -53,13 +53,13 @@ type groupKey struct {
 
 type group struct {
 	groupKey
-	// found holds the endpoints in the order of reading, with duplicates.
+	// found holds the endpoints of all slices, with duplicates. Those of each slice are sorted, and ends has their ends.
 	found []endpoint
+	ends  []int
 	merged
 }
 
-// merged holds the endpoints of a group, with the traits of each. They are sorted by address and port, free of duplicates, and
-// immutable.
+// merged holds the endpoints of a group, with the traits of each. They are sorted by address and port, and free of duplicates.
 type merged struct {
 	addrs  []netip.AddrPort
 	traits []traits
@@ -67,8 +67,6 @@ type merged struct {
 	weights []uint16
 	// present has the combinations of traits that occur. They are few even if there are many endpoints.
 	present traitSet
-	// twice is true if duplicates were removed.
-	twice bool
 }
 
 // traitSet is a set of combinations of traits.
@@ -101,48 +99,31 @@ func presentIn(list []traits) (s traitSet) {
 }
 
 // groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group is for slice ports that match no
-// service port. It has only endpoints on this node; for Service.Listed, it has all endpoints. With indexFrom groups or more, byKey is their index.
+// service port. It has only endpoints on this node; for Service.Listed, it has all endpoints. byKey is the index of the other groups.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
 }
 
-const indexFrom = 9
-
-// reset makes one empty group for each service port, and one for all other ports. It reuses memory.
-func (g *groups) reset(ports []*ServicePort) {
-	n := len(ports) + 1
-	g.byKey = nil
-	if n >= indexFrom {
-		g.byKey = make(map[groupKey]int, n)
-	}
-	g.list = slices.Grow(g.list[:0], n)[:n]
-	for i := range g.list {
-		g.list[i] = group{found: g.list[i].found[:0], merged: merged{traits: g.list[i].traits[:0]}}
-		if i == len(ports) {
-			continue
-		}
-		key := groupKey{family: ports[i].Family, protocol: ports[i].Protocol, name: ports[i].Name.Port}
+// newGroups returns one empty group for each service port, and one for all other ports.
+func newGroups(ports []*ServicePort) groups {
+	g := groups{list: make([]group, len(ports)+1), byKey: make(map[groupKey]int, len(ports))}
+	for i, p := range ports {
+		key := groupKey{family: p.Family, protocol: p.Protocol, name: p.Name.Port}
 		g.list[i].groupKey = key
-		if g.byKey != nil {
+		if _, known := g.byKey[key]; !known { // a range of ports has the key of its first port
 			g.byKey[key] = i
 		}
 	}
+	return g
 }
 
 // find returns the index of a port's group. For a port that the Service does not have, it returns the index of the last group.
 func (g *groups) find(k groupKey) int {
-	others := len(g.list) - 1
-	if g.byKey != nil {
-		if i, ok := g.byKey[k]; ok {
-			return i
-		}
-		return others
-	}
-	if i := slices.IndexFunc(g.list[:others], func(have group) bool { return have.groupKey == k }); i >= 0 {
+	if i, ok := g.byKey[k]; ok {
 		return i
 	}
-	return others
+	return len(g.list) - 1
 }
 
 // merge merges the found endpoints of each group.
@@ -153,9 +134,9 @@ func (g *groups) merge() {
 }
 
 func (g *group) merge() {
-	endpoints := merge(g.found)
+	endpoints := slices.CompactFunc(mergeSorted(g.found, g.ends), func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
 	n := len(endpoints)
-	g.merged = merged{addrs: make([]netip.AddrPort, n), traits: slices.Grow(g.traits[:0], n)[:n], twice: n < len(g.found)}
+	g.merged = merged{addrs: make([]netip.AddrPort, n), traits: make([]traits, n)}
 	for i := range endpoints {
 		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
 		if endpoints[i].more > 0 && g.weights == nil {
@@ -165,7 +146,7 @@ func (g *group) merge() {
 			g.weights[i] = 1 + endpoints[i].more
 		}
 	}
-	g.present, g.found = presentIn(g.traits), g.found[:0]
+	g.present, g.found, g.ends = presentIn(g.traits), nil, nil
 }
 
 // best returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they terminate, then
@@ -180,7 +161,7 @@ func (m *merged) best(n int) merged {
 		keep[i] = min(of[i], left)
 		left -= keep[i]
 	}
-	out := merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n), twice: m.twice}
+	out := merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n)}
 	for i, t := range m.traits {
 		if keep[t.tier()] > 0 {
 			keep[t.tier()]--
@@ -203,6 +184,14 @@ func (t traits) tier() int {
 		return 1
 	}
 	return 2
+}
+
+// tier returns the rank of an endpoint of a slice.
+func (e *Endpoint) tier() int {
+	if e.weight == 0 {
+		return e.conditions.quarantine().tier()
+	}
+	return e.conditions.tier()
 }
 
 // localReady counts the distinct addresses of ready endpoints on this node over all groups. As in kube-proxy, it includes
@@ -228,25 +217,11 @@ type target struct {
 	port  uint16
 }
 
-// collectAll adds the endpoints of slices to the groups, within the limits of slices and pairs. Nil slices are ignored.
-func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
-	n, pairs := 0, 0
-	for _, s := range list {
-		if s != nil {
-			n, pairs = n+1, pairs+len(s.Ports)*len(s.Endpoints)
-		}
-	}
-	if n <= b.limits.Slices && pairs <= b.limits.Pairs { // the usual case: no sorting
-		for _, s := range list {
-			if s != nil {
-				b.collect(s, len(s.Endpoints))
-			}
-		}
-		return
-	}
+// collectAll adds the endpoints of slices to the groups, within the limits of slices and pairs.
+func (b *builder) collectAll(list []*Slice) {
 	c := sliceBudget{limits: &b.limits}
-	for _, s := range byName(list) {
-		if keep, ok := c.admit(b.targetsOf(s), len(s.Endpoints)); ok {
+	for _, s := range list {
+		if keep, ok := c.admit(b.targetsOf(s), s.Len()); ok {
 			b.collect(s, keep)
 		}
 	}
@@ -288,15 +263,8 @@ func (c *sliceBudget) report(b *builder) {
 	}
 }
 
-// byName returns slices without nil, in the order of their names.
-func byName(list []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
-	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
-	slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
-	return list
-}
-
 // targetsOf returns the number of targets of a slice.
-func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
+func (b *builder) targetsOf(s *Slice) (n int) {
 	f, ok := familyNamed(s.AddressType)
 	if !ok || !b.cluster[f].IsValid() {
 		return 0
@@ -319,12 +287,12 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 }
 
 // portsOf returns the ports of a slice, within the limit.
-func (b *builder) portsOf(s *discoveryv1.EndpointSlice) []discoveryv1.EndpointPort {
+func (b *builder) portsOf(s *Slice) []discoveryv1.EndpointPort {
 	return s.Ports[:min(len(s.Ports), b.limits.SlicePorts)]
 }
 
 // collect adds at most keep endpoints of one slice to the groups.
-func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
+func (b *builder) collect(s *Slice, keep int) {
 	r := sliceReader{b: b, s: s}
 	r.read(keep)
 	b.addOfSlice(append(r.problems.all(r.problemOf("ports, endpoints", "")), r.unlimited...))
@@ -333,7 +301,7 @@ func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
 // sliceReader reads one slice.
 type sliceReader struct {
 	b         *builder
-	s         *discoveryv1.EndpointSlice
+	s         *Slice
 	problems  problems
 	unlimited []Problem
 	// portless is true if the slice has no usable port, and is read only for Service.Listed.
@@ -349,8 +317,7 @@ func (r *sliceReader) read(keep int) {
 	if !r.b.cluster[f].IsValid() {
 		return
 	}
-	var buf [4]target
-	targets := r.targets(buf[:0], f)
+	targets := r.targets(f)
 	if len(targets) == 0 {
 		if !r.b.out.TerminateGone {
 			return
@@ -358,77 +325,65 @@ func (r *sliceReader) read(keep int) {
 		r.portless = true
 		targets = append(targets, target{group: len(r.b.groups.list) - 1})
 	}
-	if keep < len(r.s.Endpoints) {
-		r.addFirst(f, targets, keep)
-		return
+	list := r.s.Endpoints
+	if keep < r.s.Len() {
+		list = slices.SortedStableFunc(slices.Values(list), func(a, b Endpoint) int {
+			return cmp.Or(cmp.Compare(a.tier(), b.tier()), a.Addr.Compare(b.Addr))
+		})
+		list = list[:min(keep, len(list))]
 	}
-	others := len(r.b.groups.list) - 1
 	for _, t := range targets {
-		if g := &r.b.groups.list[t.group]; t.group != others {
-			g.found = slices.Grow(g.found, len(r.s.Endpoints))
+		r.add(t, list)
+	}
+	r.reportEndpoints()
+}
+
+func (r *sliceReader) add(t target, list []Endpoint) {
+	g := &r.b.groups.list[t.group]
+	every := t.group < len(r.b.groups.list)-1 || r.b.out.TerminateGone
+	if every {
+		g.found = slices.Grow(g.found, len(list))
+	}
+	for i := range list {
+		e := r.b.endpoint(&list[i], t.port)
+		if r.portless {
+			e.traits = 0
 		}
-	}
-	r.eachEndpoint(f, func(e endpoint) { r.add(targets, e) })
-}
-
-// addFirst adds the best keep endpoints of the slice (see tier).
-func (r *sliceReader) addFirst(f inet.Family, targets []target, keep int) {
-	list := make([]endpoint, 0, len(r.s.Endpoints))
-	r.eachEndpoint(f, func(e endpoint) { list = append(list, e) })
-	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(cmp.Compare(a.tier(), b.tier()), compareEndpoints(a, b)) })
-	for _, e := range list[:min(keep, len(list))] {
-		r.add(targets, e)
-	}
-}
-
-func (r *sliceReader) add(targets []target, e endpoint) {
-	for _, target := range targets {
-		g := &r.b.groups.list[target.group]
-		if target.group < len(r.b.groups.list)-1 || e.has(local) || r.b.out.TerminateGone {
-			if r.portless {
-				e.traits = 0
-			}
-			e.AddrPort = netip.AddrPortFrom(e.Addr(), target.port)
+		if every || e.has(local) {
 			g.found = append(g.found, e)
 		}
 	}
+	start := 0
+	if n := len(g.ends); n > 0 {
+		start = g.ends[n-1]
+	}
+	if of := g.found[start:]; !slices.IsSortedFunc(of, compareEndpoints) { // after addresses that are not unique, or in order of tiers
+		slices.SortFunc(of, compareEndpoints)
+	}
+	g.ends = append(g.ends, len(g.found))
 }
 
-// eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others. The port of these endpoints is not set yet.
-func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
-	bad, overHints, weights := 0, 0, r.b.limits.readWeights(r.s, r.invalid)
-	for i := range r.s.Endpoints {
-		ep := &r.s.Endpoints[i]
-		addr, reason := addressOf(ep, f)
-		if reason != "" {
-			if bad++; bad <= maxEndpointProblems {
-				r.problem(index("endpoints", i)+".addresses", ofAddress(ep, reason))
-			}
-			continue
-		}
-		if h := ep.Hints; h != nil && max(len(h.ForZones), len(h.ForNodes)) > MostHints {
-			overHints++
-		}
-		each(r.b.endpoint(ep, addr, &weights))
+// reportEndpoints adds the problems of the annotations and the endpoints.
+func (r *sliceReader) reportEndpoints() {
+	for _, p := range r.s.problems.list {
+		r.problems.add(r.b.limits.Problems, p)
 	}
-	if more := bad - maxEndpointProblems; more > 0 {
+	r.problems.more += r.s.problems.more
+	for i := range r.s.Unusable[:min(len(r.s.Unusable), maxEndpointProblems)] {
+		u := &r.s.Unusable[i]
+		r.problem(index("endpoints", u.index)+".addresses", u.why())
+	}
+	if more := len(r.s.Unusable) - maxEndpointProblems; more > 0 {
 		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
 	}
-	if overHints > 0 {
+	if n := r.s.overHints; n > 0 {
 		r.reportExcess(limitHints, "endpoints", 0, MostHints,
-			fmt.Sprintf("the hints of %d endpoints are used only in part", overHints), "use fewer hints")
+			fmt.Sprintf("the hints of %d endpoints are used only in part", n), "use fewer hints")
 	}
 }
 
 func (r *sliceReader) problem(field, reason string) {
 	r.problems.add(r.b.limits.Problems, r.problemOf(field, reason))
-}
-
-// invalid adds a problem about an invalid value.
-func (r *sliceReader) invalid(field, value, reason string) {
-	if !r.problems.full(r.b.limits.Problems) {
-		r.problem(field, quoted(value, reason))
-	}
 }
 
 // reportExcess adds a problem about an exceeded limit of the slice.
@@ -439,13 +394,13 @@ func (r *sliceReader) reportExcess(limit Limit, field string, have, most int, ou
 }
 
 func (r *sliceReader) problemOf(field, reason string) Problem {
-	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
+	return r.s.problemOf(field, reason)
 }
 
-// targets appends a target for each usable port of the slice that matches a port of the Service. It appends one target
+// targets returns a target for each usable port of the slice that matches a port of the Service. It returns one target
 // for all other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no
 // pod has the named target port.
-func (r *sliceReader) targets(targets []target, f inet.Family) []target {
+func (r *sliceReader) targets(f inet.Family) (targets []target) {
 	others, othersToo := len(r.b.groups.list)-1, false
 	if n, most := len(r.s.Ports), r.b.limits.SlicePorts; n > most {
 		r.reportExcess(limitSlicePorts, "ports", 0, most,
@@ -501,100 +456,70 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none, see [ofAddress]. As in kube-proxy, it
-// uses the first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which
-// the API server rejects, would lead to this node and its neighbours.
-func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
-	if len(ep.Addresses) == 0 {
-		return addr, "has no address"
+// endpoint returns an endpoint of a slice at a port. An endpoint of weight 0 gets no new connections.
+func (b *builder) endpoint(in *Endpoint, port uint16) endpoint {
+	e := endpoint{AddrPort: netip.AddrPortFrom(in.Addr, port), traits: in.conditions}
+	at := in.at.Value()
+	if b.node.Name != "" && at.node == b.node.Name {
+		e.traits |= local
 	}
-	addr, err := parseRaw(ep.Addresses[0])
-	if err != nil {
-		return addr, err.Error()
+	if at.hints != (hints{}) {
+		e.traits |= b.node.hints(at.hints)
 	}
-	addr = addr.Unmap()
-	if inet.FamilyOf(addr) != f {
-		return addr, ofOtherFamily[f]
-	}
-	switch {
-	case addr.IsLoopback():
-		return addr, "is a loopback address"
-	case addr.IsLinkLocalUnicast():
-		return addr, "is a link-local address"
-	}
-	return addr, unusable(addr)
-}
-
-// ofOtherFamily are the reasons why an address in a slice of a family is not used.
-var ofOtherFamily = [...]string{
-	inet.IPv4: "not an IPv4 address, as addressType says",
-	inet.IPv6: "not an IPv6 address, as addressType says",
-}
-
-// ofAddress adds the address of an endpoint to the reason why the endpoint has none.
-func ofAddress(ep *discoveryv1.Endpoint, reason string) string {
-	if len(ep.Addresses) == 0 {
-		return reason
-	}
-	return quoted(ep.Addresses[0], reason)
-}
-
-// endpoint returns an endpoint of a slice with the given weights. Its port is not set yet.
-func (b *builder) endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, weights *sliceWeights) endpoint {
-	e := endpoint{AddrPort: netip.AddrPortFrom(addr, 0), traits: b.traitsOf(ep)}
-	if w := weights.of(addr); w > 0 {
-		e.more = w - 1
-	} else {
+	if in.weight == 0 {
 		e.traits = e.quarantine()
+		return e
 	}
+	e.more = in.weight - 1
 	return e
 }
 
-// traitsOf reads a missing condition as ready, serving and not terminating, as the API defines.
-func (b *builder) traitsOf(ep *discoveryv1.Endpoint) (t traits) {
-	if c := ep.Conditions.Ready; c == nil || *c {
-		t |= ready
-	}
-	if c := ep.Conditions.Serving; c == nil || *c {
-		t |= serving
-	}
-	if c := ep.Conditions.Terminating; c != nil && *c {
-		t |= terminating
-	}
-	if b.node.Name != "" && ep.NodeName != nil && *ep.NodeName == b.node.Name {
-		t |= local
-	}
-	if ep.Hints != nil {
-		t |= b.node.hints(ep.Hints)
-	}
-	return t
-}
-
-func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
-	for i := range min(len(h.ForNodes), MostHints) {
+func (n *Node) hints(h hints) (t traits) {
+	if h.nodes != "" {
 		t |= anyNodeHint
-		if n.Name != "" && h.ForNodes[i].Name == n.Name {
-			t |= thisNodeHint
-		}
 	}
-	for i := range min(len(h.ForZones), MostHints) {
+	if n.Name != "" && strings.Contains(h.nodes, "\n"+n.Name+"\n") {
+		t |= thisNodeHint
+	}
+	if h.zones != "" {
 		t |= anyZoneHint
-		if n.Zone != "" && h.ForZones[i].Name == n.Zone {
-			t |= thisZoneHint
-		}
+	}
+	if n.Zone != "" && strings.Contains(h.zones, "\n"+n.Zone+"\n") {
+		t |= thisZoneHint
 	}
 	return t
 }
 
-// merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still terminates: merge
-// keeps the endpoint that is not terminating. An endpoint that moves between slices may be in both with different conditions: merge keeps the entry
-// with the better conditions. kube-proxy keeps the last entry that it reads.
-func merge(endpoints []endpoint) []endpoint {
-	slices.SortFunc(endpoints, compareEndpoints)
-	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
+// mergeSorted returns the endpoints of sorted lists, sorted. ends are the ends of the lists. It overwrites both arguments.
+func mergeSorted(list []endpoint, ends []int) []endpoint {
+	into := make([]endpoint, len(list))
+	for len(ends) > 1 {
+		pairs, start := ends[:0], 0
+		for i := 0; i < len(ends); i += 2 {
+			middle, end := ends[i], ends[min(i+1, len(ends)-1)]
+			mergeTwo(into[start:start], list[start:middle], list[middle:end])
+			pairs, start = append(pairs, end), end
+		}
+		list, into, ends = into, list, pairs
+	}
+	return list
 }
 
-// compareEndpoints sorts by address and port. If these are equal, the preferred endpoint is first.
+// mergeTwo appends the endpoints of two sorted lists, sorted.
+func mergeTwo(into, a, b []endpoint) []endpoint {
+	for len(a) > 0 && len(b) > 0 {
+		if compareEndpoints(a[0], b[0]) <= 0 {
+			into, a = append(into, a[0]), a[1:]
+		} else {
+			into, b = append(into, b[0]), b[1:]
+		}
+	}
+	return append(append(into, a...), b...)
+}
+
+// compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is first, and the others are not used.
+// A new pod may get the address of a pod that still terminates: the endpoint that is not terminating is preferred. An endpoint that moves between
+// slices may be in both with different conditions: the entry with the better conditions is preferred. kube-proxy keeps the last entry that it reads.
 func compareEndpoints(a, b endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c

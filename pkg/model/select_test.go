@@ -146,7 +146,7 @@ func TestSelectWithoutNodeName(t *testing.T) {
 	svc.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 	ep := discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, NodeName: new(""),
 		Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{}}, ForNodes: []discoveryv1.ForNode{{}}}}
-	got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", ep)}, Node{}, Options{})
+	got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", ep)}, Node{}, Options{})
 	if diff := cmp.Diff(ServicePort{HasEndpoints: true}, endpointsOf(got.Ports[0]), exact); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}
@@ -163,11 +163,11 @@ func TestEqualListsShareMemory(t *testing.T) {
 	}
 }
 
-// TestManyPorts has enough ports for an index.
+// TestManyPorts: each port of a Service gets the endpoints of the port of the same name.
 func TestManyPorts(t *testing.T) {
 	svc, s := service(), slice("a", eps("1rs 2rs")...)
 	svc.Spec.Ports, s.Ports = nil, nil
-	for i := range int32(3 * indexFrom) {
+	for i := range int32(27) {
 		name := fmt.Sprint("p", i)
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: name, Port: 80 + i})
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: new(1000 + i)})
@@ -200,7 +200,7 @@ func TestFlowsContinueWithServingEndpoints(t *testing.T) {
 		},
 	}
 	svc := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 53, Protocol: udp}}}}
-	got := Build(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n", Zone: "here"}, Options{})
+	got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n", Zone: "here"}, Options{})
 	want := []netip.AddrPort{
 		netip.MustParseAddrPort("10.1.0.1:53"), netip.MustParseAddrPort("10.1.0.2:53"), netip.MustParseAddrPort("10.1.0.4:53"),
 	}

@@ -146,6 +146,8 @@ type Service struct {
 	// the EndpointSlices, ready or not, regardless of their ports. It is sorted and free of duplicates. Without TerminateGone, it is nil.
 	TerminateGone bool
 	Listed        []netip.Addr
+	// Starts are the starting endpoints, with slow start; otherwise nil.
+	Starts *Starts
 	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.
 	Problems []Problem
 }

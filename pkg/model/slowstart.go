@@ -99,32 +99,25 @@ func (b *builder) slowStart() time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// observed is the previous observation of a Service's endpoints, and the time of the current one. The zero time is before the first sync. valid is
-// false if there is no current observation.
-type observed struct {
-	valid  bool
-	before *Starts
-	now    time.Time
-}
-
 // observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints for less than the time of slow
 // start, all its endpoints are new, and none starts.
-func (b *builder) observe(o *observed) {
+func (b *builder) observe(now time.Time) {
+	earlier := b.opts.Starts
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
 	for i := range b.out.Ports {
 		g := &b.groups.list[i]
 		p := portStarts{known: g.pick(func(t traits) bool { return t.has(ready) })}
 		var before portStarts
-		if o.before != nil {
-			before = o.before.ports[g.groupKey]
+		if earlier != nil {
+			before = earlier.ports[g.groupKey]
 		}
-		switch isOld := o.before == nil && b.out.Created.Add(b.slow).Before(o.now); {
-		case o.now.IsZero(), len(before.known) == 0 && isOld: // the endpoints are older than this observation
+		switch isOld := earlier == nil && b.out.Created.Add(b.slow).Before(now); {
+		case now.IsZero(), len(before.known) == 0 && isOld: // the endpoints are older than this observation
 		case len(before.known) == 0:
-			p.since = o.now
+			p.since = now
 		default:
 			p.since = before.since
-			p.list = b.starting(&before, p.known, o.now)
+			p.list = b.starting(&before, p.known, now)
 		}
 		for _, e := range p.list {
 			if at := e.since.Add(b.riseTime(e.share)); s.next.IsZero() || at.Before(s.next) {
@@ -133,7 +126,7 @@ func (b *builder) observe(o *observed) {
 		}
 		s.ports[g.groupKey] = p
 	}
-	b.starts = s
+	b.out.Starts = s
 }
 
 // starting returns the ready endpoints that are starting.
@@ -178,11 +171,11 @@ func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
 		return nil
 	}
 	shares := slices.Repeat([]uint8{fullShare}, len(m.addrs))
-	if b.starts == nil {
+	if b.out.Starts == nil {
 		return shares
 	}
 	at := 0
-	for _, e := range b.starts.ports[key].list {
+	for _, e := range b.out.Starts.ports[key].list {
 		n, found := slices.BinarySearchFunc(m.addrs[at:], e.endpoint, netip.AddrPort.Compare)
 		if at += n; found {
 			shares[at] = e.share

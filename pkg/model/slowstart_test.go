@@ -2,12 +2,12 @@ package model
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -19,27 +19,27 @@ var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // rebuilder builds one Service again and again, as the loop does.
 type rebuilder struct {
-	scratch Scratch
-	before  *Reading
-	opts    Options
+	starts *Starts
+	opts   Options
+}
+
+// buildAt builds a Service from one slice at a time. Its starting endpoints are those that follow the given ones.
+func buildAt(svc *corev1.Service, s *discoveryv1.EndpointSlice, opts Options, before *Starts, now time.Time) *Service {
+	opts.Starts, opts.Now = before, &now
+	return buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, opts)
 }
 
 // build returns the Service with slow start of 90 seconds at some seconds after began, or before the first sync if seconds is below 0. Its endpoints are in the
-// notation of eps, in many slices if many is set.
-func (r *rebuilder) build(seconds int, endpoints, algorithmName string, many bool) *Service {
+// notation of eps.
+func (r *rebuilder) build(seconds int, endpoints, algorithmName string) *Service {
 	now := time.Time{}
 	if seconds >= 0 {
 		now = began.Add(time.Duration(seconds) * time.Second)
 	}
 	svc := service()
 	svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: algorithmName}
-	stored := []Slice{&storedSlice{slice: slice("a", eps(endpoints)...)}}
-	if many {
-		stored = append(stored, &storedSlice{slice: slice("b")}, &storedSlice{slice: slice("c")})
-	}
-	read(svc, &r.scratch)
-	var built *Service
-	built, r.before = Rebuild(&r.scratch, r.before, stored, here, r.opts, now)
+	built := buildAt(svc, slice("a", eps(endpoints)...), r.opts, r.starts, now)
+	r.starts = built.Starts
 	return built
 }
 
@@ -86,32 +86,29 @@ func TestSlowStart(t *testing.T) {
 			{-1, "1rs", []uint16{10}, -1}, {0, "1rs 2rs", []uint16{10, 1}, 10}, {10, "1st 2rs", []uint16{2}, 20}, {20, "1st 2st", []uint16{10, 10}, -1},
 		}},
 	} {
-		for _, many := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, many slices %t", tc.name, many), func(t *testing.T) {
-				var r rebuilder
-				for _, o := range tc.list {
-					built := r.build(o.seconds, o.endpoints, balance.Random, many)
-					lab.Same(t, o.weights, built.Ports[0].ClusterWeights, "weights after %d s", o.seconds)
-					want := time.Time{}
-					if o.next >= 0 {
-						want = began.Add(time.Duration(o.next) * time.Second)
-					}
-					if next := r.before.Starts().Next(); !next.Equal(want) {
-						t.Errorf("after %d s, the next step is at %v, want %v", o.seconds, next, want)
-					}
-					if got, full := built.Ports[0].Slots(), fullShare*len(o.weights); got != full {
-						t.Errorf("after %d s, %d slots count, want %d of the full weights", o.seconds, got, full)
-					}
+		t.Run(tc.name, func(t *testing.T) {
+			var r rebuilder
+			for _, o := range tc.list {
+				built := r.build(o.seconds, o.endpoints, balance.Random)
+				lab.Same(t, o.weights, built.Ports[0].ClusterWeights, "weights after %d s", o.seconds)
+				want := time.Time{}
+				if o.next >= 0 {
+					want = began.Add(time.Duration(o.next) * time.Second)
 				}
-			})
-		}
+				if next := r.starts.Next(); !next.Equal(want) {
+					t.Errorf("after %d s, the next step is at %v, want %v", o.seconds, next, want)
+				}
+				if got, full := built.Ports[0].Slots(), fullShare*len(o.weights); got != full {
+					t.Errorf("after %d s, %d slots count, want %d of the full weights", o.seconds, got, full)
+				}
+			}
+		})
 	}
 }
 
 // All endpoints of a Service that has just been created have their full weight, even if its slices arrive one after the other.
 func TestSlowStartOfANewService(t *testing.T) {
-	var scratch Scratch
-	var before *Reading
+	var before *Starts
 	for _, tc := range []struct {
 		seconds   time.Duration
 		endpoints string
@@ -119,9 +116,8 @@ func TestSlowStartOfANewService(t *testing.T) {
 	}{{0, "1rs", []uint16{10}}, {1, "1rs 2rs", []uint16{10, 10}}, {30, "1rs 2rs 3rs", []uint16{10, 10, 1}}} {
 		svc := service()
 		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{annotationSlowStart: "30"}
-		read(svc, &scratch)
-		var built *Service
-		built, before = Rebuild(&scratch, before, []Slice{&storedSlice{slice: slice("a", eps(tc.endpoints)...)}}, here, Options{}, began.Add(tc.seconds*time.Second))
+		built := buildAt(svc, slice("a", eps(tc.endpoints)...), Options{}, before, began.Add(tc.seconds*time.Second))
+		before = built.Starts
 		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "weights after %d s", tc.seconds)
 	}
 }
@@ -130,8 +126,7 @@ func TestSlowStartSeconds(t *testing.T) {
 	for text, want := range map[string]time.Duration{"1": time.Second, "30": 30 * time.Second, "3600": time.Hour, "0": 0, "3601": 0, "-1": 0, "30s": 0, "": 0, "1.5": 0} {
 		svc := service()
 		svc.Annotations = map[string]string{annotationSlowStart: text}
-		b := newBuilder(svc, here, Options{})
-		b.service()
+		b := construct(Objects{Service: svc}, here, Options{})
 		if b.slow != want || (len(b.problems.list) == 0) != (want > 0) {
 			t.Errorf("%q: slow start of %v, problems %+v", text, b.slow, b.problems.list)
 		}
@@ -151,13 +146,13 @@ func TestSlowStartWithWeights(t *testing.T) {
 	} {
 		svc := service()
 		svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: tc.name}
-		var before *Reading
 		var built *Service
+		var before *Starts
 		for step, endpoints := range []string{"1rs 2rs", "1rs 2rs 3rs"} {
 			s := slice("a", eps(endpoints)...)
 			s.Annotations = map[string]string{annotationWeights: tc.weights}
-			scratch := Scratch{Service: *svc}
-			built, before = Rebuild(&scratch, before, []Slice{&storedSlice{slice: s}}, here, Options{}, began.Add(time.Duration(step)*time.Second))
+			built = buildAt(svc, s, Options{}, before, began.Add(time.Duration(step)*time.Second))
+			before = built.Starts
 		}
 		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "%s, weights %s", tc.name, tc.weights)
 	}
@@ -179,15 +174,15 @@ func TestSlowStartAboveTheLimit(t *testing.T) {
 	} {
 		r := rebuilder{opts: Options{Limits: DefaultLimits()}}
 		r.opts.Limits.Slots = tc.limit
-		r.build(-1, "1rs 2rs", tc.algorithm, false)
-		got := r.build(0, "1rs 2rs 3rs", tc.algorithm, false)
+		r.build(-1, "1rs 2rs", tc.algorithm)
+		got := r.build(0, "1rs 2rs 3rs", tc.algorithm)
 		if diff := cmp.Diff(tc.want, got.Ports[0].ClusterWeights); diff != "" || got.Ports[0].Method.Key != tc.key {
 			t.Errorf("%s, limit %d: %s, weights (-want +got):\n%s", tc.algorithm, tc.limit, got.Ports[0].Method, diff)
 		}
 		if slots := exceeded(got); (slots != nil) != tc.exceeded {
 			t.Errorf("%s, limit %d: exceeded limits %v", tc.algorithm, tc.limit, slots)
 		}
-		if next := r.before.Starts().Next(); next.IsZero() == (tc.want != nil) {
+		if next := r.starts.Next(); next.IsZero() == (tc.want != nil) {
 			t.Errorf("%s, limit %d: the next step is at %v", tc.algorithm, tc.limit, next)
 		}
 	}
@@ -196,10 +191,10 @@ func TestSlowStartAboveTheLimit(t *testing.T) {
 // The shares survive JSON, which the command diff reads.
 func TestSharesAsJSON(t *testing.T) {
 	var r rebuilder
-	r.build(-1, "1rs 4rs", balance.Random, false)
-	r.build(0, "1rs 3rs 4rs", balance.Random, false)
-	want := r.build(25, "1rs 2rs 3rs 4rs 5rs", balance.Random, false)
-	text, err := json.Marshal(r.before.Starts().Shares())
+	r.build(-1, "1rs 4rs", balance.Random)
+	r.build(0, "1rs 3rs 4rs", balance.Random)
+	want := r.build(25, "1rs 2rs 3rs 4rs 5rs", balance.Random)
+	text, err := json.Marshal(r.starts.Shares())
 	var shares []Share
 	if err == nil {
 		err = json.Unmarshal(text, &shares)
@@ -209,7 +204,8 @@ func TestSharesAsJSON(t *testing.T) {
 	}
 	svc := service()
 	svc.Annotations = map[string]string{annotationSlowStart: "90"}
-	got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs 4rs 5rs")...)}, here, Options{Starts: StartsOf(shares)})
+	got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs 4rs 5rs")...)}, here, Options{Starts: StartsOf(shares)})
+	want.Starts, got.Starts = nil, nil
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("from %s (-want +got):\n%s", text, diff)
 	}

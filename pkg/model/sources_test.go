@@ -74,7 +74,7 @@ func TestAnnotatedSources(t *testing.T) {
 		{[]string{"cilium", "deny", "balancer", "9.0.0.0/8,x"}, closed, "except its cluster IPs are closed to all sources"},
 		{[]string{"cilium", "Deny", "balancer", "9.0.0.0/8"}, "C10.0.0.1 E1.1.1.1 L2.2.2.2[] N:30080", "must be allow or deny"},
 	} {
-		got := Build(balanced(tc.sources...), nil, here, Options{Limits: Limits{SourceRanges: 4}})
+		got := buildFrom(balanced(tc.sources...), nil, here, Options{Limits: Limits{SourceRanges: 4}})
 		lab.Same(t, []string{"IPv4 tcp/80 " + tc.want}, describe(got), "%q", tc.sources)
 		last := ""
 		if n := len(got.Problems); n > 0 {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
@@ -32,7 +31,7 @@ func TestTermination(t *testing.T) {
 		if tc.annotation != "" {
 			svc.Annotations = map[string]string{"kube-nftproxy.io/terminate-connections": tc.annotation}
 		}
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{Terminate: tc.node})
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{Terminate: tc.node})
 		if got.TerminateGone != tc.want || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
 			t.Errorf("%+v: %v, endpoints %v, problems %v", tc, got.TerminateGone, got.Listed, got.Problems)
 		}
@@ -70,23 +69,14 @@ func TestListed(t *testing.T) {
 			}
 		}
 		opts := Options{Terminate: TerminateGone, Limits: tc.limits}
-		var stored []Slice
-		for _, s := range tc.slices {
-			stored = append(stored, &storedSlice{slice: s})
+		got := buildFrom(service(), tc.slices, here, opts)
+		if !slices.Equal(got.Listed, want) || got.TerminateGone == (tc.want == "-") {
+			t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)
 		}
-		scratch := &Scratch{}
-		read(service(), scratch)
-		rebuilt, _ := Rebuild(scratch, nil, stored, here, opts, time.Time{})
-		for _, got := range []*Service{Build(service(), tc.slices, here, opts), rebuilt} {
-			if !slices.Equal(got.Listed, want) || got.TerminateGone == (tc.want == "-") {
-				t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)
-			}
-			got.TerminateGone, got.Listed = false, nil
-			opts.Terminate = TerminateOff
-			if other := Build(service(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
-				t.Errorf("%s: with termination %v, %v, without %v, %v", tc.name, describe(got), got.LocalReady, describe(other), other.LocalReady)
-			}
-			opts.Terminate = TerminateGone
+		got.TerminateGone, got.Listed = false, nil
+		opts.Terminate = TerminateOff
+		if other := buildFrom(service(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
+			t.Errorf("%s: with termination %v, %v, without %v, %v", tc.name, describe(got), got.LocalReady, describe(other), other.LocalReady)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func TestStances(t *testing.T) {
 			if tc.ranges {
 				svc.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
 			}
-			got := Build(svc, nil, Node{}, tc.opts)
+			got := buildFrom(svc, nil, Node{}, tc.opts)
 			at := map[Kind]int{ClusterIP: 0, LoadBalancer: 1, ExternalIP: 2}
 			var refused, pinged [3]Stance
 			for _, f := range got.Ports[0].Frontends {

@@ -62,7 +62,7 @@ func (p *Proxy) sortByAge(names []types.NamespacedName) {
 	}
 	list := make([]aged, len(names))
 	for i, n := range names {
-		list[i] = aged{n, p.Source.Age(n)}
+		list[i] = aged{n, p.Source.Get(n).Age()}
 	}
 	slices.SortStableFunc(list, func(a, b aged) int { return a.Age.Compare(b.Age) })
 	for i := range list {

@@ -90,12 +90,11 @@ func (p *Proxy) enqueue(names []types.NamespacedName) { p.queue.push(names, p.co
 // cost estimates the number of elements of a Service, without building it: building a large Service delays all other
 // changes.
 func (p *Proxy) cost(name types.NamespacedName) int {
-	const constantBytes, bytesPerElement = 256, 16
 	n := p.Planner.ElementsFor(name)
 	if n > turnElements/8 {
 		return n // a Service of this size grows one EndpointSlice at a time, so its planned size is a good estimate
 	}
-	return max(1, n, (p.Source.Size(name)-constantBytes)/bytesPerElement)
+	return max(1, n, p.Source.Get(name).Size())
 }
 
 // late reports whether the loop must stop building.

@@ -25,56 +25,39 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// storedSource decodes its objects at each call, as watch.Store does.
+// storedSource has its objects in their stored form, as watch.Store does.
 type storedSource struct {
 	*fakeSource
 	// externalIPs is the number of external IPs of each Service.
 	externalIPs int
-	services    map[types.NamespacedName]string
-	slices      map[types.NamespacedName][]*encodedSlice
+	objects     map[types.NamespacedName]model.Objects
 }
 
-func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
-	if err := watch.DecodeService(s.services[n], into); err != nil {
-		panic(err)
+func (s *storedSource) Get(n types.NamespacedName) model.Objects { return s.objects[n] }
+
+// set stores one slice of a Service, by its number.
+func (s *storedSource) set(name types.NamespacedName, number int, slice *model.Slice) {
+	o := s.objects[name]
+	for len(o.Slices) <= number {
+		o.Slices = append(o.Slices, nil)
 	}
-	into.Namespace, into.Name = n.Namespace, n.Name
-	return true
+	o.Slices[number] = slice
+	s.objects[name] = o
 }
 
-func (s *storedSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
-	for _, slice := range s.slices[n] {
-		list = append(list, slice)
-	}
-	return list
-}
-
-func (s *storedSource) Size(n types.NamespacedName) (size int) {
-	for _, slice := range s.slices[n] {
-		size += len(slice.data)
-	}
-	return size + len(s.services[n])
-}
-
-type encodedSlice struct{ data string }
-
-func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	if err := watch.DecodeSlice(s.data, into); err != nil {
-		panic(err)
-	}
-	return true
+func stored(slice *discoveryv1.EndpointSlice) *model.Slice {
+	return model.NewSlice(slice, model.Limits{}, model.Stored{})
 }
 
 // perSlice is the number of endpoints that the EndpointSlice controller puts into a slice.
 const perSlice = 100
 
 // putSlice stores one slice of a Service. replaced is the number of its endpoints that each round replaces.
-func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number, replaced, round int) {
+func (s *storedSource) putSlice(name types.NamespacedName, number, replaced, round int) {
 	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: fmt.Sprintf("%s-%d", name.Name, number)},
@@ -88,16 +71,7 @@ func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number,
 		}
 		slice.Endpoints = append(slice.Endpoints, endpointAt(addr))
 	}
-	for len(s.slices[name]) <= number {
-		s.slices[name] = append(s.slices[name], nil)
-	}
-	s.slices[name][number] = &encodedSlice{encoded(b, slice)}
-}
-
-func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) string {
-	data, err := o.Marshal()
-	lab.Must(b, err)
-	return string(data)
+	s.set(name, number, stored(slice))
 }
 
 // endpointAt returns an endpoint with the fields that the program stores, such as the name of a node.
@@ -110,7 +84,7 @@ func endpointAt(addr netip.Addr) discoveryv1.Endpoint {
 }
 
 // put stores a Service with one slice. Each round replaces the first endpoint.
-func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
+func (s *storedSource) put(i, endpoints, round int) types.NamespacedName {
 	name := types.NamespacedName{Namespace: fmt.Sprint("tenant-", i%16), Name: fmt.Sprintf("svc-%d", i)}
 	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	service := &corev1.Service{
@@ -139,21 +113,21 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 		}
 		slice.Endpoints = append(slice.Endpoints, endpointAt(addr))
 	}
-	s.services[name], s.slices[name] = encoded(b, service), []*encodedSlice{{encoded(b, slice)}}
+	s.objects[name] = model.Objects{Service: service, Slices: []*model.Slice{stored(slice)}}
 	return name
 }
 
-func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
-	return newSourceWithIPs(b, services, endpoints, 0)
+func newStoredSource(services, endpoints int) *storedSource {
+	return newSourceWithIPs(services, endpoints, 0)
 }
 
 // newSourceWithIPs does the same for Services with external IPs.
-func newSourceWithIPs(b *testing.B, services, endpoints, externalIPs int) *storedSource {
+func newSourceWithIPs(services, endpoints, externalIPs int) *storedSource {
 	s := &storedSource{
-		&fakeSource{synced: make(chan struct{})}, externalIPs, map[types.NamespacedName]string{}, map[types.NamespacedName][]*encodedSlice{},
+		&fakeSource{synced: make(chan struct{})}, externalIPs, map[types.NamespacedName]model.Objects{},
 	}
 	for i := range services {
-		s.put(b, i, endpoints, 0)
+		s.put(i, endpoints, 0)
 	}
 	close(s.synced)
 	return s
@@ -175,11 +149,11 @@ func openKernel(b *testing.B) *apply.Kernel {
 
 // on does the same as open, with a kernel that the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
-	return proxyOn(b, s, s.services, kernel)
+	return proxyOn(b, s, s.objects, kernel)
 }
 
 // proxyOn returns an IPv4 proxy with a source, whose Services have all changed.
-func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]string, kernel Kernel) *Proxy {
+func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]model.Objects, kernel Kernel) *Proxy {
 	families := inet.Families[:1]
 	p := New(Config{
 		Source: source, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
@@ -221,7 +195,7 @@ func BenchmarkFirstSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
 			lab.EnterNamespace(b)
-			s := newStoredSource(b, size.services, size.endpoints)
+			s := newStoredSource(size.services, size.endpoints)
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
@@ -275,7 +249,7 @@ func inUse() float64 {
 func BenchmarkPlanned(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			s := newStoredSource(b, size.services, size.endpoints)
+			s := newStoredSource(size.services, size.endpoints)
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
@@ -302,13 +276,13 @@ func BenchmarkSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
 			lab.EnterNamespace(b)
-			s := newStoredSource(b, size.services, size.endpoints)
+			s := newStoredSource(size.services, size.endpoints)
 			p := s.open(b)
 			settle(b, p)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				b.StopTimer()
-				name := s.put(b, i%size.services, size.endpoints, 1+i/size.services)
+				name := s.put(i%size.services, size.endpoints, 1+i/size.services)
 				p.Tracker.MarkSlice(name, track.Trigger{})
 				b.StartTimer()
 				settle(b, p)
@@ -321,7 +295,7 @@ func BenchmarkSync(b *testing.B) {
 func BenchmarkBurst(b *testing.B) {
 	const services, changed, endpoints = 10000, 1000, 10
 	lab.EnterNamespace(b)
-	s := newStoredSource(b, services, endpoints)
+	s := newStoredSource(services, endpoints)
 	p := s.open(b)
 	settle(b, p)
 	b.ReportAllocs()
@@ -329,7 +303,7 @@ func BenchmarkBurst(b *testing.B) {
 		b.StopTimer()
 		for k := range changed {
 			i := n*changed + k
-			p.Tracker.MarkSlice(s.put(b, i%services, endpoints, 1+i/services), track.Trigger{})
+			p.Tracker.MarkSlice(s.put(i%services, endpoints, 1+i/services), track.Trigger{})
 		}
 		b.StartTimer()
 		settle(b, p)
@@ -341,21 +315,21 @@ func BenchmarkBurst(b *testing.B) {
 func BenchmarkEvent(b *testing.B) {
 	for _, endpoints := range []int{1, 100, 1000, 10_000, 50_000} {
 		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
-			s := newStoredSource(b, 1000, 10)
-			name := s.put(b, 60000, 1, 0)
-			stored := [2][]*encodedSlice{s.slices[name]}
+			s := newStoredSource(1000, 10)
+			name := s.put(60000, 1, 0)
+			stored := [2][]*model.Slice{s.objects[name].Slices}
 			if endpoints > 1 {
 				for i := range endpoints / perSlice {
-					s.putSlice(b, name, i, 1, 1)
+					s.putSlice(name, i, 1, 1)
 				}
-				stored[0] = slices.Clone(s.slices[name])
+				stored[0] = slices.Clone(s.objects[name].Slices)
 				for i := range stored[0] {
-					s.putSlice(b, name, i, 1, 2)
+					s.putSlice(name, i, 1, 2)
 				}
 			} else {
-				s.put(b, 60000, 1, 1)
+				s.put(60000, 1, 1)
 			}
-			stored[1] = slices.Clone(s.slices[name])
+			stored[1] = slices.Clone(s.objects[name].Slices)
 			kernel := &countingKernel{}
 			p := s.on(b, kernel)
 			limits := model.DefaultLimits()
@@ -364,8 +338,8 @@ func BenchmarkEvent(b *testing.B) {
 			settle(b, p)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				n := len(s.slices[name])
-				s.slices[name][i%n] = stored[i/n%2][i%n]
+				n := len(stored[0])
+				s.set(name, i%n, stored[i/n%2][i%n])
 				p.Tracker.MarkSlice(name, track.Trigger{})
 				settle(b, p)
 			}
@@ -383,17 +357,17 @@ func BenchmarkRolling(b *testing.B) {
 		for _, endpoints := range []int{100, 1000, 5000} {
 			b.Run(fmt.Sprintf("%d-of-%d", replaced, endpoints), func(b *testing.B) {
 				lab.EnterNamespace(b)
-				s := newStoredSource(b, 1000, 10)
-				name, slices := s.put(b, 60000, 0, 0), endpoints/perSlice
+				s := newStoredSource(1000, 10)
+				name, slices := s.put(60000, 0, 0), endpoints/perSlice
 				for i := range slices {
-					s.putSlice(b, name, i, replaced, 0)
+					s.putSlice(name, i, replaced, 0)
 				}
 				p := s.open(b)
 				settle(b, p)
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
 					b.StopTimer()
-					s.putSlice(b, name, i%slices, replaced, 1+i/slices)
+					s.putSlice(name, i%slices, replaced, 1+i/slices)
 					p.Tracker.MarkSlice(name, track.Trigger{})
 					b.StartTimer()
 					settle(b, p)
@@ -409,18 +383,18 @@ func BenchmarkFirstRolling(b *testing.B) {
 		for _, endpoints := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%d-of-%d", replaced, endpoints), func(b *testing.B) {
 				lab.EnterNamespace(b)
-				s := newStoredSource(b, 1000, 10)
-				name := s.put(b, 60000, 0, 0)
+				s := newStoredSource(1000, 10)
+				name := s.put(60000, 0, 0)
 				b.ReportAllocs()
 				for b.Loop() {
 					b.StopTimer()
 					for i := range endpoints / perSlice {
-						s.putSlice(b, name, i, replaced, 0)
+						s.putSlice(name, i, replaced, 0)
 					}
 					kernel := openKernel(b)
 					p := s.on(b, kernel)
 					settle(b, p)
-					s.putSlice(b, name, 0, replaced, 1)
+					s.putSlice(name, 0, replaced, 1)
 					p.Tracker.MarkSlice(name, track.Trigger{})
 					b.StartTimer()
 					settle(b, p)

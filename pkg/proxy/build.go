@@ -17,9 +17,9 @@ import (
 // block holds Services that one goroutine builds.
 type block struct {
 	names []types.NamespacedName
-	// services holds the results. readings holds the previous readings, and then the new ones.
+	// services holds the results. starts holds the starting endpoints so far; nil if no Service has any.
 	services []*model.Service
-	readings []*model.Reading
+	starts   []*model.Starts
 	// n is the number of Services built in time. built is closed when the block is complete or out of time.
 	n     int
 	built chan struct{}
@@ -29,7 +29,7 @@ type block struct {
 // blocks reduce the wait for a block.
 const blockSize = 32
 
-// rebuilder builds changed Services from their objects, see [model.Rebuild].
+// rebuilder builds changed Services from their objects.
 type rebuilder struct {
 	objects  Objects
 	recaller recaller
@@ -40,17 +40,15 @@ type rebuilder struct {
 	// clock returns the current time, or the zero time before the first sync. now is its value at the start of a build.
 	clock func() time.Time
 	now   time.Time
-	// readings holds the readings of Services with many slices or with slow start. steps has the steps of slow start. scratch is the loop's scratch
-	// memory for objects.
-	readings map[types.NamespacedName]*model.Reading
-	steps    steps
-	scratch  model.Scratch
+	// starts holds the starting endpoints of Services with slow start, and steps the times of their next steps.
+	starts map[types.NamespacedName]*model.Starts
+	steps  steps
 }
 
 func newRebuilder(c *Config, node *model.Node, clock func() time.Time) *rebuilder {
 	return &rebuilder{
 		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, clock: clock,
-		readings: map[types.NamespacedName]*model.Reading{},
+		starts: map[types.NamespacedName]*model.Starts{},
 	}
 }
 
@@ -61,8 +59,8 @@ func (b *rebuilder) build(names []types.NamespacedName, late func() bool, take f
 	b.now = b.clock()
 	if len(names) <= blockSize {
 		for _, name := range names {
-			s, reading := b.buildService(&b.scratch, name, b.readings[name])
-			b.remember(name, reading)
+			s := b.buildService(name, b.starts[name])
+			b.remember(name, s)
 			b.recall([]*model.Service{s})
 			if !take(name, s) || late != nil && late() {
 				return
@@ -77,11 +75,7 @@ func (b *rebuilder) build(names []types.NamespacedName, late func() bool, take f
 	var others sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(w.blocks)) - 1 {
 		others.Go(func() {
-			var scratch model.Scratch
-			for w.enter() {
-				if !w.buildNext(&scratch) {
-					return
-				}
+			for w.enter() && w.buildNext() {
 			}
 		})
 	}
@@ -92,7 +86,7 @@ func (b *rebuilder) build(names []types.NamespacedName, late func() bool, take f
 		<-w.ahead
 		b.recall(k.services[:k.n])
 		for i, name := range k.names[:k.n] {
-			b.remember(name, k.readings[i])
+			b.remember(name, k.services[i])
 			if !take(name, k.services[i]) {
 				return
 			}
@@ -100,7 +94,7 @@ func (b *rebuilder) build(names []types.NamespacedName, late func() bool, take f
 		if late != nil && late() {
 			return
 		}
-		k.services, k.readings = nil, nil
+		k.services = nil
 	}
 }
 
@@ -129,12 +123,12 @@ func (w *pool) enter() bool {
 }
 
 // buildNext builds the next block. It returns false if none is left.
-func (w *pool) buildNext(scratch *model.Scratch) bool {
+func (w *pool) buildNext() bool {
 	next := int(w.begun.Add(1)) - 1
 	if next >= len(w.blocks) {
 		return false
 	}
-	w.rebuilder.buildBlock(scratch, w.blocks[next], w.late)
+	w.rebuilder.buildBlock(w.blocks[next], w.late)
 	return true
 }
 
@@ -153,7 +147,7 @@ func (w *pool) await(b *block) {
 			<-b.built
 			return
 		}
-		if !w.buildNext(&w.rebuilder.scratch) {
+		if !w.buildNext() {
 			<-b.built
 			return
 		}
@@ -174,22 +168,23 @@ func (b *rebuilder) recall(services []*model.Service) {
 
 func (b *rebuilder) newBlock(names []types.NamespacedName) *block {
 	k := &block{names: names, built: make(chan struct{})}
-	if len(b.readings) > 0 {
-		k.readings = make([]*model.Reading, len(names))
+	if len(b.starts) > 0 {
+		k.starts = make([]*model.Starts, len(names))
 		for i, name := range names {
-			k.readings[i] = b.readings[name]
+			k.starts[i] = b.starts[name]
 		}
 	}
 	return k
 }
 
-func (b *rebuilder) buildBlock(scratch *model.Scratch, k *block, late func() bool) {
+func (b *rebuilder) buildBlock(k *block, late func() bool) {
 	k.services = make([]*model.Service, len(k.names))
-	if k.readings == nil {
-		k.readings = make([]*model.Reading, len(k.names))
-	}
 	for i, name := range k.names {
-		k.services[i], k.readings[i] = b.buildService(scratch, name, k.readings[i])
+		var starts *model.Starts
+		if k.starts != nil {
+			starts = k.starts[i]
+		}
+		k.services[i] = b.buildService(name, starts)
 		if k.n = i + 1; late != nil && late() {
 			break
 		}
@@ -197,21 +192,20 @@ func (b *rebuilder) buildBlock(scratch *model.Scratch, k *block, late func() boo
 	close(k.built)
 }
 
-// buildService builds a Service from its objects. If the Service has many slices or slow start, it uses the previous reading and returns
-// the new one. Otherwise the returned reading is nil.
-func (b *rebuilder) buildService(scratch *model.Scratch, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
-	if !b.objects.ReadService(name, &scratch.Service) {
-		return nil, nil
-	}
-	return model.Rebuild(scratch, before, b.objects.StoredSlices(name), *b.node, b.options, b.now)
+// buildService builds a Service from its objects and its starting endpoints so far.
+func (b *rebuilder) buildService(name types.NamespacedName, starts *model.Starts) *model.Service {
+	options := b.options
+	options.Starts, options.Now = starts, &b.now
+	return model.Build(b.objects.Get(name), *b.node, options)
 }
 
-// remember keeps the reading of a Service, or removes the previous one if r is nil.
-func (b *rebuilder) remember(name types.NamespacedName, r *model.Reading) {
-	b.steps.note(name, r.Starts().Next())
-	if r != nil {
-		b.readings[name] = r
-	} else {
-		delete(b.readings, name)
+// remember keeps the starting endpoints of a Service, which may be nil.
+func (b *rebuilder) remember(name types.NamespacedName, s *model.Service) {
+	if s == nil || s.Starts == nil {
+		delete(b.starts, name)
+		b.steps.note(name, time.Time{})
+		return
 	}
+	b.starts[name] = s.Starts
+	b.steps.note(name, s.Starts.Next())
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -42,10 +41,10 @@ func BenchmarkGrowth(b *testing.B) {
 				b.StopTimer()
 				lab.EnterNamespace(b)
 				before := heapInUse()
-				s := newSourceWithIPs(b, size.services, size.endpoints, size.frontends-1)
-				large := s.put(b, 200_000, 0, 0)
+				s := newSourceWithIPs(size.services, size.endpoints, size.frontends-1)
+				large := s.put(200_000, 0, 0)
 				for i := range size.large / perSlice {
-					s.putSlice(b, large, i, 0, 0)
+					s.putSlice(large, i, 0, 0)
 				}
 				kernel := openKernel(b)
 				p := s.on(b, kernel)
@@ -67,9 +66,9 @@ func BenchmarkGrowth(b *testing.B) {
 				for i := range changes {
 					name := large
 					if size.large > 0 {
-						s.putSlice(b, large, i%(size.large/perSlice), 1, 1+i)
+						s.putSlice(large, i%(size.large/perSlice), 1, 1+i)
 					} else {
-						name = s.put(b, i*7%size.services, size.endpoints, 1+i*7/size.services)
+						name = s.put(i*7%size.services, size.endpoints, 1+i*7/size.services)
 					}
 					p.Tracker.MarkSlice(name, track.Trigger{})
 					start := time.Now()
@@ -93,14 +92,10 @@ func BenchmarkGrowth(b *testing.B) {
 	}
 }
 
-// alternating is a slice with two contents.
+// alternating are the objects of a Service with two contents.
 type alternating struct {
-	contents [2]*encodedSlice
+	contents [2]model.Objects
 	now      atomic.Int32
-}
-
-func (a *alternating) Read(into *discoveryv1.EndpointSlice) bool {
-	return a.contents[a.now.Load()].Read(into)
 }
 
 // alternatingSource has one slice for each Service, which may change at any time.
@@ -110,13 +105,13 @@ type alternatingSource struct {
 	slice map[types.NamespacedName]*alternating
 }
 
-func newAlternatingSource(b *testing.B, services, endpoints int) *alternatingSource {
-	s := &alternatingSource{storedSource: newStoredSource(b, services, endpoints), slice: map[types.NamespacedName]*alternating{}}
+func newAlternatingSource(services, endpoints int) *alternatingSource {
+	s := &alternatingSource{storedSource: newStoredSource(services, endpoints), slice: map[types.NamespacedName]*alternating{}}
 	for i := range services {
 		a := &alternating{}
 		for round := range a.contents {
-			name := s.put(b, i, endpoints, round)
-			a.contents[round] = s.slices[name][0]
+			name := s.put(i, endpoints, round)
+			a.contents[round] = s.objects[name]
 			if round == 0 {
 				s.names, s.slice[name] = append(s.names, name), a
 			}
@@ -125,8 +120,9 @@ func newAlternatingSource(b *testing.B, services, endpoints int) *alternatingSou
 	return s
 }
 
-func (s *alternatingSource) StoredSlices(n types.NamespacedName) []model.Slice {
-	return []model.Slice{s.slice[n]}
+func (s *alternatingSource) Get(n types.NamespacedName) model.Objects {
+	a := s.slice[n]
+	return a.contents[a.now.Load()]
 }
 
 // lags measures the time from a change to its commit.
@@ -188,9 +184,9 @@ func BenchmarkRate(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				lab.EnterNamespace(b)
-				s := newAlternatingSource(b, services, endpoints)
+				s := newAlternatingSource(services, endpoints)
 				kernel := openKernel(b)
-				p := proxyOn(b, s, s.services, kernel)
+				p := proxyOn(b, s, s.objects, kernel)
 				settle(b, p)
 				l, stop := startLoop(b, p)
 				runtime.GC()

@@ -103,17 +103,17 @@ func BenchmarkLimits(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				lab.EnterNamespace(b)
-				s := newStoredSource(b, 1_000, 10)
+				s := newStoredSource(1_000, 10)
 				if limit.name == "conflicts" {
 					winner := hostile{hostileService(1_000, func(s *corev1.Service) { s.Spec.ExternalIPs = addressesFrom(198, 0, 9) }), nil}
-					s.store(b, winner)
+					s.store(winner)
 				}
 				m := newMeter(b, s)
 				m.sync(b)
 				m.reset()
 				b.StartTimer()
 				for version := range 2 {
-					m.sync(b, s.store(b, limit.make(version)))
+					m.sync(b, s.store(limit.make(version)))
 				}
 				m.sync(b, s.remove(limit.make(0)))
 				b.StopTimer()
@@ -149,7 +149,7 @@ func BenchmarkRoom(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				lab.EnterNamespace(b)
-				s := newStoredSource(b, 0, 0)
+				s := newStoredSource(0, 0)
 				one := func(i, version int) types.NamespacedName {
 					h := kind.make(version)
 					h.service.Namespace, h.service.Name = fmt.Sprint("evil-", i%namespaces), fmt.Sprint("big-", i)
@@ -157,7 +157,7 @@ func BenchmarkRoom(b *testing.B) {
 					for j := range h.service.Status.LoadBalancer.Ingress {
 						h.service.Status.LoadBalancer.Ingress[j].IP = fmt.Sprintf("203.0.113.%d", i)
 					}
-					return s.store(b, h)
+					return s.store(h)
 				}
 				for i := range kind.whole / namespaces / kind.each * namespaces {
 					one(i, 0)
@@ -205,7 +205,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
 		start := time.Now()
-		p.rebuilder.buildService(&p.rebuilder.scratch, name, p.rebuilder.readings[name])
+		p.rebuilder.buildService(name, p.rebuilder.starts[name])
 		m.build = max(m.build, time.Since(start))
 		p.Tracker.MarkService(name)
 	}
@@ -252,21 +252,21 @@ func (l *lines) WithName(string) klog.LogSink                            { retur
 func (l *lines) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) { l.events++ }
 
 // store stores a Service and its slices.
-func (s *storedSource) store(b *testing.B, h hostile) types.NamespacedName {
+func (s *storedSource) store(h hostile) types.NamespacedName {
 	name := types.NamespacedName{Namespace: h.service.Namespace, Name: h.service.Name}
-	s.services[name], s.slices[name] = encoded(b, h.service), nil
+	o := model.Objects{Service: h.service}
 	for _, slice := range h.slices {
 		slice.Namespace = name.Namespace
-		s.slices[name] = append(s.slices[name], &encodedSlice{encoded(b, slice)})
+		o.Slices = append(o.Slices, stored(slice))
 	}
+	s.objects[name] = o
 	return name
 }
 
 // remove removes a Service and its slices.
 func (s *storedSource) remove(h hostile) types.NamespacedName {
 	name := types.NamespacedName{Namespace: h.service.Namespace, Name: h.service.Name}
-	delete(s.services, name)
-	delete(s.slices, name)
+	delete(s.objects, name)
 	return name
 }
 

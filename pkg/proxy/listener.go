@@ -74,14 +74,13 @@ func (quiet) Synced(*Sync)                                 {}
 func (quiet) Queued(time.Time)                             {}
 func (quiet) Taken(*track.Dirty)                           {}
 
-// connect makes the guard, the rebuilder and the tally, and adds the parts of the configuration as listeners. earlier are the UDP frontends of an
+// connect makes the guard and the tally, and adds the parts of the configuration as listeners. earlier are the UDP frontends of an
 // earlier process.
 //
 // The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that they are current when it is called. Servers
 // follow all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
-	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
 	p.tally = newTally(&p.Config, &p.problems)
 	p.flows = newFlows(&p.Config, earlier)
 	times, checks := newChangeTimes(p.Metrics.Programmed), newHealthChecks(&p.Config)

@@ -197,7 +197,7 @@ func TestANodeThatChangesReachesAllServices(t *testing.T) {
 		}
 		var asked []types.NamespacedName
 		b.source.mu.Lock()
-		b.source.asked = func(n types.NamespacedName) { asked = append(asked, n) }
+		b.source.built = func(n types.NamespacedName) { asked = append(asked, n) }
 		b.source.mu.Unlock()
 		b.setNode(inZone("b"))
 		time.Sleep(2 * time.Second)

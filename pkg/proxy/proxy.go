@@ -22,15 +22,8 @@ import (
 
 // Objects reads Services and their EndpointSlices. Several goroutines may call it.
 type Objects interface {
-	// ReadService decodes a Service into an object. It returns false if there is no such Service.
-	ReadService(name types.NamespacedName, into *corev1.Service) bool
-	// Age returns the age of a Service.
-	Age(name types.NamespacedName) model.Age
-	// StoredSlices returns the slices of a Service, for decoding on demand.
-	StoredSlices(service types.NamespacedName) []model.Slice
-	// Size returns the number of bytes of a Service and its slices in their stored form. It is much faster than
-	// decoding them.
-	Size(service types.NamespacedName) int
+	// Get returns a Service and its EndpointSlices.
+	Get(name types.NamespacedName) model.Objects
 }
 
 // Cluster has the other objects that the plan depends on. Do not change returned objects: they may be shared.
@@ -177,5 +170,7 @@ const addressesRetry = 2 * time.Second
 
 // New returns a proxy. Run starts it.
 func New(c Config) *Proxy {
-	return &Proxy{Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func())}
+	p := &Proxy{Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func())}
+	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
+	return p
 }

@@ -40,9 +40,9 @@ type fakeSource struct {
 	node     *corev1.Node
 	cidrs    []*networkingv1.ServiceCIDR
 	synced   chan struct{}
-	// asked, if not nil, is called with each Service that is read.
-	asked func(types.NamespacedName)
-	// took is the duration of reading a Service.
+	// built, if not nil, is called with each Service that is about to be built.
+	built func(types.NamespacedName)
+	// took is the duration of building a Service.
 	took time.Duration
 }
 
@@ -70,65 +70,28 @@ func (s *fakeSource) Services() []types.NamespacedName {
 	return names
 }
 
-func (s *fakeSource) Age(n types.NamespacedName) (age model.Age) {
-	if service := s.Service(n); service != nil {
-		age = model.Age{Created: service.CreationTimestamp.Unix(), UID: string(service.UID)}
-	}
-	return age
-}
-
-func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
+func (s *fakeSource) Get(n types.NamespacedName) (o model.Objects) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asked != nil {
-		s.asked(n)
-	}
-	return s.services[n]
-}
-
-func (s *fakeSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
-	service := s.Service(n)
-	s.mu.Lock()
-	took := s.took
-	s.mu.Unlock()
-	time.Sleep(took)
-	if service != nil {
-		service.DeepCopyInto(into)
-	}
-	return service != nil
-}
-
-func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.slices[n]
-}
-
-func (s *fakeSource) StoredSlices(n types.NamespacedName) (list []model.Slice) {
-	for _, slice := range s.Slices(n) {
-		list = append(list, readSlice{slice})
-	}
-	return list
-}
-
-func (s *fakeSource) Size(n types.NamespacedName) (size int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if service := s.services[n]; service != nil {
-		size = service.Size()
-	}
+	o.Service = s.services[n]
 	for _, slice := range s.slices[n] {
-		size += slice.Size()
+		o.Slices = append(o.Slices, model.NewSlice(slice, model.Limits{}, model.Stored{}))
 	}
-	return size
+	return o
 }
 
-// readSlice is a decoded slice.
-type readSlice struct{ slice *discoveryv1.EndpointSlice }
+// slowSource is the source of a rebuilder whose builds take time.
+type slowSource struct{ *fakeSource }
 
-func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
-	s.slice.DeepCopyInto(into)
-	return true
+func (s slowSource) Get(n types.NamespacedName) model.Objects {
+	s.mu.Lock()
+	built, took := s.built, s.took
+	s.mu.Unlock()
+	if built != nil {
+		built(n)
+	}
+	time.Sleep(took)
+	return s.fakeSource.Get(n)
 }
 
 // fakeKernel holds the elements that a planner has reported up to the last sync. It fails on demand.
@@ -367,6 +330,7 @@ func newBench() *bench {
 			b.problems = append(b.problems, p)
 		},
 	})
+	b.rebuilder.objects = slowSource{b.source}
 	return b
 }
 
@@ -426,7 +390,7 @@ func (b *bench) check(t *testing.T) {
 	fresh := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 	fresh.TakeNumbers(numbers)
 	for _, name := range b.source.Services() {
-		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{Starts: starts[name]}))
+		fresh.Set(name, model.Build(b.source.Get(name), model.Node{Name: "node-1"}, model.Options{Starts: starts[name]}))
 	}
 	var want []string
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })

@@ -129,7 +129,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			before := len(b.kernel.elements)
 			b.kernel.mu.Unlock()
 			b.source.mu.Lock()
-			b.source.asked = func(name types.NamespacedName) {
+			b.source.built = func(name types.NamespacedName) {
 				if name.Name != "svc-19" && !committed.Load() {
 					t.Errorf("round %d: %s was built before the small Service was committed", round, name.Name)
 				}

@@ -72,10 +72,8 @@ func (p *Proxy) queueSteps(now time.Time) {
 func (p *Proxy) Starts(ctx context.Context) (map[types.NamespacedName]*model.Starts, error) {
 	return ask(ctx, p, func() map[types.NamespacedName]*model.Starts {
 		starts := map[types.NamespacedName]*model.Starts{}
-		if p.rebuilder != nil {
-			for name := range p.rebuilder.steps.next {
-				starts[name] = p.rebuilder.readings[name].Starts()
-			}
+		for name := range p.rebuilder.steps.next {
+			starts[name] = p.rebuilder.starts[name]
 		}
 		return starts
 	})

@@ -38,7 +38,7 @@ func (b *bench) countBuilds() *atomic.Int32 {
 	var builds atomic.Int32
 	b.source.mu.Lock()
 	defer b.source.mu.Unlock()
-	b.source.asked = func(types.NamespacedName) { builds.Add(1) }
+	b.source.built = func(types.NamespacedName) { builds.Add(1) }
 	return &builds
 }
 

@@ -105,7 +105,7 @@ func TestARepairInterruptsPlanning(t *testing.T) {
 		}
 		b.source.mu.Lock()
 		once := sync.OnceFunc(b.kernel.touch) // an interrupted block is built again, but the change is made once
-		b.source.asked = func(name types.NamespacedName) {
+		b.source.built = func(name types.NamespacedName) {
 			if name == names[more/2] {
 				once()
 			}

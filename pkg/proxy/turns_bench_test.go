@@ -22,25 +22,10 @@ type lockedSource struct {
 	mu sync.RWMutex
 }
 
-func (s *lockedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
+func (s *lockedSource) Get(n types.NamespacedName) model.Objects {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.services[n] != "" && s.storedSource.ReadService(n, into)
-}
-
-func (s *lockedSource) StoredSlices(n types.NamespacedName) []model.Slice {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.storedSource.StoredSlices(n)
-}
-
-func (s *lockedSource) Size(n types.NamespacedName) (size int) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for _, slice := range s.slices[n] {
-		size += len(slice.data)
-	}
-	return size + len(s.services[n])
+	return s.storedSource.Get(n)
 }
 
 // BenchmarkTurns measures the time from a change of one namespace to its commit, while another namespace changes 66
@@ -50,32 +35,32 @@ func BenchmarkTurns(b *testing.B) {
 	evil := func(i int) types.NamespacedName {
 		return types.NamespacedName{Namespace: "aevil", Name: fmt.Sprintf("wide-%d", i)}
 	}
-	var versions [3][services]string
+	var versions [3][services]*corev1.Service
 	for v := range versions {
 		for i := range services {
-			s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.Unix(int64(i), 0)}}
+			s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: evil(i).Namespace, Name: evil(i).Name, CreationTimestamp: metav1.Unix(int64(i), 0)}}
 			s.Spec.ClusterIP = fmt.Sprintf("10.90.1.%d", i+1)
 			for port := range ports {
 				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", port), Protocol: corev1.ProtocolTCP, Port: int32(1 + v*ports + port)})
 			}
-			versions[v][i] = encoded(b, s)
+			versions[v][i] = s
 		}
 	}
 	for b.Loop() {
 		b.StopTimer()
 		lab.EnterNamespace(b)
-		s := &lockedSource{storedSource: newStoredSource(b, 1_000, 10)}
-		bank := s.put(b, 1_000_000, 10, 0)
+		s := &lockedSource{storedSource: newStoredSource(1_000, 10)}
+		bank := s.put(1_000_000, 10, 0)
 		kernel := openKernel(b)
-		p := proxyOn(b, s, s.services, kernel)
+		p := proxyOn(b, s, s.objects, kernel)
 		p.Report = func(model.Problem) {}
 		settle(b, p)
 		l, stop := startLoop(b, p)
 		change := func(version int) func(i int) {
 			return func(i int) {
 				s.mu.Lock()
-				if delete(s.services, evil(i)); version >= 0 {
-					s.services[evil(i)] = versions[version][i]
+				if delete(s.objects, evil(i)); version >= 0 {
+					s.objects[evil(i)] = model.Objects{Service: versions[version][i]}
 				}
 				s.mu.Unlock()
 				p.Tracker.MarkService(evil(i))
@@ -108,7 +93,7 @@ func BenchmarkTurns(b *testing.B) {
 			for running := true; running; {
 				round++
 				s.mu.Lock()
-				s.put(b, 1_000_000, 10, round)
+				s.put(1_000_000, 10, round)
 				s.mu.Unlock()
 				l.mark(bank)
 				p.Tracker.MarkSlice(bank, track.Trigger{})

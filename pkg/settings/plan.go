@@ -15,7 +15,7 @@ import (
 // Source holds the API objects.
 type Source interface {
 	proxy.Cluster
-	model.Objects
+	proxy.Objects
 }
 
 // Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP
@@ -57,7 +57,7 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 	built := make(map[types.NamespacedName]*model.Service, len(names))
 	for _, name := range names {
 		options.Starts = starts[name]
-		service := model.Build(source.Service(name), source.Slices(name), facts.Node, options)
+		service := model.Build(source.Get(name), facts.Node, options)
 		if recall != nil {
 			if err := recall(p, []*model.Service{service}); err != nil {
 				return problems, err

@@ -1,8 +1,6 @@
 package watch
 
 import (
-	"k8s.io/client-go/rest"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -12,9 +10,6 @@ import (
 type Config struct {
 	// Client is the client of the API server. Only [NewInformers] uses it.
 	Client *kubeapi.Client
-	// Connection, if not nil, is the connection for watches of Services and EndpointSlices. The source then strips their protobuf
-	// without decoding it. If Connection is nil, the source watches them with Client.
-	Connection *rest.Config
 	// Folder is the path of the folder of manifests. Only the package manifests uses it.
 	Folder string
 	// NodeName is the name of this Node.
@@ -45,6 +40,6 @@ func (c *Config) report() func(model.Problem) {
 }
 
 func (c *Config) transformer() transformer {
-	limits := c.Limits.OrDefault()
-	return transformer{c.report(), c.ServiceProxyName, keptOfService(limits).fields, keptOfSlice(limits, c.Zones, c.Folder != "").fields}
+	stored := model.Stored{Zones: c.Zones, Pods: c.Folder != ""}
+	return transformer{c.report(), c.ServiceProxyName, c.Limits.OrDefault(), stored}
 }

@@ -2,8 +2,8 @@
 //
 // In: objects from the API server ([Informers]), or from a folder of files (package manifests).
 // Out: names, marked in a [track.Tracker]; and the objects themselves, which [Store] returns by name.
-// Never: interprets an object; package model does.
+// Never: decides about Services; package model does.
 //
-// The stored form of an object is stripped and encoded, see [object]. [decoder] makes it from a watched protobuf object, readList from the items of a
-// list, and [transformer] from all other objects. A reflector of client-go passes each change to [objects].
+// A reflector of client-go decodes each change and passes it to [objects]. [transformer] then turns the object into its stored form, see [object]:
+// a value with only the fields that the program reads. readList does this for each item of a list, so that a list is never in memory as a whole.
 package watch

@@ -40,19 +40,11 @@ type Informers struct {
 // NewInformers returns a source without objects. Run reads them.
 func NewInformers(cfg Config) (*Informers, error) {
 	i := &Informers{Store: NewStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
+	t := cfg.transformer()
 	services := access(cfg.Client.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
+	services.list = lister(cfg.Client.Services(metav1.NamespaceAll), converting("Service", t.service, t.report), services.list)
 	slices := access(cfg.Client.EndpointSlices(metav1.NamespaceAll), selectSlices)
-	if cfg.Connection != nil {
-		t := cfg.transformer()
-		s, e, err := t.watchers(cfg.Connection)
-		if err != nil {
-			return nil, err
-		}
-		services.watch, slices.watch = s.Watch, e.Watch
-		if cfg.Connection.ContentType == runtime.ContentTypeProtobuf {
-			services.list, slices.list = lister(s, t.service, services.list), lister(e, t.slice, slices.list)
-		}
-	}
+	slices.list = lister(cfg.Client.EndpointSlices(metav1.NamespaceAll), converting("EndpointSlice", t.slice, t.report), slices.list)
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, access(cfg.Client.Nodes, selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)

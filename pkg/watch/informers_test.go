@@ -133,8 +133,8 @@ func TestInformers(t *testing.T) {
 	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs && d.Node && marked(web)(d) })
 
 	lab.Same(t, []types.NamespacedName{web}, informers.Services(), "Services")
-	if informers.Service(web) == nil || informers.Node() == nil {
-		t.Errorf("Service() = %v, Node() = %v, want both", informers.Service(web), informers.Node())
+	if informers.Get(web).Service == nil || informers.Node() == nil {
+		t.Errorf("Service = %v, Node() = %v, want both", informers.Get(web).Service, informers.Node())
 	}
 	if got := len(informers.ServiceCIDRs()); got != 1 {
 		t.Errorf("got %d ServiceCIDRs, want 1", got)
@@ -147,7 +147,7 @@ func TestInformers(t *testing.T) {
 	}
 	got := awaitMarks(t, tracker, marked(db))
 	lab.Same(t, names(web, db), got.Services, "services marked when a slice moved")
-	if left, joined := len(informers.Slices(web)), len(informers.Slices(db)); left != 0 || joined != 1 {
+	if left, joined := len(informers.Get(web).Slices), len(informers.Get(db).Slices); left != 0 || joined != 1 {
 		t.Errorf("the services have %d and %d slices, want 0 and 1", left, joined)
 	}
 
@@ -161,7 +161,7 @@ func TestInformers(t *testing.T) {
 	if got := awaitMarks(t, tracker, marked(web)); got.ServiceChanges != 1 {
 		t.Errorf("a no-op and a deletion were %d changes, want 1", got.ServiceChanges)
 	}
-	if got := informers.Service(web); got != nil {
+	if got := informers.Get(web).Service; got != nil {
 		t.Errorf("the deleted Service is still %v", got)
 	}
 }
@@ -253,8 +253,8 @@ func TestInformersContinueWithoutServiceCIDRs(t *testing.T) {
 			informers, _ := startInformers(t, client)
 			await(t, "refusal", refused)
 			await(t, "sync", informers.Loaded())
-			if informers.Service(web) == nil || informers.ServiceCIDRs() != nil {
-				t.Errorf("Service() = %v, ServiceCIDRs() = %v", informers.Service(web), informers.ServiceCIDRs())
+			if informers.Get(web).Service == nil || informers.ServiceCIDRs() != nil {
+				t.Errorf("Service = %v, ServiceCIDRs() = %v", informers.Get(web).Service, informers.ServiceCIDRs())
 			}
 		})
 	}

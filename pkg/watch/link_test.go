@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -20,7 +19,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -57,7 +55,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 	client, err := kubeapi.New(cfg)
 	lab.Must(t, err)
 	failed, again := make(chan struct{}), atomic.Int64{}
-	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, _ error) {
+	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, _ error) {
 		if r == "services" && again.Add(1) == 3 {
 			close(failed)
 		}
@@ -85,46 +83,5 @@ func TestPausesAreShort(t *testing.T) {
 	}
 	if longest < 5*time.Second || longest > 10*time.Second {
 		t.Errorf("the longest pause of a thousand is %v", longest)
-	}
-}
-
-// TestUnreadableObjectsAreLeftOut corrupts an object in transit. The object is absent and reported, and all others are present.
-func TestUnreadableObjectsAreLeftOut(t *testing.T) {
-	for name, garble := range map[string]func([]byte) []byte{
-		// One case corrupts the length of an address within an endpoint. The other corrupts the length of an endpoint, which strip
-		// detects.
-		"within": func(b []byte) []byte { return bytes.Replace(b, []byte("\x0810.0.0.1"), []byte("\x7f10.0.0.1"), 1) },
-		"without": func(b []byte) []byte {
-			return bytes.Replace(b, []byte("\x0a\x0810.0.0.1"), []byte("\x7f\x7f10.0.0.1"), 1)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var problems []model.Problem
-			cfg := Config{Tracker: newTracker(), Report: func(p model.Problem) { problems = append(problems, p) }}
-			store := NewStore(cfg)
-			d := sliceDecoder()
-			d.convert = cfg.transformer().slice
-			for _, broken := range []bool{true, false} {
-				s := slice("shop", map[bool]string{true: "web-1", false: "web-2"}[broken], "web")
-				data := sent(t, s, discoveryv1.SchemeGroupVersion)
-				if broken {
-					sound := data
-					if data = garble(data); bytes.Equal(sound, data) {
-						t.Fatal("nothing is garbled")
-					}
-				}
-				o, _, err := d.Decode(data, nil, nil)
-				lab.Must(t, err)
-				lab.Must(t, store.slices.Add(o))
-			}
-			var got []string
-			for _, s := range store.Slices(web) {
-				got = append(got, s.Name)
-			}
-			lab.Same(t, []string{"web-2"}, got, "slices")
-			if len(problems) == 0 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "cannot be read") {
-				t.Errorf("reported: %+v", problems)
-			}
-		})
 	}
 }

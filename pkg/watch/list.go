@@ -2,18 +2,18 @@ package watch
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // storedList is a list of objects in their stored form.
@@ -26,33 +26,71 @@ type storedList struct {
 // DeepCopyObject implements runtime.Object.
 func (l *storedList) DeepCopyObject() runtime.Object { return l }
 
+// errWire means that a list is not valid protobuf.
+var errWire = errors.New("not an encoded protobuf message")
+
 // errNotProtobuf means that a list has another encoding.
 var errNotProtobuf = errors.New("not an encoded protobuf list")
 
-// lister returns a function that lists objects in their stored form. If the API server sends another encoding than protobuf, the function calls fallback,
-// which returns a list of decoded objects.
-func lister(from kubeapi.Resource, convert converter, fallback listFunc) listFunc {
+// magic is the prefix of the API's protobuf. A runtime.Unknown with the object follows.
+const magic = "k8s\x00"
+
+// streamer is a client that does not decode lists.
+type streamer interface {
+	Stream(context.Context, metav1.ListOptions) (io.ReadCloser, error)
+}
+
+// converter returns the stored form of an encoded object.
+type converter func([]byte) (*object, error)
+
+// converting returns a converter for objects of a kind. It reports an object that cannot be decoded, and returns it without a value, because an error
+// would hide all other objects.
+func converting[T any, P interface {
+	*T
+	metav1.Object
+	Unmarshal([]byte) error
+}](kind string, store func(*T) *object, report func(model.Problem)) converter {
+	return func(data []byte) (*object, error) {
+		item := new(T)
+		err := P(item).Unmarshal(data)
+		if err == nil {
+			return store(item), nil
+		}
+		o := newObject(P(item), nil) // the name precedes all other fields
+		if o.Name == "" {
+			return nil, fmt.Errorf("decode a %s: %w", kind, err)
+		}
+		report(model.Problem{
+			Kind: kind, Name: o.NamespacedName,
+			Reason: fmt.Sprintf("the API server sent an object that cannot be read (%v); it is ignored", err),
+		})
+		return o, nil
+	}
+}
+
+// lister returns a function that lists objects in their stored form, which it makes from each object while the API server sends the next one. So
+// it needs memory for one decoded object only. If the API server sends another encoding than protobuf, the function calls fallback, which decodes
+// the whole list.
+func lister(from any, convert converter, fallback listFunc) listFunc {
+	client, streams := from.(streamer)
 	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		list, err := listStored(ctx, from, o, convert)
-		switch {
-		case errors.Is(err, errNotProtobuf):
+		if !streams {
 			return fallback(ctx, o)
-		case err != nil:
+		}
+		body, err := client.Stream(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		list, err := readList(bufio.NewReaderSize(body, 64<<10), convert)
+		if err = errors.Join(err, body.Close()); errors.Is(err, errNotProtobuf) {
+			streams = false
+			return fallback(ctx, o)
+		}
+		if err != nil {
 			return nil, err
 		}
 		return list, nil
 	}
-}
-
-// listStored lists objects, and converts each one to its stored form while the API server sends the next one. Besides the
-// stored forms, it needs memory for one object only.
-func listStored(ctx context.Context, from kubeapi.Resource, o metav1.ListOptions, convert converter) (*storedList, error) {
-	body, err := from.List(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	list, err := readList(bufio.NewReaderSize(body, 64<<10), convert)
-	return list, errors.Join(err, body.Close())
 }
 
 // readList reads an encoded list: a runtime.Unknown, whose raw field has the list.
@@ -64,14 +102,16 @@ func readList(r *bufio.Reader, convert converter) (*storedList, error) {
 	if string(prefix) != magic {
 		return nil, errNotProtobuf
 	}
-	const typeMeta, kind, raw = 1, 2, 2
+	const typeMeta, raw = 1, 2
 	var list *storedList
 	envelope := messageReader{r: r, left: -1}
 	for envelope.next() {
 		switch envelope.number {
 		case typeMeta:
-			if name := find(envelope.content(), kind); envelope.err == nil && !bytes.HasSuffix(name, []byte("List")) {
-				envelope.err = fmt.Errorf("the kind is %q", name)
+			var of runtime.TypeMeta
+			data := envelope.content()
+			if err := of.Unmarshal(data); envelope.err == nil && (err != nil || !strings.HasSuffix(of.Kind, "List")) {
+				envelope.err = errors.Join(err, fmt.Errorf("the kind is %q", of.Kind))
 			}
 		case raw:
 			list = &storedList{}
@@ -94,10 +134,10 @@ func readList(r *bufio.Reader, convert converter) (*storedList, error) {
 
 // read reads the fields of a list.
 func (l *storedList) read(m *messageReader, convert converter) {
-	const items = 2
+	const metadata, items = 1, 2
 	for m.next() {
 		switch m.number {
-		case fieldMetadata:
+		case metadata:
 			if data := m.content(); m.err == nil {
 				m.err = l.ListMeta.Unmarshal(data)
 			}

@@ -4,19 +4,46 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func read(t *testing.T, data []byte) (*storedList, error) {
 	t.Helper()
-	return readList(bufio.NewReaderSize(bytes.NewReader(data), 16), sliceDecoder().convert)
+	return readList(bufio.NewReaderSize(bytes.NewReader(data), 16), sliceConverter(func(p model.Problem) { t.Errorf("problem: %+v", p) }))
+}
+
+func sliceConverter(report func(model.Problem)) converter {
+	return converting("EndpointSlice", (&Config{}).transformer().slice, report)
+}
+
+// An object that cannot be decoded is absent and reported, and all others are present.
+func TestUnreadableObjectsAreLeftOut(t *testing.T) {
+	list := &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{*slice("shop", "web-1", "web"), *slice("shop", "web-2", "web")}}
+	list.Items[0].Endpoints[0].Addresses[0] = "10.0.0.7"
+	data := sent(t, list, discoveryv1.SchemeGroupVersion)
+	garbled := bytes.Replace(data, []byte("\x0810.0.0.7"), []byte("\x7f10.0.0.7"), 1) // the length of the address
+	if bytes.Equal(data, garbled) {
+		t.Fatal("nothing is garbled")
+	}
+	var problems []model.Problem
+	convert := sliceConverter(func(p model.Problem) { problems = append(problems, p) })
+	got, err := readList(bufio.NewReader(bytes.NewReader(garbled)), convert)
+	lab.Must(t, err)
+	broken, sound := got.Items[0].(*object), got.Items[1].(*object)
+	if broken.value != nil || broken.Name != "web-1" || sound.value == nil || sound.Name != "web-2" {
+		t.Errorf("stored: %+v, %+v", broken, sound)
+	}
+	if len(problems) != 1 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "cannot be read") {
+		t.Errorf("reported: %+v", problems)
+	}
 }
 
 // A list has the same stored forms as its objects.
@@ -36,8 +63,10 @@ func TestListStores(t *testing.T) {
 	for _, item := range list.Items {
 		got = append(got, item.(*object))
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(object{})); diff != "" {
-		t.Errorf("stored forms (-of the structs +of the list):\n%s", diff)
+	if !slices.EqualFunc(want, got, func(a, b *object) bool {
+		return same(a, b) && a.NamespacedName == b.NamespacedName && a.version == b.version
+	}) {
+		t.Errorf("stored forms of the list: %v, want those of its objects: %v", got, want)
 	}
 	lab.Same(t, sentList.ListMeta, list.ListMeta, "metadata of the list")
 

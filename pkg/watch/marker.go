@@ -51,7 +51,7 @@ func newTrigger(before, after *object) track.Trigger {
 }
 
 func (m marker) reportOrphan(slice *object) {
-	if m.besideProxy || slice == nil || slice.excluded || slice.service != "" {
+	if m.besideProxy || slice == nil || slice.value == nil || slice.service != "" {
 		return
 	}
 	m.report(model.Problem{

@@ -25,14 +25,14 @@ type objects struct {
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
-	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds.
-	byService map[types.NamespacedName][]*object
+	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds. A list never changes.
+	byService map[types.NamespacedName][]*model.Slice
 }
 
 func newObjects(transform cache.TransformFunc, changed func(before, after *object)) *objects {
 	return &objects{
 		transform: transform, changed: changed, read: make(chan struct{}),
-		byName: map[types.NamespacedName]*object{}, byService: map[types.NamespacedName][]*object{},
+		byName: map[types.NamespacedName]*object{}, byService: map[types.NamespacedName][]*model.Slice{},
 	}
 }
 
@@ -55,10 +55,10 @@ func (s *objects) list() []*object {
 }
 
 // of returns the EndpointSlices of a Service, in order of their names.
-func (s *objects) of(service types.NamespacedName) []*object {
+func (s *objects) of(service types.NamespacedName) []*model.Slice {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.Clone(s.byService[service])
+	return s.byService[service]
 }
 
 // put stores an object and calls changed.
@@ -71,9 +71,9 @@ func (s *objects) put(after *object) {
 	s.byName[after.NamespacedName] = after
 	s.unlink(before)
 	if owner, owned := after.ownerName(); owned {
-		list := s.byService[owner]
-		at, _ := slices.BinarySearchFunc(list, after, func(a, b *object) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })
-		s.byService[owner] = slices.Insert(list, at, after)
+		list, slice := s.byService[owner], after.value.(*model.Slice)
+		at, _ := slices.BinarySearchFunc(list, slice, func(a, b *model.Slice) int { return model.CompareNames(a.Name, b.Name) })
+		s.byService[owner] = slices.Insert(slices.Clip(list), at, slice)
 	}
 	s.mu.Unlock()
 	s.changed(before, after)
@@ -96,7 +96,7 @@ func (s *objects) unlink(before *object) {
 	if !owned {
 		return
 	}
-	rest := slices.DeleteFunc(s.byService[owner], func(o *object) bool { return o == before })
+	rest := slices.DeleteFunc(slices.Clone(s.byService[owner]), func(o *model.Slice) bool { return o == before.value })
 	if len(rest) == 0 {
 		delete(s.byService, owner)
 		return

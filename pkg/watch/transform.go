@@ -3,11 +3,13 @@ package watch
 import (
 	"fmt"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -28,8 +30,8 @@ type transformer struct {
 	report func(model.Problem)
 	// serviceProxyName is the service-proxy name of the Services to keep; empty to keep Services without this label.
 	serviceProxyName string
-	// ofService and ofSlice are the stored fields.
-	ofService, ofSlice []kept
+	limits           model.Limits
+	ofSlice          model.Stored
 }
 
 // transform is a cache.TransformFunc. It returns objects in stored form unchanged.
@@ -38,72 +40,45 @@ func (t transformer) transform(item any) (any, error) {
 	case *object:
 		return item, nil
 	case *corev1.Service:
-		return convertDecoded(item, t.service)
+		return t.service(item), nil
 	case *discoveryv1.EndpointSlice:
-		return convertDecoded(item, t.slice)
+		return t.slice(item), nil
 	case *corev1.Node:
-		return encode(item, stripNode(item))
+		return newObject(item, stripNode(item)), nil
 	case *networkingv1.ServiceCIDR:
-		return encode(item, stripServiceCIDR(item))
+		return newObject(item, stripServiceCIDR(item)), nil
 	}
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
 
-// convertDecoded returns the stored form of a decoded object.
-func convertDecoded(item message, convert converter) (*object, error) {
-	data, err := item.Marshal()
-	if err != nil {
-		return nil, fmt.Errorf("encode %T %s/%s: %w", item, item.GetNamespace(), item.GetName(), err)
-	}
-	return convert(data)
-}
-
-// service returns the stored form of an encoded Service.
-func (t transformer) service(data []byte) (*object, error) {
-	const spec, clusterIP, kind = 2, 3, 4
-	metadata := find(data, fieldMetadata)
-	name, labelled := entry(metadata, fieldLabels, labelServiceProxyName)
+// service returns the stored form of a Service. It excludes Services that this proxy does not serve.
+func (t transformer) service(s *corev1.Service) *object {
+	name, labelled := s.Labels[labelServiceProxyName]
 	ofThisProxy := labelled == (t.serviceProxyName != "") && name == t.serviceProxyName
-	of := find(data, spec)
-	if !ofThisProxy || string(find(of, clusterIP)) == corev1.ClusterIPNone || string(find(of, kind)) == string(corev1.ServiceTypeExternalName) {
-		return exclude(metadata), nil
+	if !ofThisProxy || s.Spec.ClusterIP == corev1.ClusterIPNone || s.Spec.Type == corev1.ServiceTypeExternalName {
+		return newObject(s, nil)
 	}
-	return t.stored("Service", metadata, t.ofService, data), nil
+	return newObject(s, stripService(s, &t.limits))
 }
 
-// stored returns the stored form of an encoded object. It reports an unreadable object and returns it as excluded, because an error
-// would hide all other objects.
-func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
-	o, err := newObject(metadata, keep, data)
-	if err != nil {
-		o = exclude(metadata)
-		t.report(unreadable(kind, o.NamespacedName, err))
+// slice returns the stored form of an EndpointSlice. It excludes the slices of headless Services, and of Services of other clusters.
+func (t transformer) slice(s *discoveryv1.EndpointSlice) *object {
+	_, headless := s.Labels[labelHeadless]
+	_, imported := s.Labels[labelMultiCluster]
+	owner, owned := s.Labels[discoveryv1.LabelServiceName]
+	if headless || imported && !owned {
+		return newObject(s, nil)
 	}
+	value := model.NewSlice(s, t.limits, t.ofSlice)
+	o := newObject(s, value)
+	o.service = model.Cut(owner, model.LongestText)
+	o.ipv6 = value.AddressType == discoveryv1.AddressTypeIPv6
+	o.triggerMicros = t.triggerMicros(s)
 	return o
 }
 
-// slice returns the stored form of an encoded EndpointSlice.
-func (t transformer) slice(data []byte) (*object, error) {
-	const addressType = 4
-	metadata := find(data, fieldMetadata)
-	_, headless := entry(metadata, fieldLabels, labelHeadless)
-	_, imported := entry(metadata, fieldLabels, labelMultiCluster)
-	owner, owned := entry(metadata, fieldLabels, discoveryv1.LabelServiceName)
-	if headless || imported && !owned {
-		return exclude(metadata), nil
-	}
-	o := t.stored("EndpointSlice", metadata, t.ofSlice, data)
-	if o.excluded {
-		return o, nil
-	}
-	o.service = model.Cut(owner, model.LongestText)
-	o.ipv6 = string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)
-	o.triggerMicros = t.triggerMicros(o, metadata)
-	return o, nil
-}
-
-func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
-	value, ok := entry(metadata, fieldAnnotations, corev1.EndpointsLastChangeTriggerTime)
+func (t transformer) triggerMicros(s *discoveryv1.EndpointSlice) int64 {
+	value, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if !ok {
 		return 0
 	}
@@ -111,7 +86,7 @@ func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
 	if err != nil {
 		t.report(model.Problem{
 			Kind:  "EndpointSlice",
-			Name:  o.NamespacedName,
+			Name:  types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
 			Field: "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
 			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured",
 				model.Cut(value, 100)),
@@ -119,6 +94,58 @@ func (t transformer) triggerMicros(o *object, metadata []byte) int64 {
 		return 0
 	}
 	return at.UnixMicro()
+}
+
+// text cuts a text at its limit.
+func text[T ~string](s T) T { return T(model.Cut(string(s), model.LongestText)) }
+
+// word does the same for a text that many objects have.
+func word[T ~string](s T) T { return T(unique.Make(string(text(s))).Value()) }
+
+// pointed returns a pointer to a copy of a text, cut at its limit.
+func pointed[T ~string](s *T) *T {
+	if s == nil {
+		return nil
+	}
+	return new(word(*s))
+}
+
+// some returns the first items of a list, each converted. It has at most one item above a limit, so that the model reports the limit.
+func some[T any](list []T, limit int, convert func(T) T) (out []T) {
+	if len(list) > 0 {
+		out = make([]T, 0, min(len(list), limit+1))
+	}
+	for _, item := range list[:min(len(list), limit+1)] {
+		out = append(out, convert(item))
+	}
+	return out
+}
+
+// stripService keeps only fields that the program reads, within the limits.
+func stripService(s *corev1.Service, l *model.Limits) *corev1.Service {
+	in := &s.Spec
+	out := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: word(s.Namespace), Name: s.Name, UID: s.UID, CreationTimestamp: s.CreationTimestamp,
+			Annotations: model.StoredAnnotations(s.Annotations, false),
+		},
+		Spec: corev1.ServiceSpec{
+			Type: word(in.Type), ClusterIP: text(in.ClusterIP), HealthCheckNodePort: in.HealthCheckNodePort,
+			ClusterIPs: some(in.ClusterIPs, model.MostFamilies, text), IPFamilies: some(in.IPFamilies, model.MostFamilies, word),
+			ExternalIPs: some(in.ExternalIPs, l.Addresses, text), LoadBalancerClass: pointed(in.LoadBalancerClass),
+			LoadBalancerSourceRanges: some(in.LoadBalancerSourceRanges, l.Items(), text),
+			SessionAffinity:          word(in.SessionAffinity), SessionAffinityConfig: in.SessionAffinityConfig,
+			ExternalTrafficPolicy: word(in.ExternalTrafficPolicy), InternalTrafficPolicy: pointed(in.InternalTrafficPolicy),
+			Ports: some(in.Ports, l.Ports, func(p corev1.ServicePort) corev1.ServicePort {
+				return corev1.ServicePort{Name: word(p.Name), Protocol: word(p.Protocol), Port: p.Port, NodePort: p.NodePort}
+			}),
+		},
+	}
+	// An entry without an address is stored, too, because problems contain the index of an entry.
+	out.Status.LoadBalancer.Ingress = some(s.Status.LoadBalancer.Ingress, l.Addresses, func(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
+		return corev1.LoadBalancerIngress{IP: text(i.IP), IPMode: pointed(i.IPMode)}
+	})
+	return out
 }
 
 // stripNode keeps only fields that the proxy reads. It drops, for example, the conditions, which the kubelet updates every few

@@ -70,7 +70,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	kept.Annotations["kube-nftproxy.io/unknown"] = "" // only its name is reported
 	store := newTestStore()
 	put(t, store, sent)
-	lab.Same(t, kept, store.Service(types.NamespacedName{Namespace: "shop", Name: "web"}), "Service")
+	lab.Same(t, kept, store.Get(types.NamespacedName{Namespace: "shop", Name: "web"}).Service, "Service")
 }
 
 // annotated returns annotations with the given keys.
@@ -113,8 +113,12 @@ func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 
 	store := newTestStore()
 	put(t, store, sent)
-	got := store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"})
-	lab.Same(t, []*discoveryv1.EndpointSlice{kept}, got, "Slices")
+	got := store.Get(types.NamespacedName{Namespace: "shop", Name: "web"}).Slices
+	if len(got) != 1 {
+		t.Fatalf("%d slices, want 1", len(got))
+	}
+	kept.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(false)} // the defaults
+	lab.Same(t, kept, got[0].Object("web"), "slice")
 	want := time.Date(2026, 3, 1, 12, 0, 0, 500_000_000, time.UTC)
 	if got := encodeForTest(t, sent).triggerMicros; got != want.UnixMicro() {
 		t.Errorf("trigger is %v, want %v", got, want)
@@ -162,8 +166,8 @@ func TestStoreOrderAndSelection(t *testing.T) {
 	for _, name := range store.Services() {
 		services = append(services, name.String())
 	}
-	for _, s := range store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"}) {
-		slices = append(slices, s.Name)
+	for _, s := range store.Get(types.NamespacedName{Namespace: "shop", Name: "web"}).Slices {
+		slices = append(slices, s.Name.Name)
 	}
 	for _, c := range store.ServiceCIDRs() {
 		cidrs = append(cidrs, c.Name)
@@ -175,8 +179,8 @@ func TestStoreOrderAndSelection(t *testing.T) {
 		t.Errorf("Node() = %v, want nil: only another Node is known", got)
 	}
 	for _, name := range []string{"mesh", "headless", "name", "unknown"} {
-		if got := store.Service(types.NamespacedName{Namespace: "shop", Name: name}); got != nil {
-			t.Errorf("Service(%s) = %v, want nil", name, got)
+		if got := store.Get(types.NamespacedName{Namespace: "shop", Name: name}).Service; got != nil {
+			t.Errorf("Service %s = %v, want nil", name, got)
 		}
 	}
 }
@@ -193,7 +197,7 @@ func TestStoreOfAServiceProxyName(t *testing.T) {
 		slice("shop", "selected-1", "selected"), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 	selected := types.NamespacedName{Namespace: "shop", Name: "selected"}
 	lab.Same(t, []types.NamespacedName{selected}, s.Services(), "Services")
-	if got := s.Slices(selected); len(got) != 1 {
+	if got := s.Get(selected).Slices; len(got) != 1 {
 		t.Errorf("%d slices, want 1: a slice does not need the label", len(got))
 	}
 	if got := s.ServiceCIDRs(); len(got) != 0 {
@@ -254,20 +258,4 @@ func with[T interface{ DeepCopy() T }](item T, change func(T)) T {
 	changed := item.DeepCopy()
 	change(changed)
 	return changed
-}
-
-// TestTheAgeIsThatOfTheService: the age from the stored form is the age of the decoded Service.
-func TestTheAgeIsThatOfTheService(t *testing.T) {
-	store := NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
-	created := metav1.NewTime(time.Unix(1_780_000_000, 0))
-	put(t, store, &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "shop", Name: "web", UID: "0f0e", CreationTimestamp: created, Annotations: map[string]string{"a": "b"},
-	}})
-	name := types.NamespacedName{Namespace: "shop", Name: "web"}
-	if got, want := store.Age(name), (model.Age{Created: created.Unix(), UID: "0f0e"}); got != want {
-		t.Errorf("age %v, want %v", got, want)
-	}
-	if got := store.Age(types.NamespacedName{Name: "none"}); got != (model.Age{}) {
-		t.Errorf("a missing Service has the age %v", got)
-	}
 }

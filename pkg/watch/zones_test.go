@@ -1,34 +1,36 @@
 package watch
 
 import (
+	"maps"
+	"net/netip"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // A source stores the zones of endpoints only with the option for zones.
 func TestZonesAreStoredOnRequest(t *testing.T) {
-	zone, node := "zone-a", "node-1"
+	zone := "zone-a"
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "cart-x", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
-		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.10"}, NodeName: &node, Zone: &zone}},
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart-x", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.10"}, Zone: &zone}},
 	}
-	var sizes [2]int
-	for i, zones := range []bool{false, true} {
+	for _, zones := range []bool{false, true} {
 		cfg := Config{Zones: zones}
 		item, err := cfg.transformer().transform(slice)
 		lab.Must(t, err)
-		var out discoveryv1.EndpointSlice
-		lab.Must(t, item.(*object).decode(&out))
-		if got := out.Endpoints[0].Zone; (got != nil && *got == zone) != zones {
-			t.Errorf("zones %t: the stored zone is %v", zones, got)
+		got := model.Zones([]*model.Slice{item.(*object).value.(*model.Slice)})
+		want := map[netip.Addr]string{netip.MustParseAddr("10.244.0.10"): ""}
+		if zones {
+			want[netip.MustParseAddr("10.244.0.10")] = zone
 		}
-		sizes[i] = len(item.(*object).data)
-	}
-	if more := sizes[1] - sizes[0]; more != len(zone)+2 {
-		t.Errorf("a zone takes %d bytes, want %d", more, len(zone)+2)
+		if !maps.Equal(got, want) {
+			t.Errorf("option %t: zones %v, want %v", zones, got, want)
+		}
 	}
 }

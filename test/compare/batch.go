@@ -113,9 +113,18 @@ func (w *world) plan() *plan.Planner {
 	for i := range w.services {
 		s := w.service(i)
 		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-		p.Set(name, model.Build(s, []*discoveryv1.EndpointSlice{w.slice(i, 0, w.endpoints)}, model.Node{Name: nodeName}, model.Options{}))
+		p.Set(name, built(s, w.slice(i, 0, w.endpoints)))
 	}
 	return p
+}
+
+// built returns a Service as the program on the node builds it.
+func built(s *corev1.Service, slices ...*discoveryv1.EndpointSlice) *model.Service {
+	o := model.Objects{Service: s}
+	for _, slice := range slices {
+		o.Slices = append(o.Slices, model.NewSlice(slice, model.Limits{}, model.Stored{}))
+	}
+	return model.Build(o, model.Node{Name: nodeName}, model.Options{})
 }
 
 // planner plans all existing Services, as the program does on the node.
@@ -138,7 +147,7 @@ func (w *world) planner(ctx context.Context) (*plan.Planner, error) {
 	})).EachListItem(ctx, metav1.ListOptions{}, func(obj kruntime.Object) error {
 		s := obj.(*corev1.Service)
 		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-		p.Set(name, model.Build(s, slices[name], model.Node{Name: nodeName}, model.Options{}))
+		p.Set(name, built(s, slices[name]...))
 		return nil
 	})
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -29,7 +28,7 @@ func TestNodesOfVIPs(t *testing.T) {
 						services[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
 					case *discoveryv1.EndpointSlice:
 						name := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
-						p.Set(name, model.Build(services[name], []*discoveryv1.EndpointSlice{o}, model.Node{Name: nodeName}, model.Options{}))
+						p.Set(name, built(services[name], o))
 					}
 				}
 				got := map[string]int{}

@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -16,16 +17,10 @@ type blind struct {
 	service func(types.NamespacedName, *corev1.Service) *corev1.Service
 }
 
-func (b *blind) ReadService(name types.NamespacedName, into *corev1.Service) bool {
-	var stored *corev1.Service
-	if b.Source.ReadService(name, into) {
-		stored = into.DeepCopy()
-	}
-	shown := b.service(name, stored)
-	if shown != nil {
-		shown.DeepCopyInto(into)
-	}
-	return shown != nil
+func (b *blind) Get(name types.NamespacedName) model.Objects {
+	o := b.Source.Get(name)
+	o.Service = b.service(name, o.Service.DeepCopy())
+	return o
 }
 
 // withoutSourceRanges hides source ranges.

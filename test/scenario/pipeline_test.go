@@ -314,7 +314,7 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 	for _, name := range source.Services() {
 		options := s.model
 		options.Starts = starts[name]
-		built[name] = model.Build(loaded.Service(name), loaded.Slices(name), f.node, options)
+		built[name] = model.Build(loaded.Get(name), f.node, options)
 		if built[name] != nil {
 			f.services = append(f.services, built[name])
 		}

@@ -270,8 +270,10 @@ func (c *Console) pods(ctx context.Context, namespace, service string, f func(sl
 		if n.Namespace != namespace || service != "" && n.Name != service {
 			continue
 		}
-		for _, slice := range c.Source.Slices(n) {
-			eachTarget(slice, f)
+		for _, slice := range c.Source.Get(n).Slices {
+			for addr, pod := range slice.Pods {
+				f(slice.Name.Name, addr.String(), pod)
+			}
 		}
 	}
 	return true

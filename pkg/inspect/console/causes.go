@@ -56,16 +56,16 @@ func (c *Console) readObjects(s *view.Status) *objects {
 	o := &objects{}
 	facts := c.Loop.Facts()
 	for _, name := range c.Source.Services() {
-		slices := c.Source.Slices(name)
-		built := model.Build(c.Source.Service(name), slices, facts.Node, c.ModelOptions())
+		of := c.Source.Get(name)
+		built := model.Build(of, facts.Node, c.ModelOptions())
 		if built == nil {
 			continue // not served, and not in the output of services
 		}
 		s.Counts.Services++
-		for _, slice := range slices {
-			s.Counts.Endpoints += len(slice.Endpoints)
+		for _, slice := range of.Slices {
+			s.Counts.Endpoints += slice.Len()
 		}
-		o.local = append(o.local, model.LocalAddresses(slices, c.NodeName)...)
+		o.local = append(o.local, model.Addresses(of.Slices, c.NodeName)...)
 		for _, f := range inet.Families {
 			o.families[f] = o.families[f] || built.Serves(f)
 		}

@@ -139,8 +139,8 @@ func (s *search) endpointsOf(c *Console, name types.NamespacedName) map[netip.Ad
 		return known
 	}
 	all := map[netip.Addr]struct{}{}
-	for _, addr := range model.EndpointAddresses(c.Source.Slices(name)) {
-		all[addr.Unmap()] = struct{}{}
+	for _, addr := range model.Addresses(c.Source.Get(name).Slices, "") {
+		all[addr] = struct{}{}
 	}
 	s.endpoints[name] = all
 	return all

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -19,8 +18,8 @@ type target struct {
 }
 
 // mentions reports whether a frontend or an endpoint of a Service has the target, used or not.
-func mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node model.Node, opts model.Options, t target) bool {
-	built := model.Build(svc, epSlices, node, opts)
+func mentions(o model.Objects, node model.Node, opts model.Options, t target) bool {
+	built := model.Build(o, node, opts)
 	if built == nil {
 		return false
 	}
@@ -33,18 +32,9 @@ func mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node m
 			}
 		}
 	}
-	for _, s := range epSlices {
-		if t.Addr.IsValid() && s != nil && hasPort(s, t.Port) {
-			for i := range s.Endpoints {
-				if a := s.Endpoints[i].Addresses; len(a) > 0 {
-					if addr, err := model.ParseAddr(a[0]); err == nil && addr == t.Addr {
-						return true
-					}
-				}
-			}
-		}
-	}
-	return false
+	return t.Addr.IsValid() && slices.ContainsFunc(o.Slices, func(s *model.Slice) bool {
+		return s.HasPort(t.Port) && slices.Contains(model.Addresses([]*model.Slice{s}, ""), t.Addr)
+	})
 }
 
 // claims reports whether a Service of another proxy has the target: as a cluster IP, an external IP, a load-balancer IP, or a node port. The API server
@@ -70,13 +60,4 @@ func claims(svc *corev1.Service, t target) bool {
 		addr, err := netip.ParseAddr(text)
 		return err == nil && addr.Unmap() == t.Addr
 	})
-}
-
-func hasPort(s *discoveryv1.EndpointSlice, port uint16) bool {
-	for _, p := range s.Ports {
-		if p.Port != nil && *p.Port == int32(port) {
-			return true
-		}
-	}
-	return port == 0
 }

@@ -22,18 +22,19 @@ func TestMentions(t *testing.T) {
 		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.9"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}}},
 	}
+	web := model.Objects{Service: svc, Slices: []*model.Slice{model.NewSlice(slice, model.Limits{}, model.Stored{})}}
 	for text, want := range map[string]bool{
 		"10.96.0.1:0": true, "10.96.0.1:80": true, "10.96.0.1:81": false, "203.0.113.1:80": true, "10.244.0.9:0": true, "10.244.0.9:8080": true,
 		"10.244.0.9:80": false, "10.96.0.2:0": false, "192.0.2.1:30080": true, "192.0.2.1:80": false, "192.0.2.2:30080": false,
 	} {
 		at := netip.MustParseAddrPort(text)
 		to := target{Addr: at.Addr(), Port: at.Port(), NodePorts: at.Addr() == netip.MustParseAddr("192.0.2.1")}
-		if got := mentions(svc, []*discoveryv1.EndpointSlice{slice}, model.Node{}, model.Options{}, to); got != want {
+		if got := mentions(web, model.Node{}, model.Options{}, to); got != want {
 			t.Errorf("%s: %v, want %v", text, got, want)
 		}
 	}
 	for port, want := range map[uint16]bool{30080: true, 80: false, 8080: false} {
-		if got := mentions(svc, []*discoveryv1.EndpointSlice{slice}, model.Node{}, model.Options{}, target{Port: port}); got != want {
+		if got := mentions(web, model.Node{}, model.Options{}, target{Port: port}); got != want {
 			t.Errorf("node port %d: %v, want %v", port, got, want)
 		}
 	}

@@ -84,7 +84,7 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	list, known := c.API.live(ctx, namespace, name, c.ServiceProxyName)
 	if !known { // no API server, or no answer
 		for _, n := range stored {
-			if svc := c.Source.Service(n); svc != nil {
+			if svc := c.Source.Get(n).Service; svc != nil {
 				list = append(list, declared{Name: n, WhyNot: whyNot(svc)})
 			}
 		}

@@ -35,12 +35,13 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	kinds := r.URL.Query()["kind"]
 	e := json.NewEncoder(w) // an error means that the client has closed the connection
-	if node := c.Source.Node(); node != nil && slices.Contains(kinds, control.KindNode) {
+	if node := c.Source.Node().DeepCopy(); node != nil && slices.Contains(kinds, control.KindNode) {
 		node.APIVersion, node.Kind = "v1", control.KindNode
 		_ = e.Encode(node)
 	}
 	if slices.Contains(kinds, control.KindServiceCIDR) {
 		for _, cidr := range c.Source.ServiceCIDRs() {
+			cidr = cidr.DeepCopy()
 			cidr.APIVersion, cidr.Kind = "networking.k8s.io/v1", control.KindServiceCIDR
 			_ = e.Encode(cidr)
 		}
@@ -49,11 +50,13 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for _, name := range c.Source.Services() {
-		if svc := c.Source.Service(name); svc != nil {
+		of := c.Source.Get(name)
+		if svc := of.Service.DeepCopy(); svc != nil {
 			svc.APIVersion, svc.Kind = "v1", control.KindService
 			_ = e.Encode(svc)
 		}
-		for _, slice := range c.Source.Slices(name) {
+		for _, stored := range of.Slices {
+			slice := stored.Object(name.Name)
 			slice.APIVersion, slice.Kind = "discovery.k8s.io/v1", "EndpointSlice"
 			if e.Encode(slice) != nil {
 				return

@@ -26,7 +26,7 @@ import (
 func (c *Console) names() []string {
 	list := []string{}
 	for _, n := range c.Source.Services() {
-		if whyNot(c.Source.Service(n)) == "" {
+		if whyNot(c.Source.Get(n).Service) == "" {
 			list = append(list, n.String())
 		}
 	}
@@ -65,7 +65,7 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 		found, address, isTarget := c.find(q.namespace, want)
 		served := 0
 		for _, n := range found {
-			if svc := c.Source.Service(n); svc == nil || want != "" && whyNot(svc) != "" {
+			if svc := c.Source.Get(n).Service; svc == nil || want != "" && whyNot(svc) != "" {
 				continue
 			}
 			served++
@@ -111,7 +111,7 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	var keys []model.Key
 	for _, n := range names {
 		options.Starts = starts[n]
-		if x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, options); x != nil {
+		if x := model.Explain(c.Source.Get(n), facts.Node, options); x != nil {
 			s := serviceView(x, &facts, lost)
 			c.addLoopback(s, x)
 			s.RefusesUnusedPorts, s.AnswersPing = texts(behaviours[n].Refused), texts(behaviours[n].Pinged)
@@ -250,7 +250,7 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, ad
 	inNamespace, name := split(namespace, want)
 	for _, n := range c.Source.Services() {
 		if isTarget && (namespace == "" || n.Namespace == namespace) {
-			if svc := c.Source.Service(n); svc != nil && mentions(svc, c.Source.Slices(n), facts.Node, c.ModelOptions(), to) {
+			if o := c.Source.Get(n); o.Service != nil && mentions(o, facts.Node, c.ModelOptions(), to) {
 				found = append(found, n)
 			}
 		} else if !isTarget && (inNamespace == "" || n.Namespace == inNamespace) && (name == "" || n.Name == name) {

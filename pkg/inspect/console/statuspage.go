@@ -119,7 +119,7 @@ func (c *Console) wrongOf(ctx context.Context, names []types.NamespacedName) (ma
 	noter := c.newNoter(&facts)
 	wrong := map[types.NamespacedName]bool{}
 	for _, n := range names {
-		x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, c.ModelOptions())
+		x := model.Explain(c.Source.Get(n), facts.Node, c.ModelOptions())
 		if x == nil {
 			continue
 		}

@@ -151,7 +151,7 @@ func TestEarlierObjectsStayWhileADocumentIsUnreadable(t *testing.T) {
 		t.Helper()
 		f.load()
 		got := ""
-		if s := f.source.Service(web); s != nil {
+		if s := f.source.Get(web).Service; s != nil {
 			got = s.Spec.ClusterIP
 		}
 		if got != want {

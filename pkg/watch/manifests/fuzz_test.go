@@ -52,7 +52,10 @@ func FuzzManifests(f *testing.F) {
 func contentsOf(m *Source) (all []any) {
 	all = append(all, m.Node(), m.ServiceCIDRs())
 	for _, name := range m.Services() {
-		all = append(all, m.Service(name), m.Slices(name))
+		all = append(all, m.Get(name).Service)
+		for _, slice := range m.Get(name).Slices {
+			all = append(all, slice.Object(name.Name))
+		}
 	}
 	return all
 }

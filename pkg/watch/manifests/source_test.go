@@ -157,10 +157,10 @@ func TestManifestsRead(t *testing.T) {
 	want := track.Dirty{Services: names(web, db, json), Node: true, ServiceCIDRs: true, ServiceChanges: 3, SliceChanges: 1}
 	lab.Same(t, want, f.load(), "marks")
 	lab.Same(t, []types.NamespacedName{json, db, web}, f.source.Services(), "Services")
-	if got := f.source.Service(web); got == nil || got.Spec.IPFamilies[0] != "IPv4" {
+	if got := f.source.Get(web).Service; got == nil || got.Spec.IPFamilies[0] != "IPv4" {
 		t.Errorf("Service(shop/web) = %v, want it with families", got)
 	}
-	if got := f.source.Slices(web); len(got) != 1 || *got[0].Ports[0].Protocol != "TCP" {
+	if got := f.source.Get(web).Slices; len(got) != 1 || *got[0].Ports[0].Protocol != "TCP" {
 		t.Errorf("Slices(shop/web) = %v, want one whose port is TCP", got)
 	}
 	if f.source.Node() == nil || len(f.source.ServiceCIDRs()) != 1 {
@@ -237,7 +237,7 @@ func TestManifestsBrokenFile(t *testing.T) {
 		if got := f.load(); !got.Empty() {
 			t.Errorf("reading %q marked %+v, want nothing", broken, got)
 		}
-		if got := f.source.Service(web); got == nil || got.Spec.ClusterIP != "172.30.0.1" {
+		if got := f.source.Get(web).Service; got == nil || got.Spec.ClusterIP != "172.30.0.1" {
 			t.Errorf("with %q Service() = %v, want the last good one", broken, got)
 		}
 		if got := f.reported(); len(got) != 1 || !strings.HasPrefix(got[0], "File a.yaml document 1, line 1: cannot be read") {
@@ -422,7 +422,7 @@ func TestManifestsFollow(t *testing.T) {
 			f.tracker.Take()
 			tc.change(t, f)
 			for {
-				if s := f.source.Service(web); s != nil && s.Spec.ClusterIP == "172.30.0.9" {
+				if s := f.source.Get(web).Service; s != nil && s.Spec.ClusterIP == "172.30.0.9" {
 					break
 				}
 				await(t, "mark after the change", f.tracker.Ready())

@@ -2,13 +2,13 @@ package watch
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"path"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -32,54 +32,6 @@ func sent(t testing.TB, item runtime.Object, version schema.GroupVersion) []byte
 	data, err := runtime.Encode(codec, item)
 	lab.Must(t, err)
 	return data
-}
-
-func sliceDecoder() decoder {
-	t := (&Config{}).transformer()
-	return decoder{protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), t.slice}
-}
-
-// The decoder returns the same stored form as client-go's decoder followed by transform.
-func TestDecoderStores(t *testing.T) {
-	slice := bigSlice(7, 3)
-	got, kind, err := sliceDecoder().Decode(sent(t, slice, discoveryv1.SchemeGroupVersion), nil, nil)
-	lab.Must(t, err)
-	if diff := cmp.Diff(encodeForTest(t, slice), got, cmp.AllowUnexported(object{})); diff != "" {
-		t.Errorf("stored form (-of the struct +of what was sent):\n%s", diff)
-	}
-	if kind.Kind != "EndpointSlice" {
-		t.Errorf("kind is %v", kind)
-	}
-}
-
-// For all other content, the decoder returns the same as client-go's decoder.
-func TestDecoderOfOtherContent(t *testing.T) {
-	bookmark := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		ResourceVersion: "7", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}}
-	for name, item := range map[string]struct {
-		runtime.Object
-		version schema.GroupVersion
-	}{
-		"bookmark":     {bookmark, discoveryv1.SchemeGroupVersion},
-		"status":       {&metav1.Status{Status: metav1.StatusFailure, Code: 410}, corev1.SchemeGroupVersion},
-		"another kind": {service("shop", "web"), corev1.SchemeGroupVersion},
-	} {
-		data := sent(t, item.Object, item.version)
-		want, _, err := sliceDecoder().Serializer.Decode(data, nil, nil)
-		lab.Must(t, err)
-		got, _, err := sliceDecoder().Decode(data, nil, nil)
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v, (-want +got):\n%s", name, err, diff)
-		}
-	}
-	data := sent(t, bigSlice(7, 3), discoveryv1.SchemeGroupVersion)
-	if got, _, err := sliceDecoder().Decode(data, nil, &discoveryv1.EndpointSlice{}); err != nil || got.(*discoveryv1.EndpointSlice).Name == "" {
-		t.Errorf("decoded into a struct: %v, %v", got, err)
-	}
-	if got, _, err := sliceDecoder().Decode(data[:len(data)/2], nil, nil); err == nil {
-		t.Errorf("truncated content was decoded as %v", got)
-	}
 }
 
 // change is one event of a watch.
@@ -163,15 +115,15 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	client, err := kubeapi.New(connection)
 	lab.Must(t, err)
 	tracker := newTracker()
-	informers, err := NewInformers(Config{Client: client, Connection: connection, NodeName: "node-1", Tracker: tracker})
+	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: tracker})
 	lab.Must(t, err)
 	run(t, informers)
 	await(t, "sync", informers.Loaded())
 	awaitMarks(t, tracker, func(d track.Dirty) bool {
 		return d.ServiceCIDRs && d.Node && d.ServiceChanges == 1 && d.SliceChanges == 1
 	})
-	if informers.Service(web) == nil || len(informers.Slices(web)) != 1 {
-		t.Errorf("Service() = %v, Slices() = %v", informers.Service(web), informers.Slices(web))
+	if got := informers.Get(web); got.Service == nil || len(got.Slices) != 1 {
+		t.Errorf("Get() = %v", got)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
@@ -191,25 +143,24 @@ func TestInformersStoreSentObjects(t *testing.T) {
 	got := happens("MODIFIED", changed)
 	want := map[types.NamespacedName][]track.Trigger{web: {{At: epoch.Add(time.Second)}}}
 	lab.Same(t, want, got.Triggers, "triggers")
-	if addr := informers.Slices(web)[0].Endpoints[0].Addresses[0]; addr != "10.0.0.2" {
+	if addr := informers.Get(web).Slices[0].Endpoints[0].Addr.String(); addr != "10.0.0.2" {
 		t.Errorf("the endpoint is %s after a change to 10.0.0.2", addr)
 	}
-	if got := happens("DELETED", changed); got.SliceChanges != 1 || len(informers.Slices(web)) != 0 {
-		t.Errorf("after a deletion, which made %d changes, Slices() = %v", got.SliceChanges, informers.Slices(web))
+	if got := happens("DELETED", changed); got.SliceChanges != 1 || len(informers.Get(web).Slices) != 0 {
+		t.Errorf("after a deletion, which made %d changes, slices %v", got.SliceChanges, informers.Get(web).Slices)
 	}
 }
 
+// BenchmarkDecode measures the way of an EndpointSlice from the bytes of a watch to its stored form.
 func BenchmarkDecode(b *testing.B) {
-	data := sent(b, bigSlice(1, endpointsPerService), discoveryv1.SchemeGroupVersion)
-	t := (&Config{}).transformer()
-	for _, way := range []struct {
-		name string
-		runtime.Decoder
-	}{{"struct", sliceDecoder().Serializer}, {"stored", sliceDecoder()}} {
-		b.Run(way.name, func(b *testing.B) {
+	for _, endpoints := range []int{endpointsPerService, 100} {
+		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
+			data := sent(b, bigSlice(1, endpoints), discoveryv1.SchemeGroupVersion)
+			t, s := (&Config{}).transformer(), kubeapi.Scheme()
+			decoder := protobuf.NewSerializer(s, s)
 			b.ReportAllocs()
 			for b.Loop() {
-				item, _, err := way.Decode(data, nil, nil)
+				item, _, err := decoder.Decode(data, nil, nil)
 				if err == nil {
 					_, err = t.transform(item)
 				}

@@ -1,0 +1,319 @@
+package model
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// Objects are a Service and its EndpointSlices, as the program stores them. They never change: do not write to them.
+type Objects struct {
+	// Service has only the fields that the program reads. It is nil if the Service does not exist.
+	Service *corev1.Service
+	// Slices are in the order of their names.
+	Slices []*Slice
+}
+
+// Age returns the age of the Service; the zero Age if it does not exist.
+func (o Objects) Age() (a Age) {
+	if s := o.Service; s != nil {
+		a = Age{s.CreationTimestamp.Unix(), string(s.UID)}
+	}
+	return a
+}
+
+// Size estimates the number of elements that the kernel needs for the objects.
+func (o Objects) Size() (n int) {
+	const bytesPerElement = 16 // in the text of an annotation
+	if s := o.Service; s != nil {
+		n = len(s.Spec.Ports) * (1 + len(s.Spec.ExternalIPs) + len(s.Status.LoadBalancer.Ingress))
+		n += len(s.Spec.LoadBalancerSourceRanges)
+		for _, text := range s.Annotations {
+			n += len(text) / bytesPerElement
+		}
+	}
+	for _, s := range o.Slices {
+		n += max(1, len(s.Ports)) * s.Len()
+	}
+	return n
+}
+
+// Slice has the fields of an EndpointSlice that the program reads, within the limits. It never changes.
+type Slice struct {
+	Name        types.NamespacedName
+	AddressType discoveryv1.AddressType
+	Ports       []discoveryv1.EndpointPort
+	// Annotations are those of the slice that the program knows.
+	Annotations map[string]string
+	// Endpoints have a usable address, and are sorted by it. Unusable are the other endpoints, in the order of the object.
+	Endpoints []Endpoint
+	Unusable  []UnusableEndpoint
+	// Pods are the names of the pods at these addresses, if the source stores them.
+	Pods map[netip.Addr]string
+
+	// problems are those of the annotations. overHints is the number of endpoints with more hints than the limit.
+	problems  problems
+	overHints int
+}
+
+// Endpoint is an endpoint of a slice.
+type Endpoint struct {
+	Addr       netip.Addr
+	at         unique.Handle[location] // many endpoints share it
+	weight     uint16
+	conditions traits // ready, serving and terminating
+}
+
+// location are the names of an endpoint's node and zone, and its hints. Absent names are empty.
+type location struct {
+	node, zone string
+	hints      hints
+}
+
+// Node returns the name of the endpoint's node, "" if it has none.
+func (e *Endpoint) Node() string { return e.at.Value().node }
+
+// UnusableEndpoint is an endpoint without a usable address.
+type UnusableEndpoint struct {
+	Endpoint
+	// index is the index in the list of the object.
+	index int
+	// text is the first address, if the endpoint has one.
+	text, reason string
+}
+
+const noAddress = "has no address"
+
+// hints are the names of zones and of nodes in the hints of an endpoint. There is a line break before and after each name.
+type hints struct{ zones, nodes string }
+
+// Stored selects fields of an EndpointSlice that only some sources store: the zones of endpoints, which only counters of
+// endpoints need, and the names of pods, for which commands query the API server if there is one.
+type Stored struct{ Zones, Pods bool }
+
+// NewSlice returns the slice with the stored fields of an EndpointSlice, within limits. If the object has more, the slice has
+// one item above the limit, so that [Build] reports it.
+func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
+	l = l.OrDefault()
+	out := &Slice{
+		Name:        types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
+		AddressType: discoveryv1.AddressType(Cut(string(s.AddressType), LongestText)),
+	}
+	for _, p := range s.Ports[:min(len(s.Ports), l.SlicePorts+1)] {
+		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: cut(p.Name), Protocol: cut(p.Protocol), Port: p.Port})
+	}
+	out.Annotations = StoredAnnotations(s.Annotations, true)
+	weights := out.readWeights(&l)
+	f, known := familyNamed(out.AddressType)
+	list := s.Endpoints[:min(len(s.Endpoints), l.Pairs+1)]
+	for i := range list {
+		in := &list[i]
+		e := newEndpoint(in, stored.Zones)
+		if in.Hints != nil && max(len(in.Hints.ForZones), len(in.Hints.ForNodes)) > MostHints {
+			out.overHints++
+		}
+		u := UnusableEndpoint{Endpoint: e, index: i, reason: noAddress}
+		if len(in.Addresses) > 0 {
+			u.text = Cut(in.Addresses[0], LongestText)
+			e.Addr, u.reason = addressOf(u.text, f)
+		}
+		if !known || u.reason != "" {
+			out.Unusable = append(out.Unusable, u)
+			continue
+		}
+		e.weight = weights.of(e.Addr)
+		if out.Endpoints == nil {
+			out.Endpoints = make([]Endpoint, 0, len(list)-i)
+		}
+		out.Endpoints = append(out.Endpoints, e)
+		if pod := in.TargetRef; stored.Pods && pod != nil && pod.Kind == "Pod" {
+			if out.Pods == nil {
+				out.Pods = map[netip.Addr]string{}
+			}
+			out.Pods[e.Addr] = Cut(pod.Name, LongestText)
+		}
+	}
+	slices.SortStableFunc(out.Endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return out
+}
+
+// newEndpoint reads a missing condition as ready, serving and not terminating, as the API defines.
+func newEndpoint(in *discoveryv1.Endpoint, zone bool) Endpoint {
+	at := location{node: value(in.NodeName), hints: hintsOf(in.Hints)}
+	if zone {
+		at.zone = value(in.Zone)
+	}
+	e := Endpoint{at: unique.Make(at), weight: 1}
+	if c := in.Conditions.Ready; c == nil || *c {
+		e.conditions |= ready
+	}
+	if c := in.Conditions.Serving; c == nil || *c {
+		e.conditions |= serving
+	}
+	if c := in.Conditions.Terminating; c != nil && *c {
+		e.conditions |= terminating
+	}
+	return e
+}
+
+func value(name *string) string {
+	if name == nil {
+		return ""
+	}
+	return Cut(*name, LongestText)
+}
+
+// cut returns a copy of a text, cut at the limit.
+func cut[T ~string](text *T) *T {
+	if text == nil {
+		return nil
+	}
+	return new(T(unique.Make(Cut(string(*text), LongestText)).Value()))
+}
+
+func hintsOf(h *discoveryv1.EndpointHints) (out hints) {
+	if h != nil {
+		out.zones = lines(h.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
+		out.nodes = lines(h.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
+	}
+	return out
+}
+
+func lines[T any](list []T, name func(T) string) string {
+	var b strings.Builder
+	for i, item := range list[:min(len(list), MostHints)] {
+		if i == 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(Cut(name(item), LongestText))
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// names returns the names in the text of lines.
+func names(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text[1:len(text)-1], "\n")
+}
+
+// addressOf returns an address of a slice of a family, or the reason why it is not usable. As in kube-proxy, an endpoint has
+// only its first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the API
+// server rejects, would lead to this node and its neighbours.
+func addressOf(text string, f inet.Family) (addr netip.Addr, reason string) {
+	addr, err := parseRaw(text)
+	if err != nil {
+		return addr, err.Error()
+	}
+	addr = addr.Unmap()
+	if inet.FamilyOf(addr) != f {
+		return addr, ofOtherFamily[f]
+	}
+	switch {
+	case addr.IsLoopback():
+		return addr, "is a loopback address"
+	case addr.IsLinkLocalUnicast():
+		return addr, "is a link-local address"
+	}
+	return addr, unusable(addr)
+}
+
+// ofOtherFamily are the reasons why an address in a slice of a family is not used.
+var ofOtherFamily = [...]string{
+	inet.IPv4: "not an IPv4 address, as addressType says",
+	inet.IPv6: "not an IPv6 address, as addressType says",
+}
+
+// why returns the reason why the endpoint is not usable, with its address.
+func (u *UnusableEndpoint) why() string {
+	if u.reason == noAddress {
+		return u.reason
+	}
+	return quoted(u.text, u.reason)
+}
+
+// Len returns the number of endpoints, usable or not.
+func (s *Slice) Len() int { return len(s.Endpoints) + len(s.Unusable) }
+
+// HasPort reports whether the slice has a port with this number, or whether the number is 0.
+func (s *Slice) HasPort(port uint16) bool {
+	return port == 0 || slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {
+		return p.Port != nil && *p.Port == int32(port)
+	})
+}
+
+// Equal reports whether two slices have the same content.
+func (s *Slice) Equal(o *Slice) bool {
+	samePort := func(a, b discoveryv1.EndpointPort) bool {
+		return same(a.Name, b.Name) && same(a.Protocol, b.Protocol) && same(a.Port, b.Port)
+	}
+	return s.Name == o.Name && s.AddressType == o.AddressType && s.overHints == o.overHints &&
+		slices.Equal(s.Endpoints, o.Endpoints) && slices.Equal(s.Unusable, o.Unusable) &&
+		slices.EqualFunc(s.Ports, o.Ports, samePort) && maps.Equal(s.Annotations, o.Annotations) && maps.Equal(s.Pods, o.Pods)
+}
+
+func same[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// Object returns an EndpointSlice with the fields of the slice.
+func (s *Slice) Object(service string) *discoveryv1.EndpointSlice {
+	out := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: s.Name.Namespace, Name: s.Name.Name, Annotations: s.Annotations,
+			Labels: map[string]string{discoveryv1.LabelServiceName: service},
+		},
+		AddressType: s.AddressType, Ports: s.Ports, Endpoints: make([]discoveryv1.Endpoint, 0, s.Len()),
+	}
+	for i := range s.Endpoints {
+		out.Endpoints = append(out.Endpoints, s.Endpoints[i].object(s.Endpoints[i].Addr.String()))
+	}
+	for i := range s.Unusable {
+		u := &s.Unusable[i]
+		e := u.object(u.text)
+		if u.reason == noAddress {
+			e.Addresses = nil
+		}
+		out.Endpoints = append(out.Endpoints, e)
+	}
+	return out
+}
+
+func (e *Endpoint) object(address string) discoveryv1.Endpoint {
+	has := func(t traits) *bool { return new(e.conditions.has(t)) }
+	out := discoveryv1.Endpoint{
+		Addresses:  []string{address},
+		Conditions: discoveryv1.EndpointConditions{Ready: has(ready), Serving: has(serving), Terminating: has(terminating)},
+	}
+	at := e.at.Value()
+	if at.node != "" {
+		out.NodeName = &at.node
+	}
+	if at.zone != "" {
+		out.Zone = &at.zone
+	}
+	if h := at.hints; h != (hints{}) {
+		out.Hints = &discoveryv1.EndpointHints{}
+		for _, name := range names(h.zones) {
+			out.Hints.ForZones = append(out.Hints.ForZones, discoveryv1.ForZone{Name: name})
+		}
+		for _, name := range names(h.nodes) {
+			out.Hints.ForNodes = append(out.Hints.ForNodes, discoveryv1.ForNode{Name: name})
+		}
+	}
+	return out
+}
