@@ -627,3 +627,16 @@ func BenchmarkBuild(b *testing.B) {
 		})
 	}
 }
+
+// The age of the objects is that of the Service.
+func TestAge(t *testing.T) {
+	svc := service()
+	svc.UID = "0f0e"
+	o := Objects{Service: svc}
+	if got, want := o.Age(), Build(o, here, Options{}).Age(); got != want || got != (Age{born.Unix(), "0f0e"}) {
+		t.Errorf("age %v, of the Service %v", got, want)
+	}
+	if got := (Objects{}).Age(); got != (Age{}) {
+		t.Errorf("a missing Service has the age %v", got)
+	}
+}

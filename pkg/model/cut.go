@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// The author of an object chooses its texts, and their lengths. A text or list that is above its limit is cut before the
-// object is stored, so that the loop reads only the part below the limit. The limits of texts are far above the length of any
-// valid text.
+// The author of an object chooses its texts, and their lengths. A text or list that is above its limit is cut before
+// the object is stored, so that the loop reads only the part below the limit. The limits of texts are far above the
+// length of any valid text.
 const (
 	// LongestText is the limit in bytes of each text, except lists in annotations: a name, an address, or the value of
 	// an annotation.
@@ -38,8 +38,9 @@ func Cut(text string, most int) string {
 	return text[:most] + cutMark
 }
 
-// StoredAnnotations returns the annotations of a Service, or of an EndpointSlice, that the program reads. Of a Service, it
-// also returns the first unknown annotations by name that have the program's prefix, without their values: they become problems.
+// StoredAnnotations returns the annotations of a Service, or of an EndpointSlice, that the program reads. Of a
+// Service, it also returns the first unknown annotations by name that have the program's prefix, without their
+// values: they become problems.
 func StoredAnnotations(all map[string]string, slice bool) (stored map[string]string) {
 	store := func(name, text string) {
 		if stored == nil {

@@ -4,6 +4,6 @@
 // Out: an immutable [Service]: its ports, their frontends, and the endpoints selected for this node.
 // Never: reads a clock, logs, opens a socket, or changes an input object.
 //
-// slice.go turns an EndpointSlice into the [Slice] that the program stores. For [Build], build.go reads the Service, and select.go reads the slices and
-// selects endpoints. [Explain] adds the reasons.
+// slice.go turns an EndpointSlice into the [Slice] that the program stores. For [Build], build.go reads the Service,
+// and select.go reads the slices and selects endpoints. [Explain] adds the reasons.
 package model

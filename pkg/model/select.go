@@ -15,14 +15,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are only counted.
+// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are
+// only counted.
 const maxEndpointProblems = 3
 
 // traits are the facts about an endpoint that determine whether it is used.
 type traits uint8
 
-// The traits, the least important first. Of two endpoints with the same address and port, compareEndpoints prefers the one that is not terminating.
-// If both are equal in this, it prefers the one with the more important trait.
+// The traits, the least important first. Of two endpoints with the same address and port, compareEndpoints prefers
+// the one that is not terminating. If both are equal in this, it prefers the one with the more important trait.
 const (
 	anyZoneHint  traits = 1 << iota // has a hint for some zone
 	thisZoneHint                    // has a hint for this node's zone
@@ -59,7 +60,8 @@ type group struct {
 	merged
 }
 
-// merged holds the endpoints of a group, with the traits of each. They are sorted by address and port, and free of duplicates.
+// merged holds the endpoints of a group, with the traits of each. They are sorted by address and port, and free of
+// duplicates.
 type merged struct {
 	addrs  []netip.AddrPort
 	traits []traits
@@ -98,8 +100,9 @@ func presentIn(list []traits) (s traitSet) {
 	return s
 }
 
-// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group is for slice ports that match no
-// service port. It has only endpoints on this node; for Service.Listed, it has all endpoints. byKey is the index of the other groups.
+// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group is for
+// slice ports that match no service port. It has only endpoints on this node; for Service.Listed, it has all
+// endpoints. byKey is the index of the other groups.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -118,7 +121,8 @@ func newGroups(ports []*ServicePort) groups {
 	return g
 }
 
-// find returns the index of a port's group. For a port that the Service does not have, it returns the index of the last group.
+// find returns the index of a port's group. For a port that the Service does not have, it returns the index of the
+// last group.
 func (g *groups) find(k groupKey) int {
 	if i, ok := g.byKey[k]; ok {
 		return i
@@ -149,8 +153,8 @@ func (g *group) merge() {
 	g.present, g.found, g.ends = presentIn(g.traits), nil, nil
 }
 
-// best returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they terminate, then
-// others. Among equals, it prefers lower addresses.
+// best returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they
+// terminate, then others. Among equals, it prefers lower addresses.
 func (m *merged) best(n int) merged {
 	var of, keep [3]int
 	for _, t := range m.traits {
@@ -194,8 +198,8 @@ func (e *Endpoint) tier() int {
 	return e.conditions.tier()
 }
 
-// localReady counts the distinct addresses of ready endpoints on this node over all groups. As in kube-proxy, it includes
-// endpoints that no port of the Service uses.
+// localReady counts the distinct addresses of ready endpoints on this node over all groups. As in kube-proxy, it
+// includes endpoints that no port of the Service uses.
 func (g *groups) localReady() (count [2]int) {
 	var addrs []netip.Addr
 	for i := range g.list {
@@ -228,8 +232,8 @@ func (b *builder) collectAll(list []*Slice) {
 	c.report(b)
 }
 
-// sliceBudget counts slices and pairs against their limits. The results of admit are final only if the caller passes the slices in order of
-// their names. The totals do not depend on the order.
+// sliceBudget counts slices and pairs against their limits. The results of admit are final only if the caller passes
+// the slices in order of their names. The totals do not depend on the order.
 type sliceBudget struct {
 	limits        *Limits
 	slices, pairs int
@@ -490,7 +494,8 @@ func (n *Node) hints(h hints) (t traits) {
 	return t
 }
 
-// mergeSorted returns the endpoints of sorted lists, sorted. ends are the ends of the lists. It overwrites both arguments.
+// mergeSorted returns the endpoints of sorted lists, sorted. ends are the ends of the lists. It overwrites both
+// arguments.
 func mergeSorted(list []endpoint, ends []int) []endpoint {
 	into := make([]endpoint, len(list))
 	for len(ends) > 1 {
@@ -517,9 +522,10 @@ func mergeTwo(into, a, b []endpoint) []endpoint {
 	return append(append(into, a...), b...)
 }
 
-// compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is first, and the others are not used.
-// A new pod may get the address of a pod that still terminates: the endpoint that is not terminating is preferred. An endpoint that moves between
-// slices may be in both with different conditions: the entry with the better conditions is preferred. kube-proxy keeps the last entry that it reads.
+// compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is
+// first, and the others are not used. A new pod may get the address of a pod that still terminates: the endpoint that
+// is not terminating is preferred. An endpoint that moves between slices may be in both with different conditions:
+// the entry with the better conditions is preferred. kube-proxy keeps the last entry that it reads.
 func compareEndpoints(a, b endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
@@ -527,11 +533,12 @@ func compareEndpoints(a, b endpoint) int {
 	return cmp.Or(cmp.Compare(b.traits^terminating, a.traits^terminating), cmp.Compare(b.more, a.more))
 }
 
-// choose selects the endpoints of a service port from merged endpoints. It follows kube-proxy's CategorizeEndpoints: ready
-// endpoints, or if there are none, endpoints that still serve while they terminate. Cluster and Local are selected independently.
+// choose selects the endpoints of a service port from merged endpoints. It follows kube-proxy's CategorizeEndpoints:
+// ready endpoints, or if there are none, endpoints that still serve while they terminate. Cluster and Local are
+// selected independently.
 //
-// The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the node itself
-// reach every endpoint.
+// The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the
+// node itself reach every endpoint.
 //
 // shares are the shares of the endpoints, or nil without slow start.
 func (sp *ServicePort) choose(m *merged, shares []uint8) {
@@ -553,8 +560,8 @@ func (sp *ServicePort) choose(m *merged, shares []uint8) {
 	sp.Serving = m.pick(serves, sp.Cluster, sp.Local)
 }
 
-// demands returns the traits that an endpoint needs for policy Cluster and for policy Local. Ignore forLocal if no frontend uses
-// policy Local. Build and Explain share demands, so that they agree.
+// demands returns the traits that an endpoint needs for policy Cluster and for policy Local. Ignore forLocal if no
+// frontend uses policy Local. Build and Explain share demands, so that they agree.
 func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
 	forCluster = ready | topology(present)
 	if !present.some(ready) {
@@ -577,9 +584,10 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 	return cluster, local
 }
 
-// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node or zone) apply only if every
-// ready endpoint has such a hint, and at least one of these hints matches this node. Hints for nodes precede those for zones (KEP-3015). Fields such
-// as trafficDistribution are not read: controllers turn them into hints.
+// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node
+// or zone) apply only if every ready endpoint has such a hint, and at least one of these hints matches this node.
+// Hints for nodes precede those for zones (KEP-3015). Fields such as trafficDistribution are not read: controllers
+// turn them into hints.
 func topology(present *traitSet) traits {
 	common, seen := anyNodeHint|anyZoneHint, traits(0)
 	present.each(func(t traits) {
@@ -597,8 +605,8 @@ func topology(present *traitSet) traits {
 	return 0
 }
 
-// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, unless the Service has both slow start and
-// the random algorithm, see slowed.
+// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, unless the
+// Service has both slow start and the random algorithm, see slowed.
 func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPort) []uint16 {
 	if m.weights == nil && shares == nil || list == nil {
 		return nil
@@ -627,8 +635,8 @@ func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPor
 	return slowed(weights, of, sp.Method.Key)
 }
 
-// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is equal: the
-// list of all endpoints, or one of the given lists.
+// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is
+// equal: the list of all endpoints, or one of the given lists.
 func (m *merged) pick(chosen func(traits) bool, existing ...[]netip.AddrPort) []netip.AddrPort {
 	all, some := true, false
 	m.present.each(func(t traits) {

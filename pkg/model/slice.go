@@ -79,8 +79,11 @@ type location struct {
 	hints      hints
 }
 
-// Node returns the name of the endpoint's node, "" if it has none.
+// Node returns the name of the node of the endpoint.
 func (e *Endpoint) Node() string { return e.at.Value().node }
+
+// Zone returns the name of the zone of the endpoint.
+func (e *Endpoint) Zone() string { return e.at.Value().zone }
 
 // UnusableEndpoint is an endpoint without a usable address.
 type UnusableEndpoint struct {
@@ -93,15 +96,16 @@ type UnusableEndpoint struct {
 
 const noAddress = "has no address"
 
-// hints are the names of zones and of nodes in the hints of an endpoint. There is a line break before and after each name.
+// hints are the names of zones and of nodes in the hints of an endpoint. There is a line break before and after each
+// name.
 type hints struct{ zones, nodes string }
 
-// Stored selects fields of an EndpointSlice that only some sources store: the zones of endpoints, which only counters of
-// endpoints need, and the names of pods, for which commands query the API server if there is one.
+// Stored selects fields of an EndpointSlice that only some sources store: the zones of endpoints, which only counters
+// of endpoints need, and the names of pods, for which commands query the API server if there is one.
 type Stored struct{ Zones, Pods bool }
 
-// NewSlice returns the slice with the stored fields of an EndpointSlice, within limits. If the object has more, the slice has
-// one item above the limit, so that [Build] reports it.
+// NewSlice returns the slice with the stored fields of an EndpointSlice, within limits. If the object has more, the
+// slice has one item above the limit, so that [Build] reports it.
 func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 	l = l.OrDefault()
 	out := &Slice{
@@ -208,9 +212,9 @@ func names(text string) []string {
 	return strings.Split(text[1:len(text)-1], "\n")
 }
 
-// addressOf returns an address of a slice of a family, or the reason why it is not usable. As in kube-proxy, an endpoint has
-// only its first address. The API lets a consumer use any of the addresses. Loopback and link-local addresses, which the API
-// server rejects, would lead to this node and its neighbours.
+// addressOf returns an address of a slice of a family, or the reason why it is not usable. As in kube-proxy, an
+// endpoint has only its first address. The API lets a consumer use any of the addresses. Loopback and link-local
+// addresses, which the API server rejects, would lead to this node and its neighbours.
 func addressOf(text string, f inet.Family) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(text)
 	if err != nil {

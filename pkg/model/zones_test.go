@@ -12,9 +12,7 @@ import (
 // The API server does not validate zones. A zone in a metric has no characters that a terminal would execute or
 // reorder, and 63 bytes at most.
 func TestZonesArePrintable(t *testing.T) {
-	s := slice("s", discoveryv1.Endpoint{
-		Addresses: []string{"10.1.0.1"}, Zone: new("\x1b[31m\u202ezone" + string(make([]byte, 100))),
-	})
+	s := slice("s", discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, Zone: new("\x1b[31m\u202ezone" + string(make([]byte, 100)))})
 	zone := Zones([]*Slice{NewSlice(s, Limits{}, Stored{Zones: true})})[netip.MustParseAddr("10.1.0.1")]
 	lab.Same(t, `\x1b[31m\u202ezone`, zone[:18], "the zone")
 }

@@ -43,8 +43,8 @@ type streamer interface {
 // converter returns the stored form of an encoded object.
 type converter func([]byte) (*object, error)
 
-// converting returns a converter for objects of a kind. It reports an object that cannot be decoded, and returns it without a value, because an error
-// would hide all other objects.
+// converting returns a converter for objects of a kind. It reports an object that cannot be decoded, and returns it
+// without a value, because an error would hide all other objects.
 func converting[T any, P interface {
 	*T
 	metav1.Object
@@ -68,9 +68,9 @@ func converting[T any, P interface {
 	}
 }
 
-// lister returns a function that lists objects in their stored form, which it makes from each object while the API server sends the next one. So
-// it needs memory for one decoded object only. If the API server sends another encoding than protobuf, the function calls fallback, which decodes
-// the whole list.
+// lister returns a function that lists objects in their stored form, which it makes from each object while the API
+// server sends the next one. So it needs memory for one decoded object only. If the API server sends another encoding
+// than protobuf, the function calls fallback, which decodes the whole list.
 func lister(from any, convert converter, fallback listFunc) listFunc {
 	client, streams := from.(streamer)
 	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -156,7 +156,8 @@ func (l *storedList) read(m *messageReader, convert converter) {
 	}
 }
 
-// messageReader reads the fields of an encoded message from a stream. All fields of a list and of a runtime.Unknown are strings and messages.
+// messageReader reads the fields of an encoded message from a stream. All fields of a list and of a runtime.Unknown
+// are strings and messages.
 type messageReader struct {
 	r *bufio.Reader
 	// left is the number of unread bytes; -1 if the message ends with the stream.
@@ -167,10 +168,12 @@ type messageReader struct {
 	err          error
 }
 
-// largestField is the greatest size of the content of a field, except the whole list. An API object has at most a few MB.
+// largestField is the greatest size of the content of a field, except the whole list. An API object has at most a few
+// MB.
 const largestField = 16 << 20
 
-// next reads the tag and the size of the next field. Then call content or skip, or read size bytes. It returns false at the end and after an error.
+// next reads the tag and the size of the next field. Then call content or skip, or read size bytes. It returns false
+// at the end and after an error.
 func (m *messageReader) next() bool {
 	if m.err != nil || m.left == 0 {
 		return false

@@ -15,16 +15,16 @@ import (
 // object is an API object in its stored form. An object in the store is immutable.
 type object struct {
 	types.NamespacedName
-	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of value, so that a new version alone is no change.
-	// objects.put clears it.
+	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of value, so that a new
+	// version alone is no change. objects.put clears it.
 	version string
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
-	// value has only the fields that the program reads: a *model.Slice, or a Service, Node or ServiceCIDR of the API. It is nil for an object
-	// that [transformer] excludes.
+	// value has only the fields that the program reads: a *model.Slice, or a Service, Node or ServiceCIDR of the API.
+	// It is nil for an object that [transformer] excludes.
 	value any
-	// triggerMicros is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970; 0 if unknown. ipv6 is true for
-	// IPv6 endpoints.
+	// triggerMicros is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970;
+	// 0 if unknown. ipv6 is true for IPv6 endpoints.
 	triggerMicros int64
 	ipv6          bool
 }

@@ -11,21 +11,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it, and calls changed
-// from the same goroutine. An informer would pass each change through three queues to three other goroutines, and each of them would
-// cost the wake-up of a thread. All methods may be called from any goroutine, but only one goroutine at a time may
-// change objects.
+// objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it, and
+// calls changed from the same goroutine. An informer would pass each change through three queues to three other
+// goroutines, and each of them would cost the wake-up of a thread. All methods may be called from any goroutine, but
+// only one goroutine at a time may change objects.
 type objects struct {
 	transform cache.TransformFunc
-	// changed is called after each put and each removal, with the states before and after. The states may be equal. A state
-	// is nil if the object does not exist.
+	// changed is called after each put and each removal, with the states before and after. The states may be equal. A
+	// state is nil if the object does not exist.
 	changed func(before, after *object)
 	// read is closed when all existing objects have been stored and passed to changed for the first time.
 	read chan struct{}
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
-	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds. A list never changes.
+	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds. A
+	// list never changes.
 	byService map[types.NamespacedName][]*model.Slice
 }
 
@@ -113,7 +114,8 @@ func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	}
 }
 
-// Transformer implements cache.TransformingStore. The reflector calls it to convert each object of a list to the stored form.
+// Transformer implements cache.TransformingStore. The reflector calls it to convert each object of a list to the
+// stored form.
 func (s *objects) Transformer() cache.TransformFunc { return s.transform }
 
 // Add implements cache.ReflectorStore.
@@ -139,8 +141,8 @@ func (s *objects) Delete(item any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore. It removes objects that are not in the list, because they were deleted while no watch
-// ran.
+// Replace implements cache.ReflectorStore. It removes objects that are not in the list, because they were deleted
+// while no watch ran.
 func (s *objects) Replace(list []any, _ string) error {
 	exist := make(map[types.NamespacedName]struct{}, len(list))
 	for _, item := range list {

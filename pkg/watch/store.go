@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Store holds the objects that a source has read. All methods may be called from any goroutine. The returned objects have only the
-// fields that the proxy reads (see transform.go). They never change: do not write to them.
+// Store holds the objects that a source has read. All methods may be called from any goroutine. The returned objects
+// have only the fields that the proxy reads (see transform.go). They never change: do not write to them.
 type Store struct {
 	nodeName, serviceProxyName            string
 	report                                func(model.Problem)
@@ -32,7 +32,8 @@ func NewStore(cfg Config) *Store {
 	}
 }
 
-// Get returns a Service and its EndpointSlices of all address types. The Service is nil if it does not exist, or if another proxy serves it.
+// Get returns a Service and its EndpointSlices of all address types. The Service is nil if it does not exist, or if
+// another proxy serves it.
 func (s *Store) Get(name types.NamespacedName) model.Objects {
 	service, _ := valueOf[corev1.Service](s.services.get(name))
 	return model.Objects{Service: service, Slices: s.slices.of(name)}
@@ -67,8 +68,8 @@ func (s *Store) Node() *corev1.Node {
 // Nodes returns all Nodes that the source has read: with an API server, only this Node.
 func (s *Store) Nodes() []*corev1.Node { return values[corev1.Node](s.nodes) }
 
-// ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none, because unused addresses
-// of a ServiceCIDR belong to the other proxy.
+// ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none,
+// because unused addresses of a ServiceCIDR belong to the other proxy.
 func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	if s.serviceProxyName != "" {
 		return nil

@@ -14,15 +14,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). A label with an empty value
-// counts, too.
+// Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). A label
+// with an empty value counts, too.
 const (
 	labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless         = corev1.IsHeadlessService
 )
 
-// labelMultiCluster marks the EndpointSlices of a Service that several clusters share (KEP-1645). Some implementations create no
-// Service for them in this cluster.
+// labelMultiCluster marks the EndpointSlices of a Service that several clusters share (KEP-1645). Some
+// implementations create no Service for them in this cluster.
 const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 
 // transformer turns API objects into their stored form, which has only the fields that the program reads.
@@ -61,7 +61,8 @@ func (t transformer) service(s *corev1.Service) *object {
 	return newObject(s, stripService(s, &t.limits))
 }
 
-// slice returns the stored form of an EndpointSlice. It excludes the slices of headless Services, and of Services of other clusters.
+// slice returns the stored form of an EndpointSlice. It excludes the slices of headless Services, and of Services of
+// other clusters.
 func (t transformer) slice(s *discoveryv1.EndpointSlice) *object {
 	_, headless := s.Labels[labelHeadless]
 	_, imported := s.Labels[labelMultiCluster]
@@ -110,7 +111,8 @@ func pointed[T ~string](s *T) *T {
 	return new(word(*s))
 }
 
-// some returns the first items of a list, each converted. It has at most one item above a limit, so that the model reports the limit.
+// some returns the first items of a list, each converted. It has at most one item above a limit, so that the model
+// reports the limit.
 func some[T any](list []T, limit int, convert func(T) T) (out []T) {
 	if len(list) > 0 {
 		out = make([]T, 0, min(len(list), limit+1))
@@ -148,8 +150,8 @@ func stripService(s *corev1.Service, l *model.Limits) *corev1.Service {
 	return out
 }
 
-// stripNode keeps only fields that the proxy reads. It drops, for example, the conditions, which the kubelet updates every few
-// minutes.
+// stripNode keeps only fields that the proxy reads. It drops, for example, the conditions, which the kubelet updates
+// every few minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, DeletionTimestamp: n.DeletionTimestamp},

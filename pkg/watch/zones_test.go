@@ -1,8 +1,6 @@
 package watch
 
 import (
-	"maps"
-	"net/netip"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,23 +12,19 @@ import (
 
 // A source stores the zones of endpoints only with the option for zones.
 func TestZonesAreStoredOnRequest(t *testing.T) {
-	zone := "zone-a"
+	zone, node := "zone-a", "node-1"
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "cart-x", Labels: map[string]string{discoveryv1.LabelServiceName: "cart"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.10"}, Zone: &zone}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.10"}, NodeName: &node, Zone: &zone}},
 	}
 	for _, zones := range []bool{false, true} {
 		cfg := Config{Zones: zones}
 		item, err := cfg.transformer().transform(slice)
 		lab.Must(t, err)
-		got := model.Zones([]*model.Slice{item.(*object).value.(*model.Slice)})
-		want := map[netip.Addr]string{netip.MustParseAddr("10.244.0.10"): ""}
-		if zones {
-			want[netip.MustParseAddr("10.244.0.10")] = zone
-		}
-		if !maps.Equal(got, want) {
-			t.Errorf("option %t: zones %v, want %v", zones, got, want)
+		e := item.(*object).value.(*model.Slice).Endpoints[0]
+		if (e.Zone() == zone) != zones || e.Node() != node {
+			t.Errorf("zones %t: the stored zone is %q, the node is %q", zones, e.Zone(), e.Node())
 		}
 	}
 }
