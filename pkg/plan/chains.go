@@ -34,5 +34,5 @@ func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	if c.kind.hasRoute() {
 		c.of = uint8(e.Key.AsUint32()&routeBits>>8) - 1 // the chain can be of several routes
 	}
-	return l.dispatchElement(st, c) == *e, p.shared.Has(e.ID())
+	return l.dispatchElement(st, c) == *e, p.classes.Has(e.ID())
 }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -91,14 +90,14 @@ func kindOf(word uint32) kind {
 // name is the name of the class's chain, without a number.
 func (c class) name() string {
 	r := &kinds[c.kind]
-	name, selection := r.prefix, r.random
+	of, selection := "", r.random
 	if r.each != nil {
-		name += r.each[c.of]
+		of = r.each[c.of]
 	}
 	if c.table.by != (selector{}) {
 		selection = c.table.by.name() + "-"
 	}
-	return name + selection + r.suffix
+	return r.prefix + of + selection + r.suffix
 }
 
 // chain is the name of the chain of the class. Several classes can share a chain.
@@ -106,7 +105,7 @@ func (c class) chain() string {
 	if kinds[c.kind].by == unnumbered {
 		return c.name()
 	}
-	return fmt.Sprintf("%s-%d", c.name(), c.table.size+c.timeout) // the other number is 0
+	return c.name() + "-" + strconv.Itoa(int(c.table.size+c.timeout)) // the other number is 0
 }
 
 // route is a combination of destination, traffic policy and origin. It determines the list of endpoints and masquerading.

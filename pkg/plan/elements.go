@@ -61,10 +61,8 @@ type ballot struct {
 
 // replace replaces elements by others. It adds the new votes before it withdraws the old ones, see [want.Table.Vote].
 func (p *Planner) replace(old, now func(emit)) {
-	old(emit{p.remove, func(e nft.Element, pro, contra int32) {
-		p.withdrawn = append(p.withdrawn, ballot{e, pro, contra})
-	}})
-	now(emit{p.put, p.vote})
+	old(p.withdrawing)
+	now(p.adding)
 	for i := range p.withdrawn {
 		b := &p.withdrawn[i]
 		p.vote(b.Element, -b.pro, -b.contra)
@@ -75,7 +73,11 @@ func (p *Planner) replace(old, now func(emit)) {
 
 // vote adds votes for and against an element.
 func (p *Planner) vote(e nft.Element, pro, contra int32) {
-	switch p.shared.Vote(&e, pro, contra) {
+	table := p.shared
+	if e.Set.Verdict {
+		table = p.classes
+	}
+	switch table.Vote(&e, pro, contra) {
 	case want.Wanted:
 		p.put(e)
 	case want.Unwanted:
@@ -115,7 +117,7 @@ func (p *Planner) frontendElements(c claim, to emit) {
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
 	classes := [2]map[class]bool{{}, {}}
-	p.shared.Each(func(e *nft.Element) {
+	p.classes.Each(func(e *nft.Element) {
 		f := e.Set.Family
 		if c, is := classOf(f, e.Chain); is {
 			classes[f][c] = true
@@ -158,6 +160,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for k := range p.deleted {
 		each(p.deletedElement(k))
 	}
+	p.classes.Each(f)
 	p.shared.Each(func(e *nft.Element) {
 		if !p.isLast(e.Set) { // among them the regions: without its region, no Service is found
 			f(e)

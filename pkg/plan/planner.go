@@ -28,10 +28,10 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// shared has the elements that several Services may want.
-	shared  *want.Table
-	numbers [2]*numbers
-	rooms   rooms
+	// shared has the elements that several Services may want, and classes those of them that lead to the chain of a class.
+	shared, classes *want.Table
+	numbers         [2]*numbers
+	rooms           rooms
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
 	// room now.
 	waiting map[types.NamespacedName]struct{}
@@ -59,8 +59,9 @@ type Planner struct {
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// withdrawn is memory of [Planner.replace].
-	withdrawn []ballot
+	// withdrawing and adding receive the elements for [Planner.replace]. withdrawn is its memory.
+	withdrawing, adding emit
+	withdrawn           []ballot
 }
 
 // service is a planned Service.
@@ -117,6 +118,7 @@ func New(o Options) *Planner {
 		options:      o,
 		services:     map[types.NamespacedName]*service{},
 		shared:       want.New(),
+		classes:      want.New(),
 		rooms:        newRooms(o.Room),
 		waiting:      map[types.NamespacedName]struct{}{},
 		holders:      newOwners[Holder](),
@@ -128,6 +130,10 @@ func New(o Options) *Planner {
 		flows:        map[model.Key]struct{}{},
 		deleted:      map[model.Key]struct{}{},
 	}
+	p.adding = emit{p.put, p.vote}
+	p.withdrawing = emit{p.remove, func(e nft.Element, pro, contra int32) {
+		p.withdrawn = append(p.withdrawn, ballot{e, pro, contra})
+	}}
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
 		return p.shared.Has(nft.ID{Set: p.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
 	})
