@@ -17,13 +17,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// searchWith makes the loop request searches for stale flows from a reconciler.
-func (b *bench) searchWith(r *conntrack.Reconciler) {
-	b.Listeners = append(b.Listeners, conntrack.NewFlows(conntrack.FlowsConfig{
-		To: r, Planner: b.Planner, Families: b.Families, Settled: b.Request,
-	}))
-}
-
 // slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.
 type slowTable struct {
 	services int
@@ -84,8 +77,7 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		table := &slowTable{services: services, goOn: make(chan struct{})}
 		flows := conntrack.New(conntrack.Config{Open: func() (conntrack.Table, error) { return table, nil }, Metrics: table})
 		b := newBench()
-		b.kernel.asWanted = true
-		b.searchWith(flows)
+		b.Flows, b.kernel.asWanted = flows, true
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		for i := range services {
 			b.setProtocol(b.set(i, 0, udp), corev1.ProtocolUDP, flowTo(i).Server.Addr().String())
@@ -163,7 +155,7 @@ func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 		defer running.Wait()
 		defer cancel()
 		b := newBench()
-		b.searchWith(r)
+		b.Flows = r
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		flap := func(d time.Duration) {
 			for i := range d / (50 * time.Millisecond) {

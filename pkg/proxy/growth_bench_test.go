@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -128,7 +127,7 @@ func (s *alternatingSource) Get(n types.NamespacedName) model.Objects {
 
 // lags measures the time from a change to its commit.
 type lags struct {
-	beside.Quiet
+	quiet
 	mu     sync.Mutex
 	marked map[types.NamespacedName]time.Time
 	list   []time.Duration
@@ -143,7 +142,7 @@ func (l *lags) mark(name types.NamespacedName) {
 	}
 }
 
-func (l *lags) Synced(s *beside.Sync) {
+func (l *lags) Synced(s *Sync) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.syncs++
@@ -159,7 +158,7 @@ func (l *lags) Synced(s *beside.Sync) {
 // ends the loop and waits for it.
 func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	l = &lags{marked: map[types.NamespacedName]time.Time{}}
-	p.Listeners = append(p.Listeners, l)
+	p.listeners = append(p.listeners, l)
 	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
 	p.alarm.timer = time.NewTimer(0)
 	ctx, cancel := context.WithCancel(quietly(b))

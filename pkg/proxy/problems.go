@@ -211,7 +211,7 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 }
 
 // show updates the metric of objects with problems.
-func (b *problemBook) show(m *metrics.Loop) {
+func (b *problemBook) show(m *metrics.Metrics) {
 	if !b.changed {
 		return
 	}

@@ -15,8 +15,7 @@ import (
 // Source holds the API objects.
 type Source interface {
 	proxy.Cluster
-	// Get returns a Service and its EndpointSlices.
-	Get(name types.NamespacedName) model.Objects
+	proxy.Objects
 }
 
 // Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP
