@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -64,18 +63,18 @@ type Config struct {
 	Refusals *Refusals
 }
 
-// Server is a listener that serves the node ports of Services on loopback. Any goroutine may call its methods, but only
-// one goroutine may call Run. Only Run and Refused block.
+// Server serves the node ports of Services on loopback. Any goroutine may call its methods, but only one goroutine may call Run. Only Run and Refused
+// block.
 type Server struct {
-	beside.Quiet
 	Config
 	connections atomic.Int64
-	runner      *beside.Runner
-	// Only Run uses the next three fields. ports are the node ports with endpoints. refusing is true while this process
-	// owns the tables of the refusals. retryAt is the time of the next retry; zero if there is nothing to retry.
-	ports    map[model.Key]*port
-	refusing bool
-	retryAt  time.Time
+	// changed has a value when Run has something to do.
+	changed chan struct{}
+	// ports are the node ports with endpoints. Only Run uses them.
+	ports map[model.Key]*port
+	// refusing is true while this process owns the tables of the refusals. notRefusing is true after a failed commit of these tables. Only Run uses
+	// both fields.
+	refusing, notRefusing bool
 
 	mu      sync.Mutex
 	claims  claims
@@ -121,15 +120,11 @@ func New(c Config) *Server {
 	if c.Files == nil {
 		c.Files = descriptors.New()
 	}
-	s := &Server{
-		Config: c, ports: map[model.Key]*port{},
+	return &Server{
+		Config: c, changed: make(chan struct{}, 1), ports: map[model.Key]*port{},
 		claims: claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}, dirty: map[model.Key]struct{}{},
 		failures: map[model.Key]*failure{}, failing: map[types.NamespacedName]*failing{},
 	}
-	s.runner = beside.NewRunner(beside.Runner{
-		Work: s.work, First: beside.UntilWake, Failed: "Cannot refuse UDP and SCTP node ports on loopback, will retry",
-	})
-	return s
 }
 
 func listen(at netip.AddrPort) (net.Listener, error) {
@@ -158,7 +153,7 @@ func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	}
 	s.mu.Unlock()
 	if len(changed) > 0 {
-		s.runner.Wake()
+		s.wake()
 	}
 }
 
@@ -173,28 +168,35 @@ func (s *Server) Serve(serving bool) {
 	}
 	s.mu.Unlock()
 	if changed {
-		s.runner.Wake()
+		s.wake()
+	}
+}
+
+func (s *Server) wake() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }
 
 // Run opens and closes ports until the context ends. Then it closes all listeners and connections, and deletes the refusals of this process.
 func (s *Server) Run(ctx context.Context) {
 	defer s.end()
-	s.runner.Run(ctx)
-}
-
-// work processes the changes. It returns the pause before the next retry, if the program cannot listen on a port or write
-// the refusals.
-func (s *Server) work(ctx context.Context) (beside.Pause, error) {
-	if !s.retryAt.IsZero() && !time.Now().Before(s.retryAt) {
-		s.retry()
+	retry := time.NewTimer(retryEvery)
+	retry.Stop()
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.changed:
+		case <-retry.C:
+			s.retry()
+		}
+		if s.sync(ctx) {
+			retry.Reset(retryEvery)
+		}
 	}
-	failing, err := s.sync(ctx)
-	if s.retryAt = (time.Time{}); !failing && err == nil {
-		return beside.UntilWake, nil
-	}
-	s.retryAt = time.Now().Add(retryEvery)
-	return beside.Pause{Most: retryEvery}, err
 }
 
 func (s *Server) end() {
@@ -224,8 +226,8 @@ func (s *Server) retry() {
 	}
 }
 
-// sync processes the changes. It returns true if the program cannot listen on a port, and the error of writing the refusals.
-func (s *Server) sync(ctx context.Context) (failing bool, err error) {
+// sync processes the changes. It returns true if Run must retry: the program cannot listen on a port, or cannot write the refusals.
+func (s *Server) sync(ctx context.Context) (failing bool) {
 	s.mu.Lock()
 	serving, lost := s.serving, s.lost
 	s.lost = false
@@ -260,13 +262,13 @@ func (s *Server) sync(ctx context.Context) (failing bool, err error) {
 			s.open(k, p, c)
 		}
 	}
-	err = s.commitRefusals(serving, lost)
+	s.commitRefusals(serving, lost)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.Families {
 		s.Metrics.LoopbackListeners(f, s.listeners[f])
 	}
-	return len(s.failures) > 0, err
+	return len(s.failures) > 0 || s.notRefusing
 }
 
 // byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node
@@ -293,21 +295,24 @@ func (s *Server) refuse(k model.Key, refused bool) {
 }
 
 // commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance, which uses the same name.
-func (s *Server) commitRefusals(serving, lost bool) error {
+func (s *Server) commitRefusals(serving, lost bool) {
 	if s.Refusals == nil {
-		return nil
+		return
 	}
 	if lost || serving && !s.refusing {
 		s.Refusals.Reset()
 	}
 	if s.refusing = serving; !serving {
-		return nil
+		return
 	}
 	err := s.Refusals.Commit()
 	if len(s.Families) == 0 {
-		return nil // without families, the only purpose was to delete the tables of an earlier process
+		return // without families, the only purpose was to delete the tables of an earlier process
 	}
-	return err
+	if err != nil && !s.notRefusing {
+		klog.ErrorS(err, "Cannot refuse UDP and SCTP node ports on loopback, will retry", "interval", retryEvery)
+	}
+	s.notRefusing = err != nil
 }
 
 // Refused returns the number of refused packets to UDP and SCTP node ports on loopback, by protocol. It waits for the kernel. After an error, Run
@@ -318,7 +323,7 @@ func (s *Server) Refused(f inet.Family) (map[inet.Protocol]uint64, error) {
 		s.mu.Lock()
 		s.lost = true
 		s.mu.Unlock()
-		s.runner.Wake()
+		s.wake()
 	}
 	return n, err
 }
