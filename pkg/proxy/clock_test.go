@@ -68,6 +68,7 @@ func history(t *testing.T, offsets []int64) (list []string) {
 		}
 		defer b.start(t)()
 		close(b.source.synced)
+		synctest.Wait() // the first sync has happened: whether it includes the first change would depend on the scheduler
 		for i := range 20 {
 			if len(offsets) > 0 {
 				offset.Store(offsets[i%len(offsets)])
