@@ -116,7 +116,8 @@ func New(connection *rest.Config) (*Client, error) {
 	}, nil
 }
 
-// resource is a kind of objects in the API. client-go's package gentype has typed clients, too. But its fake clients import megabytes of libraries.
+// resource is a kind of objects in the API. client-go's package gentype has typed clients, too. But its fake clients
+// import megabytes of libraries.
 type resource struct {
 	Client rest.Interface
 	// Name is the name in the path of a request, such as "services". An empty namespace means all namespaces.

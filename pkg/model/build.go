@@ -35,14 +35,15 @@ type Options struct {
 	Limits Limits
 	// Starts are the starting endpoints of the Service so far, see [Service.Starts]; nil for none.
 	Starts *Starts
-	// Now, if not nil, is the current time. An endpoint that is ready, but was not ready when Starts were made, is starting. Before the
-	// first sync, the time is zero, and all endpoints have their full weight. If Now is nil, exactly the endpoints in Starts are starting.
+	// Now, if not nil, is the current time. An endpoint that is ready, but was not ready when Starts were made, is
+	// starting. Before the first sync, the time is zero, and all endpoints have their full weight. If Now is nil,
+	// exactly the endpoints in Starts are starting.
 	Now *time.Time
 }
 
-// Build returns the Service as this node should program it. It returns nil if there is nothing to program: the Service is nil,
-// headless, an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and
-// slices of headless Services, and passes exactly the slices of this Service.
+// Build returns the Service as this node should program it. It returns nil if there is nothing to program: the Service
+// is nil, headless, an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of
+// another proxy and slices of headless Services, and passes exactly the slices of this Service.
 //
 // Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster
 // IP has no ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind,
@@ -53,8 +54,8 @@ type Options struct {
 //
 // Build skips each part that is invalid or exceeds a limit, and adds a Problem. The problems of the Service precede the problems of its slices, which
 // are in the order of their names. An invalid timeout of session affinity is replaced, not skipped. The result does not depend on the order of
-// endpoints in a slice (except for the paths in Problems). The result shares only strings with API objects. Lists within the result
-// may share memory. The limits and the size of the objects bound its memory.
+// endpoints in a slice (except for the paths in Problems). The result shares only strings with API objects. Lists
+// within the result may share memory. The limits and the size of the objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(o Objects, node Node, opts Options) *Service {

@@ -49,8 +49,8 @@ type Candidate struct {
 	NotCluster, NotLocal string
 }
 
-// Explain returns the result of Build with reasons, or nil if Build returns nil. If no limit is exceeded, the endpoints of each
-// policy in use are exactly the candidates without a reason against this policy.
+// Explain returns the result of Build with reasons, or nil if Build returns nil. If no limit is exceeded, the endpoints
+// of each policy in use are exactly the candidates without a reason against this policy.
 func Explain(o Objects, node Node, opts Options) *Explanation {
 	b := construct(o, node, opts)
 	if b == nil {

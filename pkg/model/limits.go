@@ -44,9 +44,9 @@ type Limits struct {
 	Problems int
 }
 
-// DefaultLimits returns the default of each limit. The flag --limits changes SourceRanges, because lists of sources such
-// as those of a content delivery network grow, and Pairs, because a DaemonSet has as many endpoints as the cluster has
-// nodes. No real Service needs more of the other quantities. Tests set smaller limits.
+// DefaultLimits returns the default of each limit. The flag --limits changes SourceRanges, because lists of sources
+// such as those of a content delivery network grow, and Pairs, because a DaemonSet has as many endpoints as the cluster
+// has nodes. No real Service needs more of the other quantities. Tests set smaller limits.
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, PortRanges: 64, SourceRanges: 1_000,

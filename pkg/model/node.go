@@ -56,7 +56,8 @@ func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 	return list
 }
 
-// Addresses returns the addresses of the endpoints of slices, ready or not. If a node is named, only its endpoints count.
+// Addresses returns the addresses of the endpoints of slices, ready or not. If a node is named, only its endpoints
+// count.
 func Addresses(slices []*Slice, node string) (list []netip.Addr) {
 	for _, s := range slices {
 		for i := range s.Endpoints {

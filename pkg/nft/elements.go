@@ -22,9 +22,9 @@ type Found struct {
 	Packets uint64
 }
 
-// Elements returns the elements of a set. The kernel's work grows with the square of their number: use it for small sets,
-// or where latency does not matter. While the kernel resizes a set without a declared size, an element may be listed
-// twice. If the ruleset changes meanwhile, Elements starts again.
+// Elements returns the elements of a set. The kernel's work grows with the square of their number: use it for small
+// sets, or where latency does not matter. While the kernel resizes a set without a declared size, an element may be
+// listed twice. If the ruleset changes meanwhile, Elements starts again.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
 	var list []Element
 	begin := func() { list = nil }
@@ -43,12 +43,12 @@ func (c *Conn) Elements(s *Set) ([]Element, error) {
 var errEnough = errors.New("enough")
 
 // Each calls f for elements of a set until f returns false. f must not keep the element, but may sleep. Each takes as
-// long as [Conn.Elements], but does not store the elements. The first n elements of a large set take the kernel much less
-// time than all: its work grows with the square of n. The order is that of the hash table, so the first elements are a
-// random sample.
+// long as [Conn.Elements], but does not store the elements. The first n elements of a large set take the kernel much
+// less time than all: its work grows with the square of n. The order is that of the hash table, so the first elements
+// are a random sample.
 //
-// If the ruleset changes during the call, whole is false: some elements may be missing or listed twice. To detect a change
-// of this table, compare the generations before and after the call, and check the commits between them.
+// If the ruleset changes during the call, whole is false: some elements may be missing or listed twice. To detect a
+// change of this table, compare the generations before and after the call, and check the commits between them.
 func (c *Conn) Each(s *Set, f func(*Found) (more bool)) (whole bool, err error) {
 	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), found(s, f))
 	if err != nil && err != errEnough { //nolint:errorlint // never wrapped
@@ -141,7 +141,8 @@ func (f *Found) expression(v []byte) {
 // getAtOnce is the largest number of keys in one request: the answers must fit in the socket's buffer.
 const getAtOnce = 256
 
-// Get looks up elements by key. The result is nil for a missing element. The kernel matches keys as it does for a packet.
+// Get looks up elements by key. The result is nil for a missing element. The kernel matches keys as it does for a
+// packet.
 func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 	found := make([]*Found, len(keys))
 	for from := 0; from < len(keys); {

@@ -254,5 +254,6 @@ func timeoutClass(seconds uint32) uint32 {
 }
 
 func (c class) compare(d class) int {
-	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.of, d.of), cmp.Compare(c.table.index(), d.table.index()), cmp.Compare(c.timeout, d.timeout))
+	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.of, d.of),
+		cmp.Compare(c.table.index(), d.table.index()), cmp.Compare(c.timeout, d.timeout))
 }

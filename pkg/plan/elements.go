@@ -43,8 +43,8 @@ func (p *Planner) remove(e nft.Element) {
 	}
 }
 
-// emit receives the elements that a Service wants: its own elements, which nobody else can want, and its votes for and
-// against elements that others may want, too.
+// emit receives the elements that a Service wants: its own elements, which no other Service can want, and its
+// votes for and against elements that other Services may want, too.
 type emit struct {
 	own  func(nft.Element)
 	vote func(e nft.Element, pro, contra int32)
@@ -206,26 +206,32 @@ func (p *Planner) isLast(s *nft.Set) bool {
 // elements of the plan.
 func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 	l := p.layouts[s.Family]
-	if s == l.ranges || s == l.restrictedRanges {
-		p.rangeElements(l, s, f)
-		return
+	only := func(e nft.Element) {
+		if e.Set == s {
+			f(&e)
+		}
 	}
-	if !slices.Contains(l.sources[:], s) {
+	switch {
+	case s == l.ranges || s == l.restrictedRanges:
+		for _, keys := range p.claims.rangesAt {
+			for k := range keys {
+				if k.Family == l.family {
+					p.frontendElements(p.claims.winner(k), emit{only, noVotes})
+				}
+			}
+		}
+	case slices.Contains(l.sources[:], s):
+		for _, service := range p.services {
+			if sources := service.sources[l.family]; sources != nil {
+				l.sourceElements(sources, nil, only)
+			}
+		}
+	default:
 		p.Elements(func(e *nft.Element) {
 			if e.Set == s {
 				f(e)
 			}
 		})
-		return
-	}
-	for _, service := range p.services {
-		if sources := service.sources[l.family]; sources != nil {
-			l.sourceElements(sources, nil, func(e nft.Element) {
-				if e.Set == s {
-					f(&e)
-				}
-			})
-		}
 	}
 }
 

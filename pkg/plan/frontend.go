@@ -2,7 +2,6 @@ package plan
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -10,7 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// port is a planned service port. The elements of its frontends lead to its number, and the number leads to its endpoints.
+// port is a planned service port. The elements of its frontends lead to its number, and the number leads to its
+// endpoints.
 type port struct {
 	// ServicePort is the service port in the form that has room: without the properties that this form lacks.
 	*model.ServicePort
@@ -132,7 +132,8 @@ func (p *port) table(ls list) table {
 
 // routesByOrigin reports whether the route of some packets depends on their origin: the port has a frontend with the external policy Local.
 func (p *port) routesByOrigin() bool {
-	return p.HasEndpoints && slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
+	_, external := p.localPolicies()
+	return p.HasEndpoints && external
 }
 
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
@@ -173,7 +174,6 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	l.leadTo(c, at, to)
 	if c.kind == kindSingle {
 		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.route().list()]))})
-		l.leadTo(c, at, to)
 	}
 	l.behaviourElements(p, f, to)
 }

@@ -17,9 +17,9 @@ import (
 // If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed,
 // and single ports take precedence over ranges.
 //
-// A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about the
-// frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about the
-// rest in parts.
+// A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about
+// the frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about
+// the rest in parts.
 
 // places has the decisions that depend on other keys at the same address.
 type places struct {
@@ -309,8 +309,8 @@ func (cs *claims) noteOverlaps() {
 	}
 }
 
-// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first range begins the index of single
-// ports.
+// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first
+// range begins the index of single ports.
 func (cs *claims) claimPlace(k model.Key, claimed bool) {
 	if k.Last != 0 {
 		if cs.rangesAt.set(k, claimed); cs.singlesAt == nil && claimed {

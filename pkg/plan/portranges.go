@@ -150,18 +150,3 @@ func (p *Planner) hadRanges(s *model.Service) bool {
 		return sp.Ranged() && p.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
 	})
 }
-
-// rangeElements calls each for the wanted elements of a map of ranges.
-func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
-	for _, keys := range p.claims.rangesAt {
-		for k := range keys {
-			if k.Family == l.family {
-				p.frontendElements(p.claims.winner(k), emit{func(e nft.Element) {
-					if e.Set == s {
-						each(&e)
-					}
-				}, noVotes})
-			}
-		}
-	}
-}

@@ -347,7 +347,8 @@ func (l *layout) pick(c class) []nft.Rule {
 		if i > 0 {
 			none = hasNoBits(endpointBits)
 		}
-		rules = append(rules, rule(drawComment(c.table, draw), none, setPriority(indexed(l.family, []nft.Field{nft.Priority()}, draw), l.slots[c.list()])))
+		slot := indexed(l.family, []nft.Field{nft.Priority()}, draw)
+		rules = append(rules, rule(drawComment(c.table, draw), none, setPriority(slot, l.slots[c.list()])))
 	}
 	return rules
 }

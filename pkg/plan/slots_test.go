@@ -27,8 +27,8 @@ func sorted(list []netip.AddrPort) []netip.AddrPort {
 	return slices.SortedFunc(slices.Values(list), netip.AddrPort.Compare)
 }
 
-// TestSlotsHaveAllEndpoints: the slots have each endpoint once, also if a tenant has selected endpoints whose hashes are
-// near each other, or are equal.
+// TestSlotsHaveAllEndpoints: the slots have each endpoint once, also if a tenant has selected endpoints whose hashes
+// are near each other, or are equal.
 func TestSlotsHaveAllEndpoints(t *testing.T) {
 	defer func(mask uint64) { hashMask = mask }(hashMask)
 	for _, hashMask = range []uint64{hashMask, 1 << 32, 3} {
@@ -51,8 +51,8 @@ func changed(a, b []netip.AddrPort) int {
 	return n
 }
 
-// TestSlotsAreStable: if one endpoint is replaced or added, the number of changed slots grows with the square root of the
-// number of slots.
+// TestSlotsAreStable: if one endpoint is replaced or added, the number of changed slots grows with the square root of
+// the number of slots.
 func TestSlotsAreStable(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{2, 10, 100, 250, 1000, 5000, 16384} {

@@ -74,8 +74,8 @@ func (quiet) Synced(*Sync)                                 {}
 func (quiet) Queued(time.Time)                             {}
 func (quiet) Taken(*track.Dirty)                           {}
 
-// connect makes the guard and the tally, and adds the parts of the configuration as listeners. earlier are the UDP frontends of an
-// earlier process.
+// connect makes the guard and the tally, and adds the parts of the configuration as listeners. earlier are the UDP
+// frontends of an earlier process.
 //
 // The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that they are current when it is called. Servers
 // follow all listeners. The planner gets a Service after all listeners, so that the observer can compare it with its planned form.

@@ -123,7 +123,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	done := p.commit(ctx, start, p.absorb(ctx, dirty))
 	now := p.Now()
-	if p.queue.committed(now, now.Sub(start)); done && (p.queue.ready() || p.problems.more() && !p.problems.moving || p.unsettled) {
+	if p.queue.committed(now, now.Sub(start)); done && (p.queue.ready() || p.problems.ready() || p.unsettled) {
 		p.Schedule.Urgent()
 	}
 }

@@ -43,6 +43,9 @@ func newProblemBook() problemBook {
 // more reports whether conflicts are left for the next sync to report.
 func (b *problemBook) more() bool { return len(b.losing) > 0 }
 
+// ready reports whether a sync could report some of them now.
+func (b *problemBook) ready() bool { return b.more() && !b.moving }
+
 // reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b := &p.problems

@@ -83,7 +83,7 @@ type Frontend struct {
 	// DeniedSources cannot connect, even if AllowedSources has them.
 	DeniedSources []string `json:"deniedSources,omitempty"`
 	// Does describes the outcome of a new connection, unless the connection reaches an endpoint. DoesReason is the
-	// reason of the outcome. Normal is true if nobody needs to do anything about it. [Frontend.SetOutcome] sets
+	// reason of the outcome. Normal is true if an administrator need not do anything about it. [Frontend.SetOutcome] sets
 	// them.
 	Does       string `json:"does,omitempty"`
 	DoesReason string `json:"doesReason,omitempty"`

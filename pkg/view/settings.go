@@ -8,7 +8,8 @@ type Settings struct {
 	Started time.Time `json:"started"`
 	// Node is the name of its Node.
 	Node string `json:"node"`
-	// Config is the KubeProxyConfiguration in effect, as YAML. Limits, CountConnections and CountZones are settings of the tables that have no field in it.
+	// Config is the KubeProxyConfiguration in effect, as YAML. Limits, CountConnections and CountZones are settings of
+	// the tables that have no field in it.
 	Config           string         `json:"config"`
 	Limits           map[string]int `json:"limits,omitempty"`
 	CountConnections bool           `json:"countConnections"`

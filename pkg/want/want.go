@@ -61,7 +61,9 @@ func (t *Table) Each(f func(*nft.Element)) {
 	var e nft.Element
 	for id, v := range t.votes {
 		if v.wanted() {
-			e = nft.Element{Set: id.Set, Key: id.Key, KeyEnd: id.KeyEnd, IntervalEnd: id.IntervalEnd, Chain: v.chain, Jump: v.jump}
+			e = nft.Element{
+				Set: id.Set, Key: id.Key, KeyEnd: id.KeyEnd, IntervalEnd: id.IntervalEnd, Chain: v.chain, Jump: v.jump,
+			}
 			f(&e)
 		}
 	}

@@ -232,8 +232,8 @@ func (o *hostileObject) objects() (*corev1.Service, *discoveryv1.EndpointSlice) 
 	return svc, slice
 }
 
-// hostileStore returns a store with the objects, and the name of the Service. decoding is the memory that was allocated for decoding and
-// stripping the objects, and stored the memory that they take.
+// hostileStore returns a store with the objects, and the name of the Service. decoding is the memory that was allocated
+// for decoding and stripping the objects, and stored the memory that they take.
 func hostileStore(t testing.TB, o *hostileObject) (store *Store, name types.NamespacedName, decoding, stored uint64) {
 	t.Helper()
 	svc, slice := o.objects()
@@ -275,7 +275,8 @@ func readInLoop(store *Store, name types.NamespacedName) *model.Service {
 	return model.Build(store.Get(name), hostileNode, model.Options{})
 }
 
-// rejected are the objects with many small items that the API server does not accept: endpoints above 1,000, and invalid items.
+// rejected are the objects with many small items that the API server does not accept: endpoints above 1,000, and
+// invalid items.
 var rejected = map[string]bool{
 	"endpoints": true, "invalid endpoints": true, "empty endpoints": true, "invalid ports of a slice": true, "invalid ports": true,
 	"blank external IPs": true, "blank source ranges": true, "denied blank source ranges": true, "invalid load-balancer IPs": true,

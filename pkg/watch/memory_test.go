@@ -16,8 +16,8 @@ import (
 
 const endpointsPerService = 10
 
-// A cluster with 50,000 Services of 10 endpoints each must fit in 135 MB: 270 bytes for each endpoint, including its share of the
-// Service, the EndpointSlice, and the stores' keys and indexes. The test uses a tenth of this cluster.
+// A cluster with 50,000 Services of 10 endpoints each must fit in 135 MB: 270 bytes for each endpoint, including its
+// share of the Service, the EndpointSlice, and the stores' keys and indexes. The test uses a tenth of this cluster.
 func TestMemoryPerEndpoint(t *testing.T) {
 	if got := bytesPerEndpoint(t, 5000); got > 270 {
 		t.Errorf("the stores take %.0f bytes per endpoint, want at most 270", got)

@@ -56,7 +56,8 @@ func fill(v reflect.Value, counter *int) {
 	}
 }
 
-// TestStripping sets all fields of a Service. It compares the stored one, field by field, with one in which the other fields are cleared.
+// TestStripping sets all fields of a Service. It compares the stored one, field by field, with one in which the other
+// fields are cleared.
 func TestStripping(t *testing.T) {
 	counter := 0
 	service := &corev1.Service{}
@@ -89,8 +90,8 @@ func strippedService(s *corev1.Service) *corev1.Service {
 	return out
 }
 
-// TestUnknownAnnotationsAreLimited: a Service may have annotations with the program's prefix and without a meaning. The store keeps only the first
-// of these by name. All annotations with a meaning are stored.
+// TestUnknownAnnotationsAreLimited: a Service may have annotations with the program's prefix and without a meaning. The
+// store keeps only the first of these by name. All annotations with a meaning are stored.
 func TestUnknownAnnotationsAreLimited(t *testing.T) {
 	service := bigService(1)
 	service.Annotations = map[string]string{"example.com/other": ""}
@@ -108,8 +109,8 @@ func TestUnknownAnnotationsAreLimited(t *testing.T) {
 	lab.Same(t, want, got.Annotations, "stored annotations")
 }
 
-// TestFieldsThatAreReadAreStored finds all fields of Services that other packages read, and looks them up in a stored Service that had all fields. A
-// field that is not stored is empty for its reader.
+// TestFieldsThatAreReadAreStored finds all fields of Services that other packages read, and looks them up in a stored
+// Service that had all fields. A field that is not stored is empty for its reader.
 func TestFieldsThatAreReadAreStored(t *testing.T) {
 	counter := 0
 	service := &corev1.Service{}
@@ -145,8 +146,8 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 	}
 }
 
-// selectedField returns, for example, k8s.io/api/core/v1.ServiceSpec.ClusterIP. The type is that of the value before the first dot, so that
-// metadata of a Service differs from that of a Node.
+// selectedField returns, for example, k8s.io/api/core/v1.ServiceSpec.ClusterIP. The type is that of the value before
+// the first dot, so that metadata of a Service differs from that of a Node.
 func selectedField(s *types.Selection) string {
 	of := s.Recv()
 	if p, ok := of.(*types.Pointer); ok {
@@ -157,7 +158,8 @@ func selectedField(s *types.Selection) string {
 
 var usual = model.DefaultLimits()
 
-// noteStored records for each field of a stored value whether it is set, recursively. Go promotes the fields of embedded metadata.
+// noteStored records for each field of a stored value whether it is set, recursively. Go promotes the fields of
+// embedded metadata.
 func noteStored(v reflect.Value, stored map[string]bool) {
 	for v.Kind() == reflect.Slice && v.Len() > 0 || v.Kind() == reflect.Pointer && !v.IsNil() {
 		if v.Kind() == reflect.Slice {

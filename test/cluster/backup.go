@@ -33,9 +33,9 @@ func (c *Cluster) Backup(ctx context.Context) error {
 	return os.WriteFile(c.path("backup"), snapshot, 0o600)
 }
 
-// Restore resets etcd to the [Cluster.Backup], as etcd's documentation describes for Kubernetes: objects vanish, return and
-// change, resource versions continue far above the old ones, and watches of old versions fail. It kills and restarts both
-// programs.
+// Restore resets etcd to the [Cluster.Backup], as etcd's documentation describes for Kubernetes: objects vanish, return
+// and change, resource versions continue far above the old ones, and watches of old versions fail. It kills and
+// restarts both programs.
 func (c *Cluster) Restore(ctx context.Context) error {
 	if err := c.restore(ctx); err != nil {
 		return fmt.Errorf("restore etcd: %w", err)

@@ -321,7 +321,8 @@ func heldBack(t *testing.T, b *besieged) {
 	d.finds()
 }
 
-// garbled corrupts an EndpointSlice in an event of a watch: the program lists all EndpointSlices, and uses this one and all others.
+// garbled corrupts an EndpointSlice in an event of a watch: the program lists all EndpointSlices, and uses this one and
+// all others.
 func garbled(t *testing.T, b *besieged) {
 	const name = "garbled"
 	addr := b.Pods[0].IPv4.String()

@@ -114,7 +114,8 @@ func (p *packager) objectsIn(text string) map[string]any {
 // required are the required values of the chart, as in configured.
 const required = " --namespace kube-system --set image.repository=" + ourImage + " --set apiServer.host=192.0.2.10 --set 'config.clusterCIDR=10.244.0.0/16\\,fd00:10:244::/56'"
 
-// chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp.
+// chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component
+// of deploy/seccomp.
 var chartVariants = []struct{ release, values, folders string }{
 	{"kube-nftproxy", "", "base"},
 	{"kube-nftproxy-canary", "canary=true", "canary"},

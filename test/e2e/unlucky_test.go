@@ -27,8 +27,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestEtcdIsRestoredFromABackup restores etcd from a backup while the program runs, with the procedure of etcd's documentation:
-// the watches of old versions fail, and the rules follow.
+// TestEtcdIsRestoredFromABackup restores etcd from a backup while the program runs, with the procedure of etcd's
+// documentation: the watches of old versions fail, and the rules follow.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	b := besiege(t)
 	from := b.Pods[2]

@@ -22,9 +22,9 @@ const (
 	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
 	// could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
-	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP, in intervals
-	// between passes. A client repeats its first segment after 1, 2, 4 and more seconds, so a new Service need not wait for
-	// many passes. With the delay, frequent changes of endpoints cause few passes.
+	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP, in
+	// intervals between passes. A client repeats its first segment after 1, 2, 4 and more seconds, so a new Service
+	// need not wait for many passes. With the delay, frequent changes of endpoints cause few passes.
 	patience = 5
 	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second

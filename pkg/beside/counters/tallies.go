@@ -1,6 +1,7 @@
 package counters
 
 import (
+	"maps"
 	"strings"
 	"time"
 
@@ -185,16 +186,8 @@ func (t *tallies) settle() {
 
 // forget removes the entries whose elements no reading since the given round has seen.
 func (t *tallies) forget(round int) {
-	for k, e := range t.frontends {
-		if e.round < round {
-			delete(t.frontends, k)
-		}
-	}
-	for k, e := range t.ports {
-		if e.round < round {
-			delete(t.ports, k)
-		}
-	}
+	maps.DeleteFunc(t.frontends, func(_ frontend, e *entry) bool { return e.round < round })
+	maps.DeleteFunc(t.ports, func(_ string, e *entry) bool { return e.round < round })
 }
 
 // Port holds the counts of all frontends of a service port together.

@@ -2,6 +2,7 @@ package counters
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -11,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// The zones of endpoints in the API that have none, and of all zones of a Service above mostZones. The authors of EndpointSlices choose the names
-// of zones, so the number of zones is limited.
+// The zones of endpoints in the API that have none, and of all zones of a Service above mostZones. The authors of
+// EndpointSlices choose the names of zones, so the number of zones is limited.
 const (
 	unknownZone = "unknown"
 	otherZones  = "other"
@@ -25,8 +26,9 @@ type ZonesOf func(service types.NamespacedName) map[netip.Addr]string
 
 // endpoints count connections to endpoints by zone. A nil pointer counts nothing.
 //
-// The elements of endpoints have no comments, which would cost the kernel memory for each endpoint. They have the number of their service port.
-// The elements of its frontends have this number and the name of the service port. A reading sees the elements of frontends first.
+// The elements of endpoints have no comments, which would cost the kernel memory for each endpoint. They have the
+// number of their service port. The elements of its frontends have this number and the name of the service port. A
+// reading sees the elements of frontends first.
 type endpoints struct {
 	zonesOf ZonesOf
 	// owners are the Services by the numbers of their ports.
@@ -120,7 +122,8 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Found, round in
 	}
 }
 
-// add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may have the address.
+// add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may
+// have the address.
 func (s *endpoints) add(meanings *plan.Counters, e *nft.Found, n uint64, first bool) {
 	number, addr := meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
@@ -214,16 +217,8 @@ func (s *endpoints) forget(round int) {
 			delete(s.unsettled, at)
 		}
 	}
-	for n, o := range s.owners {
-		if o.round < round {
-			delete(s.owners, n)
-		}
-	}
-	for service, z := range s.zones {
-		if z.round < round {
-			delete(s.zones, service)
-		}
-	}
+	maps.DeleteFunc(s.owners, func(_ plan.Number, o *owned) bool { return o.round < round })
+	maps.DeleteFunc(s.zones, func(_ string, z *zones) bool { return z.round < round })
 	clear(s.unowned) // no reading has seen service ports with these numbers
 }
 
@@ -273,7 +268,8 @@ type Zone struct {
 	Connections              uint64
 }
 
-// Zones returns the zones with connections, unsorted. A Service has at most 17. It returns none unless the elements of endpoints have counters.
+// Zones returns the zones with connections, unsorted. A Service has at most 17. It returns none unless the elements of
+// endpoints have counters.
 func (c *Counters) Zones() (list []Zone) {
 	if c.endpoints == nil {
 		return nil

@@ -51,8 +51,8 @@ func (n *counted) move(h *lab.Host, zone string) {
 	}
 }
 
-// connect opens connections to one address of the Service, in both families and with both protocols, and counts the zone of the endpoint
-// that answered.
+// connect opens connections to one address of the Service, in both families and with both protocols, and counts the
+// zone of the endpoint that answered.
 func (n *counted) connect(from *lab.Host, to [2]netip.Addr, port uint16, times int) {
 	n.Helper()
 	for _, f := range inet.Families {

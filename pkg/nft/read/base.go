@@ -21,8 +21,9 @@ func (ch *BaseChain) String() string {
 	return fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, HookName(ch.Hook), ch.Priority)
 }
 
-// MayTranslateBefore reports whether the chain may translate packets before a chain of type nat with the same hook and a priority. Of two chains with
-// the same priority, the kernel evaluates the younger one first, and does not show which one that is.
+// MayTranslateBefore reports whether the chain may translate packets before a chain of type nat with the same hook and
+// a priority. Of two chains with the same priority, the kernel evaluates the younger one first, and does not show which
+// one that is.
 func (ch *BaseChain) MayTranslateBefore(priority int32) bool {
 	return ch.Type == "nat" && ch.Priority <= priority && ch.Uses > 0
 }

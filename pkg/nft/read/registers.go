@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// register returns the index of a register's first word among the 16 words of 32 bits. ok is false for the verdict register, which has
-// no word, and for unknown numbers.
+// register returns the index of a register's first word among the 16 words of 32 bits. ok is false for the verdict
+// register, which has no word, and for unknown numbers.
 func register(number uint32) (at int, ok bool) {
 	const oldRegisters = 4 // of 128 bits each
 	switch {
@@ -21,8 +21,8 @@ func register(number uint32) (at int, ok bool) {
 	return 0, false
 }
 
-// Register returns the offset in bytes of a register within all registers (see [Registers]). ok is false for the verdict register and for
-// unknown numbers.
+// Register returns the offset in bytes of a register within all registers (see [Registers]). ok is false for the
+// verdict register and for unknown numbers.
 func Register(number uint32) (offset int, ok bool) {
 	at, ok := register(number)
 	return at * 4, ok
