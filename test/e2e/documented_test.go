@@ -218,6 +218,7 @@ var documented = []struct {
 	{"kube-nftproxy --cleanup --service-proxy-name=try", (*reader).cleanupBeside},
 
 	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
+	{"kubectl apply -k deploy/flow-control", says(`flowschema\S* created`)},
 
 	// The node, after the deletion of the pods.
 	{"kube-nftproxy --cleanup", (*reader).cleanup},

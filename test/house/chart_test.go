@@ -133,7 +133,7 @@ func TestArchitecturesAreThoseOfTheImage(t *testing.T) {
 
 // TestChartHasNoCopies: the chart reads the files of deploy/, by symbolic links.
 func TestChartHasNoCopies(t *testing.T) {
-	for _, folder := range []string{"base", "beside", "monitoring", "startup-taint"} {
+	for _, folder := range []string{"base", "beside", "flow-control", "monitoring", "startup-taint"} {
 		if to, err := os.Readlink(filepath.Join(root, chart, folder)); err != nil || to != "../"+folder {
 			t.Errorf("%s%s links to %q, %v", chart, folder, to, err)
 		}

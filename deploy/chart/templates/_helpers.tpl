@@ -1,4 +1,5 @@
-{{- /* The objects are those of deploy/base, beside, startup-taint and monitoring: the templates read the files of these folders. */ -}}
+{{- /* The objects are those of deploy/base, beside, startup-taint, flow-control and monitoring: the templates read the
+files of these folders. */ -}}
 
 {{- /* read returns the text of a file: (list $ PATH) */ -}}
 {{- define "kube-nftproxy.read" -}}
@@ -24,7 +25,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "kube-nftproxy.object" -}}
 {{- $ := index . 0 -}}
 {{- $object := index . 1 -}}
-{{- if not (regexMatch "^(Cluster|Validating)" $object.kind) -}}
+{{- if not (regexMatch "^(Cluster|Validating|FlowSchema|PriorityLevel)" $object.kind) -}}
 {{- $_ := set $object.metadata "namespace" $.Release.Namespace -}}
 {{- end -}}
 {{- $labels := merge (include "kube-nftproxy.labels" $ | fromYaml) ($object.metadata.labels | default dict) -}}
