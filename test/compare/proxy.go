@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -231,7 +233,7 @@ func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures)
 
 func (p *proxy) cpu() (time.Duration, error) { return cpuOf(p.running.Pid()) }
 
-// cpuOf returns the processor time of a process and its child processes.
+// cpuOf returns the processor time of a process, in nanoseconds, and of its child processes that have ended, in ticks.
 func cpuOf(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -239,16 +241,21 @@ func cpuOf(pid int) (time.Duration, error) {
 	}
 	_, rest, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(rest)
-	const utime, cstime, ticksPerSecond = 11, 14, 100
+	const cutime, cstime, ticksPerSecond = 13, 14, 100
 	var ticks int
-	for _, v := range fields[utime : cstime+1] {
+	for _, v := range fields[cutime : cstime+1] {
 		n, err := strconv.Atoi(v)
 		if err != nil {
 			return 0, fmt.Errorf("read processor time: %w", err)
 		}
 		ticks += n
 	}
-	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+	const processClock = 2 // CPUCLOCK_SCHED of a process, see clock_getcpuclockid(3)
+	var own unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|processClock), &own); err != nil {
+		return 0, fmt.Errorf("read processor time: %w", err)
+	}
+	return time.Duration(own.Nano()) + time.Duration(ticks)*time.Second/ticksPerSecond, nil
 }
 
 // cpuOf returns the processor time used while f runs.
