@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds bin/image/kube-nftproxy.tar, an OCI image for several architectures. It needs Go and nothing else. Its last line is the
 # image's digest, which depends only on the source, the Go version and these variables. See
-# docs/image.md.
+# docs/releasing.md.
 #   VERSION=TEXT             text of --version and label of the image, by default from git
 #   SOURCE_DATE_EPOCH=N      time of all files in the image, by default the time of the commit
 #   REVISION=COMMIT          commit in the label of the image, by default from git

@@ -86,7 +86,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: "+
 		"source-ranges, pairs (of endpoints and ports). The program skips the excess of a Service, and reports it with an Event. "+
 		"Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; "+
-		"namespaces share these (docs/room.md).")
+		"namespaces share these (docs/sizing.md).")
 	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes "+
 		"16 bytes for each possible CPU of the machine. \"zones\" also counts them by the zone of the endpoint. "+
 		"Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")

@@ -83,7 +83,7 @@ var Rows = [Codes]Row{
 	AtMaximum: {
 		Label: "max_connections", Help: "the endpoints have their maximum of connections",
 		Counted: "`at-maximum`", OfPort: true,
-		Action:  "add endpoints, or raise the [maximum of connections](algorithms.md#maximum-of-connections)",
+		Action:  "add endpoints, or raise the [connection limit](algorithms.md#connection-limit)",
 		Refuses: true, Drops: true, Words: "all endpoints have their maximum of connections",
 	},
 	Held: {

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Room has the limits of quantities that all Services of a node share. See docs/room.md for the part of each namespace.
+// Room has the limits of quantities that all Services of a node share. See docs/sizing.md for the part of each namespace.
 type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
 	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges. An endpoint without

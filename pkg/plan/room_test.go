@@ -27,7 +27,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 		"frontends and slots": r.elements, "source ranges": r.sourceRanges, "port ranges": r.portRanges, "service ports without endpoint ids": r.numbers[0],
 		"service ports with session affinity": r.affine[0], "service ports that hold packets": r.holders[0],
 	} {
-		numbers := rowOf(t, "../../docs/room.md", row, `\| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+)`)
+		numbers := rowOf(t, "../../docs/sizing.md", row, `\| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+)`)
 		for i, n := range []int{q.Limit(), q.Own(), q.Most()} {
 			if strings.ReplaceAll(numbers[i], ",", "") != fmt.Sprint(n) {
 				t.Errorf("%s: the page has %s, want %d", row, numbers[i], n)

@@ -16,10 +16,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// countedByZone is the flag on the page about zones.
+// countedByZone is the flag for counts of connections by zone.
 const countedByZone = "--count-connections=zones"
 
-// TestZonesPage compares the page about zones with the output of the program, after 20 connections.
+// TestZonesPage compares the section about zones with the output of the program, after 20 connections.
 func TestZonesPage(t *testing.T) {
 	zoned := func(endpoint, zone string) string { return strings.TrimSuffix(endpoint, "}") + ", zone: " + zone + "}" }
 	d := newDesk(t, deskNode+deskService(1, "web", "", "")+deskSlice("web", "s1", deskPort, zoned(readyPod, "a"), zoned(remotePod, "b")), countedByZone)
@@ -33,7 +33,7 @@ func TestZonesPage(t *testing.T) {
 		by[a.Server]++
 	}
 	all := by["pod-0"] + by["remote-0"]
-	page := "../../docs/zones.md"
+	page := "../../docs/metrics.md"
 	// Chance decides the numbers. The page has 11 and 9 connections of 20.
 	shown := map[string]string{fmt.Sprint(all): "20", fmt.Sprint(by["pod-0"]): "11", fmt.Sprint(by["remote-0"]): "9"}
 	counts, number := regexp.MustCompile(`(?m)\b\d+ connections?|\} \d+$`), regexp.MustCompile(`\d+`)

@@ -115,12 +115,11 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
-// TestIndexListsEveryPage requires a link to each page in docs from docs/README.md, or from the list of decisions, and a link to the index from
-// README.md.
+// TestIndexListsEveryPage requires a link to each page in docs from docs/README.md, and a link to that from README.md.
 func TestIndexListsEveryPage(t *testing.T) {
-	const index, decisions = "docs/README.md", "docs/decisions/README.md"
+	const index = "docs/README.md"
 	listed := map[string]bool{}
-	for _, from := range []string{"README.md", index, decisions} {
+	for _, from := range []string{"README.md", index} {
 		if from != "README.md" && !listed[from] {
 			t.Errorf("no link to %s", from)
 		}
@@ -168,8 +167,8 @@ func unexplained(text string) (terms []string) {
 	return terms
 }
 
-// TestTermsAreExplained requires a link to the glossary on each page in docs with a coined term, not after the paragraph of its first use. It excludes
-// decisions, which are records for developers, and pages that tests write as a whole: semantics.md and flags.md.
+// TestTermsAreExplained requires a link to the glossary on each page in docs with a coined term, not after the paragraph of
+// its first use. It excludes semantics.md, which a test writes.
 func TestTermsAreExplained(t *testing.T) {
 	const glossary = "docs/glossary.md"
 	for term := range coined {
@@ -178,7 +177,7 @@ func TestTermsAreExplained(t *testing.T) {
 		}
 	}
 	for _, name := range pages(t) {
-		if path.Dir(name) != "docs" || name == glossary || name == "docs/semantics.md" || name == "docs/flags.md" {
+		if path.Dir(name) != "docs" || name == glossary || name == "docs/semantics.md" {
 			continue
 		}
 		if terms := unexplained(mustRead(t, name)); len(terms) > 0 {

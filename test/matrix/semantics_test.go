@@ -262,7 +262,7 @@ func text(t *testing.T) string {
 			}
 		}
 	}
-	b.WriteString("\n## Changes with other flags\n\nThe sections with `--masquerade-all` list the further changes by this flag.\n")
+	b.WriteString("\n## Changes with other flags\n\nThe sections with `--masquerade-all` also list the changes that this flag makes.\n")
 	sections(&b, "", func(m mode) (mode, bool) { return base, !m.masqueradeAll && m != base })
 	sections(&b, "With `--masquerade-all`: ", func(m mode) (mode, bool) { return mode{m.detector, false, random}, m.masqueradeAll })
 	b.WriteString(combinationsHead)
@@ -288,9 +288,9 @@ func text(t *testing.T) string {
 
 // maximumsHead is the head of the section about maximums.
 const maximumsHead = `
-## With a maximum of connections
+## With a connection limit
 
-Each endpoint of a Service can have a [maximum of connections](algorithms.md#maximum-of-connections). Packets of these scenarios prove each row:
+Each endpoint of a Service can have a [connection limit](algorithms.md#connection-limit). Packets of these scenarios prove each row:
 
 | scenario | behaviour |
 |---|---|
@@ -406,7 +406,7 @@ const combinationsHead = `
 ## With an algorithm or weights
 
 With an [algorithm](algorithms.md) or weights, a connection reaches one of the endpoints that it may reach without them. An endpoint of weight 0 is not among
-them. Slow start gives a new endpoint a smaller share. With a [maximum of connections](algorithms.md#maximum-of-connections), a connection reaches an
+them. Slow start gives a new endpoint a smaller share. With a [connection limit](algorithms.md#connection-limit), a connection reaches an
 endpoint that is not full, or is refused. Packets prove each row, for IPv4 and IPv6:
 
 | feature | with an algorithm | with weights | proof |

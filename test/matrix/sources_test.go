@@ -13,7 +13,7 @@ endpoints as without source ranges. Packets prove each row, for IPv4 and IPv6:
 | A cluster IP | is admitted: cluster IPs have no source ranges | [source-ranges](../test/scenario/testdata/source-ranges.txtar) |
 | A list that cannot be read | dropped, like all other sources, at the frontends of the list | [source-ranges](../test/scenario/testdata/source-ranges.txtar) |
 | Policy Local: a pod on this node, this node, an external client | dropped, even if all endpoints would serve it | [source-ranges-policies](../test/scenario/testdata/source-ranges-policies.txtar) |
-| Session affinity, an algorithm, a maximum of connections, an endpoint that reaches itself | dropped | [source-ranges-policies](../test/scenario/testdata/source-ranges-policies.txtar) |
+| Session affinity, an algorithm, a connection limit, an endpoint that reaches itself | dropped | [source-ranges-policies](../test/scenario/testdata/source-ranges-policies.txtar) |
 | No endpoint | dropped, while an admitted source is refused | [source-ranges-policies](../test/scenario/testdata/source-ranges-policies.txtar) |
 | A flow without a reply, after a change of the list | dropped: the flow is deleted | [source-ranges-flows](../test/scenario/testdata/source-ranges-flows.txtar) |
 | A flow with a reply, after a change of the list | continues | [source-ranges-flows](../test/scenario/testdata/source-ranges-flows.txtar) |

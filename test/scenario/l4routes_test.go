@@ -21,8 +21,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// l4Page is the page with the example that the tests apply.
-const l4Page = "../../docs/l4-routes.md"
+// l4Page is the page whose last section has the example that the tests apply.
+const l4Page = "../../docs/algorithms.md"
 
 var (
 	yamlFence = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
@@ -33,13 +33,14 @@ func readL4Page(t *testing.T) (text string, fences []string) {
 	t.Helper()
 	b, err := os.ReadFile(l4Page)
 	lab.Must(t, err)
-	for _, m := range yamlFence.FindAllStringSubmatch(string(b), -1) {
+	_, text, _ = strings.Cut(string(b), "\n## L4 routes\n")
+	for _, m := range yamlFence.FindAllStringSubmatch(text, -1) {
 		fences = append(fences, m[1])
 	}
 	if len(fences) != 3 {
 		t.Fatalf("%d examples, want a route, its translation, and an empty backend", len(fences))
 	}
-	return string(b), fences
+	return text, fences
 }
 
 // endpointWeights is the arithmetic of the page: the weights of backends, and their numbers of endpoints, above 0.

@@ -216,7 +216,7 @@ func (v *visit) checkSearch() {
 	v.Helper()
 	for _, width := range []int{1280, 400} {
 		v.Resize(width)
-		v.load("docs/decisions/index.html")
+		v.load("docs/decisions.html")
 		v.do(`document.getElementById("search").focus()`)
 		v.Call("Input.insertText", map[string]any{"text": "Loopback NODE"}, nil)
 		v.await(`/loopback/i.test(document.querySelector("#found a")?.textContent)`)

@@ -14,6 +14,6 @@
 // machines, because the kernel needs ipvs.
 //
 // In: one API server, and for each mode of kube-proxy a lab. On the node of the lab, the two programs run by turns.
-// Out: a table with a row for each switch; OUTPUT=folder of the repository writes it to docs/migrating.md.
+// Out: a table with a row for each switch; OUTPUT=folder of the repository writes it to docs/reliability.md.
 // Never: writes rules of kube-nftproxy or kube-proxy itself, except a shorter lease.
 package switchover

@@ -131,7 +131,7 @@ func (r *report) flows() int {
 	return r.rows[0].figures.flows
 }
 
-// publish writes the table between its two markers in docs/migrating.md.
+// publish writes the table between its two markers in docs/reliability.md.
 func (r *report) publish(folder string) error {
-	return page.Write(filepath.Join(folder, "docs/migrating.md"), "switchover", r.table())
+	return page.Write(filepath.Join(folder, "docs/reliability.md"), "switchover", r.table())
 }
