@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -63,18 +64,18 @@ type Config struct {
 	Refusals *Refusals
 }
 
-// Server serves the node ports of Services on loopback. Any goroutine may call its methods, but only one goroutine may call Run. Only Run and Refused
-// block.
+// Server is a listener that serves the node ports of Services on loopback. Any goroutine may call its methods, but only
+// one goroutine may call Run. Only Run and Refused block.
 type Server struct {
+	beside.Quiet
 	Config
 	connections atomic.Int64
-	// changed has a value when Run has something to do.
-	changed chan struct{}
-	// ports are the node ports with endpoints. Only Run uses them.
-	ports map[model.Key]*port
-	// refusing is true while this process owns the tables of the refusals. notRefusing is true after a failed commit of these tables. Only Run uses
-	// both fields.
-	refusing, notRefusing bool
+	runner      *beside.Runner
+	// Only Run uses the next three fields. ports are the node ports with endpoints. refusing is true while this process
+	// owns the tables of the refusals. retryAt is the time of the next retry; zero if there is nothing to retry.
+	ports    map[model.Key]*port
+	refusing bool
+	retryAt  time.Time
 
 	mu      sync.Mutex
 	claims  claims
@@ -120,11 +121,15 @@ func New(c Config) *Server {
 	if c.Files == nil {
 		c.Files = descriptors.New()
 	}
-	return &Server{
-		Config: c, changed: make(chan struct{}, 1), ports: map[model.Key]*port{},
+	s := &Server{
+		Config: c, ports: map[model.Key]*port{},
 		claims: claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}, dirty: map[model.Key]struct{}{},
 		failures: map[model.Key]*failure{}, failing: map[types.NamespacedName]*failing{},
 	}
+	s.runner = beside.NewRunner(beside.Runner{
+		Work: s.work, First: beside.UntilWake, Failed: "Cannot refuse UDP and SCTP node ports on loopback, will retry",
+	})
+	return s
 }
 
 func listen(at netip.AddrPort) (net.Listener, error) {
@@ -153,7 +158,7 @@ func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	}
 	s.mu.Unlock()
 	if len(changed) > 0 {
-		s.wake()
+		s.runner.Wake()
 	}
 }
 
@@ -168,35 +173,28 @@ func (s *Server) Serve(serving bool) {
 	}
 	s.mu.Unlock()
 	if changed {
-		s.wake()
-	}
-}
-
-func (s *Server) wake() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
+		s.runner.Wake()
 	}
 }
 
 // Run opens and closes ports until the context ends. Then it closes all listeners and connections, and deletes the refusals of this process.
 func (s *Server) Run(ctx context.Context) {
 	defer s.end()
-	retry := time.NewTimer(retryEvery)
-	retry.Stop()
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.changed:
-		case <-retry.C:
-			s.retry()
-		}
-		if s.sync(ctx) {
-			retry.Reset(retryEvery)
-		}
+	s.runner.Run(ctx)
+}
+
+// work processes the changes. It returns the pause before the next retry, if the program cannot listen on a port or write
+// the refusals.
+func (s *Server) work(ctx context.Context) (beside.Pause, error) {
+	if !s.retryAt.IsZero() && !time.Now().Before(s.retryAt) {
+		s.retry()
 	}
+	failing, err := s.sync(ctx)
+	if s.retryAt = (time.Time{}); !failing && err == nil {
+		return beside.UntilWake, nil
+	}
+	s.retryAt = time.Now().Add(retryEvery)
+	return beside.Pause{Most: retryEvery}, err
 }
 
 func (s *Server) end() {
@@ -226,8 +224,8 @@ func (s *Server) retry() {
 	}
 }
 
-// sync processes the changes. It returns true if Run must retry: the program cannot listen on a port, or cannot write the refusals.
-func (s *Server) sync(ctx context.Context) (failing bool) {
+// sync processes the changes. It returns true if the program cannot listen on a port, and the error of writing the refusals.
+func (s *Server) sync(ctx context.Context) (failing bool, err error) {
 	s.mu.Lock()
 	serving, lost := s.serving, s.lost
 	s.lost = false
@@ -262,13 +260,13 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 			s.open(k, p, c)
 		}
 	}
-	s.commitRefusals(serving, lost)
+	err = s.commitRefusals(serving, lost)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.Families {
 		s.Metrics.LoopbackListeners(f, s.listeners[f])
 	}
-	return len(s.failures) > 0 || s.notRefusing
+	return len(s.failures) > 0, err
 }
 
 // byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node
@@ -295,24 +293,21 @@ func (s *Server) refuse(k model.Key, refused bool) {
 }
 
 // commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance, which uses the same name.
-func (s *Server) commitRefusals(serving, lost bool) {
+func (s *Server) commitRefusals(serving, lost bool) error {
 	if s.Refusals == nil {
-		return
+		return nil
 	}
 	if lost || serving && !s.refusing {
 		s.Refusals.Reset()
 	}
 	if s.refusing = serving; !serving {
-		return
+		return nil
 	}
 	err := s.Refusals.Commit()
 	if len(s.Families) == 0 {
-		return // without families, the only purpose was to delete the tables of an earlier process
+		return nil // without families, the only purpose was to delete the tables of an earlier process
 	}
-	if err != nil && !s.notRefusing {
-		klog.ErrorS(err, "Cannot refuse UDP and SCTP node ports on loopback, will retry", "interval", retryEvery)
-	}
-	s.notRefusing = err != nil
+	return err
 }
 
 // Refused returns the number of refused packets to UDP and SCTP node ports on loopback, by protocol. It waits for the kernel. After an error, Run
@@ -323,7 +318,7 @@ func (s *Server) Refused(f inet.Family) (map[inet.Protocol]uint64, error) {
 		s.mu.Lock()
 		s.lost = true
 		s.mu.Unlock()
-		s.wake()
+		s.runner.Wake()
 	}
 	return n, err
 }

@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -389,14 +390,15 @@ func TestPortInUse(t *testing.T) {
 	web := nodePort("web", 30080, []netip.AddrPort{one})
 	web.Ports = append(web.Ports, nodePort("web", 30081, []netip.AddrPort{one}).Ports...)
 	b.Service(web.Name, web)
-	if !b.sync(b.context) || len(b.reports) > 0 {
+	if failing, _ := b.sync(b.context); !failing || len(b.reports) > 0 {
 		t.Errorf("reports after the first attempt: %v", b.reports)
 	}
 	b.set("quiet", 30082, one)
 	b.connect(30082).want("one")
 	again := func() bool {
 		b.retry()
-		return b.sync(b.context)
+		failing, _ := b.sync(b.context)
+		return failing
 	}
 	for range 3 {
 		again()
@@ -470,16 +472,26 @@ func TestRun(t *testing.T) {
 func TestOtherServicesCostNothing(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
-	select {
-	case <-b.changed:
-	default:
+	woken := false
+	follow := func() {
+		woken = false
+		ctx, end := context.WithTimeout(b.context, 50*time.Millisecond)
+		defer end()
+		b.runner.Run(ctx)
+	}
+	b.runner.Work = func(context.Context) (beside.Pause, error) {
+		woken = true
+		return beside.UntilWake, nil
+	}
+	if follow(); !woken {
+		t.Error("the change of a Service with a node port does not wake Run")
 	}
 	s := nodePort("plain", 30081, three)
 	s.Ports[0].Frontends = s.Ports[0].Frontends[:1]
 	if n := testing.AllocsPerRun(100, func() { b.Service(s.Name, s) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if len(b.changed)+len(b.dirty) > 0 {
+	if follow(); woken || len(b.dirty) > 0 {
 		t.Error("the change of a Service without node ports wakes Run")
 	}
 }

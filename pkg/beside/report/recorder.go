@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
@@ -49,12 +50,12 @@ type Recorder struct {
 	sink                 EventSink
 	controller, instance string
 	dropped              func(kind string)
+	runner               *beside.Runner
 
 	mu      sync.Mutex
 	pending []pendingEvent
 	// lines have the rooms for Events that wait for the rate, and for urgent Events.
 	lines   [2]line
-	changed chan struct{}
 	limiter flowcontrol.PassiveRateLimiter
 }
 
@@ -94,11 +95,13 @@ func (e *pendingEvent) object() object {
 // it cannot send.
 func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *Recorder {
 	host, _ := os.Hostname()
-	return &Recorder{
+	r := &Recorder{
 		sink: sink, controller: controller, instance: controller + "-" + host, dropped: dropped,
 		lines:   [2]line{{newRooms(mostPending), map[string]struct{}{}}, {newRooms(mostUrgent), map[string]struct{}{}}},
-		changed: make(chan struct{}, 1), limiter: flowcontrol.NewTokenBucketPassiveRateLimiter(eventRate, eventBurst),
+		limiter: flowcontrol.NewTokenBucketPassiveRateLimiter(eventRate, eventBurst),
 	}
+	r.runner = beside.NewRunner(beside.Runner{Work: r.work})
+	return r
 }
 
 // Eventf queues an Event, like the method of a client-go recorder. regarding is a [corev1.ObjectReference]. The second object is ignored.
@@ -121,7 +124,7 @@ func (r *Recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, not
 		return
 	}
 	r.pending = append(r.pending, e)
-	r.wake()
+	r.runner.Wake()
 }
 
 // nameOf returns the name of the object and a digest: of the problem, or for a Node of the time.
@@ -140,31 +143,16 @@ func nameOf(e *eventsv1.Event, now time.Time) string {
 	return fmt.Sprintf("%s.%x", object, sum[:digits/2])
 }
 
-func (r *Recorder) wake() {
-	select {
-	case r.changed <- struct{}{}:
-	default:
-	}
-}
-
 // Run sends Events until the context ends.
-func (r *Recorder) Run(ctx context.Context) {
-	for {
-		e, pause := r.next(time.Now())
-		if e != nil {
-			r.send(ctx, *e)
-			continue
-		}
-		late := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			late.Stop()
-			return
-		case <-r.changed:
-		case <-late.C:
-		}
-		late.Stop()
+func (r *Recorder) Run(ctx context.Context) { r.runner.Run(ctx) }
+
+// work sends the next Event, if it may be sent now.
+func (r *Recorder) work(ctx context.Context) (beside.Pause, error) {
+	e, pause := r.next(time.Now())
+	if e != nil {
+		r.send(ctx, *e)
 	}
+	return beside.Pause{Most: pause}, nil
 }
 
 // next takes an Event that may be sent now, or returns the time until it should be called again. Events that the rate

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -32,6 +33,7 @@ type Config struct {
 // removes nothing more.
 type Takeover struct {
 	Config
+	runner *beside.Runner
 	synced chan struct{}
 	once   sync.Once
 	// rival is the page at which a kube-proxy answered at the last check.
@@ -48,7 +50,9 @@ type Takeover struct {
 
 // New returns a takeover. [Takeover.Run] starts it.
 func New(c Config) *Takeover {
-	return &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
+	t := &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
+	t.runner = beside.NewRunner(beside.Runner{Work: t.work})
+	return t
 }
 
 // lookEvery is the time between two checks. A check that finds no objects takes a millisecond.
@@ -59,26 +63,25 @@ func (t *Takeover) Rival(ctx context.Context) Rival { return FindRival(ctx, t.Me
 
 // Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be called repeatedly and
 // concurrently.
-func (t *Takeover) Synced() { t.once.Do(func() { close(t.synced) }) }
+func (t *Takeover) Synced() {
+	t.once.Do(func() {
+		close(t.synced)
+		t.runner.Wake()
+	})
+}
 
 // Run checks immediately, again after the first call of Synced, and periodically until the context ends.
 func (t *Takeover) Run(ctx context.Context) {
 	t.note = newNotes(klog.FromContext(ctx))
-	synced := t.synced
-	for ctx.Err() == nil {
-		start := time.Now()
-		t.look(ctx)
-		// A check may take long on a node with very many objects. Checks take at most a twentieth of the time.
-		const share = 20
-		timer := time.NewTimer(max(lookEvery, share*time.Since(start)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		case <-synced:
-			synced = nil
-		}
-		timer.Stop()
-	}
+	t.runner.Run(ctx)
+}
+
+func (t *Takeover) work(ctx context.Context) (beside.Pause, error) {
+	start := time.Now()
+	t.look(ctx)
+	// A check may take long on a node with very many objects. Checks take at most a twentieth of the time.
+	const share = 20
+	return beside.Pause{Most: max(lookEvery, share*time.Since(start))}, nil
 }
 
 // look makes one check. It removes nothing before Synced is called, and nothing while a kube-proxy runs or may run.
