@@ -1,12 +1,10 @@
 package apply
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -14,10 +12,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestNewClientsFindPlaces: clients of one namespace fill the map, so that new clients of another namespace are not
-// remembered. After the watcher of remembered clients has looked at the map, they are, and the earlier clients of the
-// other namespace still are.
-func TestNewClientsFindPlaces(t *testing.T) {
+// Watch limits the remembered clients of a map until it has reported a problem.
+type Watch func(t *testing.T, k *Kernel, p *plan.Planner, clients *nft.Set) model.Problem
+
+// NewClientsFindPlaces is TestNewClientsFindPlaces without the watcher, because pkg/beside/affinity imports this
+// package. Clients of one namespace fill the map, so that new clients of another namespace are not remembered. After
+// the watcher of remembered clients has looked at the map, they are, and the earlier clients of the other namespace
+// still are.
+func NewClientsFindPlaces(t *testing.T, watch Watch) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
@@ -38,23 +40,7 @@ func TestNewClientsFindPlaces(t *testing.T) {
 				t.Fatalf("only %d of %d new clients have moved while the map is full", n, all-early)
 			}
 
-			var report model.Problem
-			ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
-			conn, err := nft.Open()
-			lab.Must(t, err)
-			defer conn.Close() //nolint:errcheck // a test
-			watcher := affinity.New(affinity.Config{
-				Maps:   []affinity.Map{{Set: affinityMap(p, f), Reader: conn}},
-				Forget: func(_ context.Context, list []nft.Element) (int, error) { return k.Forget(list) },
-				Crowd: func(_ context.Context, f inet.Family, ports []plan.Number) error {
-					p.SetCrowded(f, ports)
-					return nil
-				},
-				Report: func(p model.Problem) { report = p; stop() },
-			})
-			watcher.Own(p.TakeSticky())
-			watcher.Run(ctx)
-			if report.Name != evil.Name {
+			if report := watch(t, k, p, affinityMap(p, f)); report.Name != evil.Name {
 				t.Errorf("reported %+v", report)
 			}
 			mustSync(t, k, p, Partial)

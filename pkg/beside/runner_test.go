@@ -81,8 +81,8 @@ func TestAWakeDuringTheWork(t *testing.T) {
 	})
 }
 
-// An error is logged once until it changes, and the first success after it is logged, too. At the end, an error may come
-// from the context, and is not logged.
+// An error is logged once until it changes, and the first success after it is logged, too. At the end, an error may
+// come from the context, and is not logged.
 func TestErrorsAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
@@ -151,11 +152,13 @@ type daemon struct {
 	flows     *conntrack.Reconciler
 	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because they take longer.
 	terminations *conntrack.Reconciler
-	users        *nodeport.Watcher
-	loopback     *loopback.Server
-	demand       *demand.Watcher
-	clients      *affinity.Watcher
-	checks       *health.Services
+	// searches requests searches for stale flows after commits.
+	searches *conntrack.Flows
+	users    *nodeport.Watcher
+	loopback *loopback.Server
+	demand   *demand.Watcher
+	clients  *affinity.Watcher
+	checks   *health.Checks
 	// files is the budget of file descriptors that namespaces share.
 	files    *descriptors.Budget
 	takeover *takeover.Takeover
@@ -170,7 +173,7 @@ type daemon struct {
 	api      *console.API
 	client   *kubeapi.Client
 	problems console.Problems
-	commits  console.Commits
+	commits  *console.Commits
 	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API server.
 	ports    ports
 	rejected func() []model.Problem
@@ -217,7 +220,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		return nil, err
 	}
 	d.users = nodeport.New(nodeport.Config{
-		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
+		NodeName: d.NodeName, Families: d.families, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
 		Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics,
 	})
 	d.openLoopback()
@@ -269,7 +272,9 @@ func (d *daemon) openDemand() error {
 	if err != nil {
 		return fmt.Errorf("open connection for demand: %w", err)
 	}
-	d.demand = demand.New(demand.Config{Reader: conn, Sets: d.planner.HeldSets(), Wanted: d.reporter.Wanted, Now: time.Now})
+	d.demand = demand.New(demand.Config{
+		Reader: conn, Sets: d.planner.HeldSets(), Changed: d.planner.TakeHolders, Wanted: d.reporter.Wanted, Now: time.Now,
+	})
 	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
 		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
 	})
@@ -279,7 +284,8 @@ func (d *daemon) openDemand() error {
 // openClients makes the watcher of remembered clients, and registers its metrics.
 func (d *daemon) openClients() error {
 	c := affinity.Config{
-		Forget: func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) },
+		Changed: d.planner.TakeSticky,
+		Forget:  func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) },
 		Crowd: func(ctx context.Context, f inet.Family, ports []plan.Number) error {
 			return d.loop.Crowd(ctx, f, ports)
 		},
@@ -403,7 +409,11 @@ func (d *daemon) run(ctx context.Context) error {
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
+		d.searches.Earlier = conntrack.ReadEarlier(ctx, func() ([]model.Key, error) {
+			return apply.EarlierUDP(d.families, d.ServiceProxyName)
+		})
 		err := d.loop.Run(ctx)
+		d.checks.Close()
 		close(loopEnded)
 		if err != nil {
 			cancel(fmt.Errorf("proxy: %w", err)) // so that the part loopback exits
@@ -439,25 +449,51 @@ func (d *daemon) report(p model.Problem) {
 
 func (d *daemon) newLoop() *proxy.Proxy {
 	every, least := config.Periods(d.Config)
-	d.checks = health.NewServices(health.ServicesConfig{
-		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,
-	})
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
-		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, Terminations: d.terminations, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) },
-		NodePortUsers: d.users, Demand: d.demand, Clients: d.clients, Loopback: d.loopback, Checks: d.checks, Families: d.families,
-		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
-		Model: d.ModelOptions(), Report: d.report, Withdraw: d.reporter.Withdraw, Synced: d.synced, Observer: &d.commits, Now: time.Now,
-		Turn: d.instance,
+		Metrics: metrics.NewLoop(d.metrics, d.planner, d.kernel.EachCount), Health: d.health,
+		Schedule: schedule.New(least, every, every), Families: d.families,
+		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR,
+		NodePorts: d.NodePortAddresses(), Model: d.ModelOptions(), Listeners: d.listeners(),
+		Report: d.report, Withdraw: d.reporter.Withdraw, Now: time.Now, Turn: d.instance,
 	})
+}
+
+// listeners returns the parts that follow the loop, in the order in which it calls them.
+func (d *daemon) listeners() []proxy.Listener {
+	d.commits = console.NewCommits(d.planner)
+	d.searches = conntrack.NewFlows(conntrack.FlowsConfig{
+		To: d.flows, Planner: d.planner, Families: d.families, Change: func(c func()) { d.loop.Change(c) },
+	})
+	d.checks = health.NewChecks(health.NewServices(health.ServicesConfig{
+		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,
+	}), d.families, d.metrics.HealthCheckPortsFailed)
+	departures := conntrack.NewDepartures(conntrack.DeparturesConfig{
+		To: d.terminations, Planner: d.planner, Families: d.families, Now: time.Now, Report: d.report,
+	})
+	return []proxy.Listener{
+		d.commits, afterSync{call: d.synced}, d.searches, d.checks, departures, d.users, d.demand, d.clients, d.loopback,
+	}
+}
+
+// afterSync is a listener that calls a function after each successful sync.
+type afterSync struct {
+	beside.Quiet
+	call func()
+}
+
+// Synced implements [proxy.Listener].
+func (a afterSync) Synced(s *beside.Sync) {
+	if s.Err == nil {
+		a.call()
+	}
 }
 
 // newConsole returns a console with the parts that it reads.
 func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
-		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
+		Source: d.source, Loop: d.loop, API: d.api, Commits: d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,

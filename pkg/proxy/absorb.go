@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -120,7 +121,7 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
 		p.facts.NodeAddresses[f], p.sockets[f] = addrs, addrs
-		if p.NodePorts.everywhere(f, node) {
+		if p.NodePorts.Everywhere(f, node) {
 			p.sockets[f] = []netip.Addr{inet.Unspecified[f]}
 		}
 	}
@@ -130,8 +131,9 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 				"addresses", slices.Concat(p.facts.NodeAddresses[:]...))
 		}
 	}
-	reading := &Node{Object: object, Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
-	for _, l := range p.listeners {
+	p.Health.Node(object)
+	reading := &beside.Node{Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
+	for _, l := range p.Listeners {
 		l.Node(reading)
 	}
 }
@@ -160,9 +162,11 @@ func (p *Proxy) absorbServiceCIDRs() {
 	}
 }
 
-// planService announces a Service to the listeners, plans it, and reports its new problems. nil removes the Service from the plan.
+// planService announces a Service to the listeners, plans it, and reports its new problems. nil removes the Service
+// from the plan. The planner gets the Service last, so that listeners can compare it with its planned form.
 func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
-	for _, l := range p.listeners {
+	p.Metrics.Planned(name)
+	for _, l := range p.Listeners {
 		l.Service(name, s)
 	}
 	p.Planner.Set(name, s)

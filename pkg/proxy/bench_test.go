@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -147,27 +148,33 @@ func openKernel(b *testing.B) *apply.Kernel {
 	return kernel
 }
 
+// sizedKernel is a kernel with the sizes of its tables.
+type sizedKernel interface {
+	Kernel
+	EachCount(inet.Family, func(*nft.Set, int)) (classChains int)
+}
+
 // on does the same as open, with a kernel that the caller closes.
-func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
+func (s *storedSource) on(b *testing.B, kernel sizedKernel) *Proxy {
 	return proxyOn(b, s, s.objects, kernel)
 }
 
 // proxyOn returns an IPv4 proxy with a source, whose Services have all changed.
-func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]model.Objects, kernel Kernel) *Proxy {
+func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]model.Objects, kernel sizedKernel) *Proxy {
 	families := inet.Families[:1]
+	planner := plan.New(plan.Options{Families: families, MasqueradeMark: 0x4000})
 	p := New(Config{
-		Source: source, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
-		Planner:  plan.New(plan.Options{Families: families, MasqueradeMark: 0x4000}),
-		Metrics:  metrics.New(prometheus.NewRegistry(), metrics.Config{}),
+		Source: source, Tracker: track.New(time.Now(), time.Now), Kernel: kernel, Planner: planner,
+		Metrics:  metrics.NewLoop(metrics.New(prometheus.NewRegistry(), metrics.Config{}), planner, kernel.EachCount),
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
 		Schedule: schedule.New(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
-		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
-		Flows: &fakeFlows{}, Checks: health.NewServices(health.ServicesConfig{
-			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
-		}),
+		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
+		Listeners: []Listener{conntrack.NewFlows(conntrack.FlowsConfig{
+			To: conntrack.New(conntrack.Config{}), Planner: planner, Families: families, Change: func(func()) {},
+		})},
 		Report: func(p model.Problem) { b.Error(p) },
 	})
-	p.connect(nil)
+	p.connect()
 	for name := range services {
 		p.Tracker.MarkService(name)
 	}

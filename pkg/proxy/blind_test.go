@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -57,7 +58,7 @@ func (b *bench) plannedAddresses() (count int) {
 func TestAFailedReadOfAddressesIsRetried(t *testing.T) {
 	run(t, func(b *bench) {
 		fails := 3
-		b.NodePorts = NodePortAddresses{
+		b.NodePorts = model.NodePortAddresses{
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 			Local: func() ([]netip.Addr, error) {
 				if fails--; fails >= 0 {
@@ -90,7 +91,7 @@ func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(b *bench) {
 				begun := time.Now()
-				b.NodePorts = NodePortAddresses{
+				b.NodePorts = model.NodePortAddresses{
 					Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 					Local: func() ([]netip.Addr, error) {
 						if time.Since(begun) < c.fails {

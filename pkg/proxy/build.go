@@ -31,10 +31,10 @@ const blockSize = 32
 
 // rebuilder builds changed Services from their objects.
 type rebuilder struct {
-	objects  Objects
-	recaller recaller
-	planner  *plan.Planner
-	options  model.Options
+	source  Source
+	kernel  Kernel
+	planner *plan.Planner
+	options model.Options
 	// node is the node for which Services are built. It does not change during a build.
 	node *model.Node
 	// clock returns the current time, or the zero time before the first sync. now is its value at the start of a build.
@@ -47,7 +47,7 @@ type rebuilder struct {
 
 func newRebuilder(c *Config, node *model.Node, clock func() time.Time) *rebuilder {
 	return &rebuilder{
-		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, clock: clock,
+		source: c.Source, kernel: c.Kernel, planner: c.Planner, options: c.Model, node: node, clock: clock,
 		starts: map[types.NamespacedName]*model.Starts{},
 	}
 }
@@ -160,7 +160,7 @@ func (b *rebuilder) recall(services []*model.Service) {
 	if !b.planner.Recalling() {
 		return
 	}
-	if err := b.recaller.Recall(b.planner, services); err != nil {
+	if err := b.kernel.Recall(b.planner, services); err != nil {
 		klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; session affinity of some clients may be lost")
 		b.planner.EndRecall()
 	}
@@ -196,7 +196,7 @@ func (b *rebuilder) buildBlock(k *block, late func() bool) {
 func (b *rebuilder) buildService(name types.NamespacedName, starts *model.Starts) *model.Service {
 	options := b.options
 	options.Starts, options.Now = starts, &b.now
-	return model.Build(b.objects.Get(name), *b.node, options)
+	return model.Build(b.source.Get(name), *b.node, options)
 }
 
 // remember keeps the starting endpoints of a Service, which may be nil.

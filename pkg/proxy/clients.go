@@ -3,35 +3,10 @@ package proxy
 import (
 	"context"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
-
-// Clients limits the remembered clients of each namespace, beside the loop. Its method does not block.
-type Clients interface {
-	// Own announces that the clients of service ports belong to the named Services. The zero name means that the
-	// service port remembers no clients any more. The first call has all service ports.
-	Own(map[plan.Number]types.NamespacedName)
-}
-
-// sticky passes the service ports with session affinity to Clients, after each successful sync.
-type sticky struct {
-	quiet
-	to      Clients
-	planner *plan.Planner
-}
-
-func (s sticky) Synced(sync *Sync) {
-	if sync.Err != nil {
-		return
-	}
-	if changed := s.planner.TakeSticky(); len(changed) > 0 {
-		s.to.Own(changed)
-	}
-}
 
 // Crowd sets the service ports of a family whose new clients are not remembered, see [plan.Planner.SetCrowded]. The
 // next sync commits them.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
+
+// searchWith makes the loop request searches for stale flows from a reconciler.
+func (b *bench) searchWith(r *conntrack.Reconciler) {
+	b.Listeners = append(b.Listeners, conntrack.NewFlows(conntrack.FlowsConfig{
+		To: r, Planner: b.Planner, Families: b.Families, Change: b.Change,
+	}))
+}
 
 // slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.
 type slowTable struct {
@@ -77,7 +85,8 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		table := &slowTable{services: services, goOn: make(chan struct{})}
 		flows := conntrack.New(conntrack.Config{Open: func() (conntrack.Table, error) { return table, nil }, Metrics: table})
 		b := newBench()
-		b.Flows, b.kernel.asWanted = flows, true
+		b.kernel.asWanted = true
+		b.searchWith(flows)
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		for i := range services {
 			b.setProtocol(b.set(i, 0, udp), corev1.ProtocolUDP, flowTo(i).Server.Addr().String())
@@ -155,7 +164,7 @@ func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 		defer running.Wait()
 		defer cancel()
 		b := newBench()
-		b.Flows = r
+		b.searchWith(r)
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		flap := func(d time.Duration) {
 			for i := range d / (50 * time.Millisecond) {
@@ -189,6 +198,54 @@ func TestFlowsOfAnotherNamespaceDoNotWait(t *testing.T) {
 			if waits := next.Sub(deleted); waits < 0 || waits > 2*table.takes+50*time.Millisecond {
 				t.Errorf("the flows of a deleted Service wait for %v", waits)
 			}
+		}
+	})
+}
+
+// A deleted UDP Service leaves no element in the tables after its flows are deleted, whenever the loop notices a
+// harmless foreign change.
+func TestDeletedFrontendsLeaveTheTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &slowTable{goOn: make(chan struct{})}
+		close(table.goOn)
+		open := func() (conntrack.Table, error) { return table, nil }
+		r := conntrack.New(conntrack.Config{Open: open, Metrics: table})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { r.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		b := newBench()
+		b.searchWith(r)
+		close(b.source.synced)
+		defer b.start(t)()
+		added := 0
+		deleted := func(list []string) (n int) {
+			for _, e := range list {
+				if strings.HasPrefix(e, "ip deleted-udp ") {
+					n++
+				}
+			}
+			return n
+		}
+		b.kernel.committed = func(list []string) { added = max(added, deleted(list)) }
+		for i := range time.Duration(40) {
+			name := b.set(1, 1, func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP })
+			time.Sleep(5 * time.Second)
+			b.source.mu.Lock()
+			delete(b.source.services, name)
+			b.source.mu.Unlock()
+			b.Tracker.MarkService(name)
+			time.Sleep(i * 50 * time.Millisecond)
+			b.kernel.mu.Lock()
+			b.kernel.meddled, b.kernel.asWanted = true, true
+			b.kernel.mu.Unlock()
+			time.Sleep(5 * time.Second)
+			if list, _ := b.kernel.held(); added != 1 || deleted(list) > 0 {
+				t.Fatalf("a foreign change %v after the deletion: %d elements added, %d left; want 1 and 0",
+					i*50*time.Millisecond, added, deleted(list))
+			}
+			added = 0
 		}
 	})
 }

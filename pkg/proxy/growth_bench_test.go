@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -127,7 +128,7 @@ func (s *alternatingSource) Get(n types.NamespacedName) model.Objects {
 
 // lags measures the time from a change to its commit.
 type lags struct {
-	quiet
+	beside.Quiet
 	mu     sync.Mutex
 	marked map[types.NamespacedName]time.Time
 	list   []time.Duration
@@ -142,7 +143,7 @@ func (l *lags) mark(name types.NamespacedName) {
 	}
 }
 
-func (l *lags) Synced(s *Sync) {
+func (l *lags) Synced(s *beside.Sync) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.syncs++
@@ -158,7 +159,7 @@ func (l *lags) Synced(s *Sync) {
 // ends the loop and waits for it.
 func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	l = &lags{marked: map[types.NamespacedName]time.Time{}}
-	p.listeners = append(p.listeners, l)
+	p.Listeners = append(p.Listeners, l)
 	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
 	p.alarm.timer = time.NewTimer(0)
 	ctx, cancel := context.WithCancel(quietly(b))

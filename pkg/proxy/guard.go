@@ -4,37 +4,14 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
-
-// trust knows whether the kernel's tables are still those of the last Sync.
-type trust interface {
-	// Known reports whether the tables are known to be those of the last Sync.
-	Known() bool
-	// Doubt makes the next Sync compare the tables with the plan.
-	Doubt()
-	// CheckRuleset looks for foreign changes of the ruleset since the last Sync, and reports whether there were any.
-	CheckRuleset() (changed bool, err error)
-}
-
-// announcements are the kernel's announcements of foreign changes.
-type announcements interface {
-	// Heard returns a channel that has a value after an announcement.
-	Heard() <-chan struct{}
-	// Touched reports whether the kernel has announced a foreign change of the program's tables that no sync has handled yet. It makes
-	// no system call.
-	Touched() bool
-	// Author returns the author of the last foreign change.
-	Author() nft.Author
-}
 
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares the tables with the
 // plan before it writes. The methods trusted, due, heard and touched change nothing. All other methods act.
 type guard struct {
-	trust         trust
-	announcements announcements
+	kernel Kernel
 	// doubted counts doubts.
 	doubted func()
 	now     func() time.Time
@@ -42,25 +19,25 @@ type guard struct {
 	checkAt, lastForeign time.Time
 	// reason is the reason why the next sync compares. It is empty if there is no doubt, and for the first attempt of the first sync,
 	// which always compares.
-	reason metrics.Reason
+	reason beside.Reason
 }
 
 // checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
 const checkEvery = 500 * time.Millisecond
 
 // trusted reports whether the tables are known to be those of the last sync.
-func (g *guard) trusted() bool { return g.trust.Known() }
+func (g *guard) trusted() bool { return g.kernel.Known() }
 
 // due reports whether it is time for a check.
 func (g *guard) due(now time.Time) bool { return g.trusted() && !now.Before(g.checkAt) }
 
 // heard returns a channel that has a value after the kernel has announced a foreign change. The receiver must call checkSoon.
-func (g *guard) heard() <-chan struct{} { return g.announcements.Heard() }
+func (g *guard) heard() <-chan struct{} { return g.kernel.Heard() }
 
 // touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes them
 // continuously, it returns true at most twice a second.
 func (g *guard) touched() bool {
-	return g.trusted() && g.announcements.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
+	return g.trusted() && g.kernel.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
 }
 
 // checkSoon schedules a check: immediately, but at most twice a second.
@@ -85,10 +62,10 @@ func (g *guard) checkIfHeard() {
 func (g *guard) check() (changed bool, err error) {
 	now := g.now()
 	g.checkAt = now.Add(checkEvery)
-	changed, err = g.trust.CheckRuleset()
+	changed, err = g.kernel.CheckRuleset()
 	switch {
 	case err != nil:
-		g.doubt(metrics.FailedSync)
+		g.doubt(beside.FailedSync)
 	case changed:
 		g.distrust(now)
 	}
@@ -101,7 +78,7 @@ func (g *guard) checkAfter(failure error) (changed bool) {
 	if errors.Is(failure, nft.ErrUnknown) {
 		return false // this sync may have made the change
 	}
-	if changed, err := g.trust.CheckRuleset(); err != nil || !changed {
+	if changed, err := g.kernel.CheckRuleset(); err != nil || !changed {
 		return false
 	}
 	g.distrust(g.now())
@@ -118,17 +95,17 @@ func (g *guard) doubtIfTouched() {
 // distrust makes the next sync compare because of a foreign change.
 func (g *guard) distrust(now time.Time) {
 	g.lastForeign, g.checkAt = now, now.Add(checkEvery)
-	g.doubt(metrics.ForeignChange)
+	g.doubt(beside.ForeignChange)
 }
 
 // doubt makes the next sync compare the tables with the plan. Until a sync succeeds, the first reason is kept.
-func (g *guard) doubt(reason metrics.Reason) {
-	g.trust.Doubt()
+func (g *guard) doubt(reason beside.Reason) {
+	g.kernel.Doubt()
 	g.note(reason)
 }
 
 // note counts a doubt and records its reason. After a failed sync, doubt is not necessary: apply.Kernel already distrusts the tables.
-func (g *guard) note(reason metrics.Reason) {
+func (g *guard) note(reason beside.Reason) {
 	g.doubted()
 	if g.reason == "" {
 		g.reason = reason
@@ -137,26 +114,15 @@ func (g *guard) note(reason metrics.Reason) {
 
 // complete sets the fields of a sync that depend on its outcome. If the sync compared because of a doubt, complete sets the reason and, for a foreign
 // change, the author. After a failure, the next sync compares.
-func (g *guard) complete(s *Sync) {
+func (g *guard) complete(s *beside.Sync) {
 	if s.Err != nil {
-		g.note(metrics.FailedSync)
+		g.note(beside.FailedSync)
 		return
 	}
-	if s.Compared, g.reason = g.reason, ""; s.Compared == metrics.ForeignChange {
-		s.Author = g.announcements.Author()
+	if s.Compared, g.reason = g.reason, ""; s.Compared == beside.ForeignChange {
+		s.Author = g.kernel.Author()
 	}
 	if s.Result.Commit > 0 {
 		g.checkSoon() // a foreign change directly after this batch may not have been announced
 	}
 }
-
-// author returns the author of the foreign change that made the sync compare, or "".
-func (s *Sync) author() string {
-	if s.Compared != metrics.ForeignChange {
-		return ""
-	}
-	return s.Author.String()
-}
-
-// repaired reports whether a sync repaired the tables.
-func (s *Sync) repaired() bool { return s.Compared != "" && s.Result.Kind == apply.Full }

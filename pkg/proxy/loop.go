@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 )
 
 // Run keeps the kernel's tables as planned until the context ends. Before it has read the source, it changes nothing
@@ -24,17 +24,15 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer end()
 	go p.keepLease(keeping)
 	defer p.shortenLease(ctx)
-	earlier := p.readEarlier(ctx)
 	p.Kernel.Prepare(p.Planner) // while the API server sends the objects
 	if !p.awaitSource(ctx) {
 		return nil
 	}
-	p.connect(earlier)
+	p.connect()
 	if err := p.awaitPodCIDRs(ctx); err != nil {
 		return err
 	}
 	p.awaitAddresses(ctx)
-	defer p.Checks.Close()
 	p.Tracker.MarkNode()
 	p.Tracker.MarkServiceCIDRs()
 	if p.Turn != nil {
@@ -90,9 +88,8 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 			p.Schedule.Early()
 		}
 		now = p.Now()
-		for _, i := range p.intakes {
-			i.Queued(now)
-		}
+		p.Health.Queued(now)
+		p.Metrics.Queued(now)
 	case <-p.guard.heard():
 		p.guard.checkSoon()
 	case <-p.turn():
@@ -114,12 +111,15 @@ func (p *Proxy) sync(ctx context.Context) {
 			start = p.Now()
 		}
 	}
-	dirty, settled := p.Tracker.Take(), p.flows.settle()
-	for _, i := range p.intakes {
-		i.Taken(&dirty)
+	dirty, changes := p.Tracker.Take(), p.changes
+	p.changes = nil
+	for _, change := range changes {
+		change()
 	}
-	if dirty.Empty() && !settled && p.queue.waiting() == 0 && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
-		p.guard.doubt(metrics.Period) // the sync period has passed without a change
+	p.Metrics.Taken(&dirty)
+	unchanged := dirty.Empty() && len(changes)+p.queue.waiting() == 0
+	if unchanged && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
+		p.guard.doubt(beside.Period) // the sync period has passed without a change
 	}
 	done := p.commit(ctx, start, p.absorb(ctx, dirty))
 	now := p.Now()
@@ -139,7 +139,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 		return false
 	}
 	for attempt := 1; ; attempt++ {
-		s := &Sync{Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now()}
+		s := &beside.Sync{Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now()}
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)
 		s.End = p.Now()
 		if s.Err == nil {
@@ -162,10 +162,17 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
-// announce reports the outcome of a sync to the guard and the listeners. After a success, it starts the servers.
-func (p *Proxy) announce(s *Sync) {
+// announce reports the outcome of a sync: first to the loop's own parts, so that health and metrics are current, then
+// to the listeners. After a success, it also starts their work.
+func (p *Proxy) announce(s *beside.Sync) {
 	p.guard.complete(s)
-	for _, l := range p.listeners {
+	p.account.note(s)
+	if s.Err == nil {
+		p.Health.RecordSync(s.End)
+	}
+	p.problems.show(p.Metrics)
+	p.Metrics.Synced(s)
+	for _, l := range p.Listeners {
 		l.Synced(s)
 	}
 	if s.Err == nil {
@@ -174,7 +181,7 @@ func (p *Proxy) announce(s *Sync) {
 }
 
 // recordCommit records and logs a successful sync.
-func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
+func (p *Proxy) recordCommit(ctx context.Context, s *beside.Sync) {
 	r := &s.Result
 	p.Schedule.Succeeded(s.End)
 	p.started, p.failed, p.lastCommit, p.againAt = true, false, s.End, r.Again
@@ -185,7 +192,7 @@ func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 	logger := klog.FromContext(ctx)
 	if r.Why != "" {
 		logger = logger.WithValues("why", r.Why)
-		if author := s.author(); author != "" {
+		if author := s.By(); author != "" {
 			logger = logger.WithValues("lastChangedBy", author)
 		}
 	}
@@ -196,7 +203,8 @@ func (p *Proxy) recordCommit(ctx context.Context, s *Sync) {
 
 // idle reports whether no change waits to be planned, and no conflict to be reported.
 func (p *Proxy) idle() bool {
-	return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 && !p.problems.more() && !p.unsettled
+	waiting := p.queue.waiting() + len(p.changes)
+	return p.Tracker.Pending().Since.IsZero() && waiting == 0 && !p.problems.more() && !p.unsettled
 }
 
 // againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the
@@ -227,17 +235,14 @@ func (p *Proxy) timeIfStarted() time.Time {
 	return p.Now()
 }
 
-// periodic runs twice a second. It retries failed reads of addresses and servers that could not start, looks for deleted flows, and checks for foreign
-// changes.
+// periodic runs twice a second. It retries failed reads of addresses, lets listeners retry failed work, and checks for
+// foreign changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
 		p.Tracker.MarkNode()
 	}
 	p.serve(true)
-	if len(p.flows.settled()) > 0 {
-		p.Schedule.Requested()
-	}
 	p.ageCounts(now)
 	changed, err := p.guard.check()
 	if err != nil {

@@ -214,7 +214,7 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 }
 
 // show updates the metric of objects with problems.
-func (b *problemBook) show(m *metrics.Metrics) {
+func (b *problemBook) show(m *metrics.Loop) {
 	if !b.changed {
 		return
 	}

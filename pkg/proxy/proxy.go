@@ -20,29 +20,30 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Objects reads Services and their EndpointSlices. Several goroutines may call it.
-type Objects interface {
-	// Get returns a Service and its EndpointSlices.
-	Get(name types.NamespacedName) model.Objects
-}
-
-// Cluster has the other objects that the plan depends on. Do not change returned objects: they may be shared.
+// Cluster has the objects that the plan depends on, besides EndpointSlices. Do not change returned objects: they may be
+// shared.
 type Cluster interface {
 	Services() []types.NamespacedName
 	Node() *corev1.Node
 	ServiceCIDRs() []*networkingv1.ServiceCIDR
 }
 
-// Source holds the API objects.
+// Source holds the API objects. Several goroutines may call Get.
 type Source interface {
-	Objects
 	Cluster
+	// Get returns a Service and its EndpointSlices.
+	Get(name types.NamespacedName) model.Objects
 	// Loaded returns a channel that is closed after all Services and all EndpointSlices were read.
 	Loaded() <-chan struct{}
 }
 
-// Tables are the kernel's tables.
-type Tables interface {
+// Kernel has the kernel's tables, and the announcements of their changes.
+type Kernel interface {
+	// Prepare and Recall make a planner assign the same numbers as the earlier process that left the tables. Prepare
+	// does work that needs no Services. Call Recall without Services before the first Service is planned, and then with
+	// Services before they are planned for the first time.
+	Prepare(*plan.Planner)
+	Recall(*plan.Planner, []*model.Service) error
 	// Sync makes the tables match the plan.
 	Sync(*plan.Planner) (apply.Result, error)
 	// Renew restarts the lease of the tables. It then lasts for a time, or for [plan.Lease] if the time is 0.
@@ -53,23 +54,20 @@ type Tables interface {
 	LeasedByAny(*plan.Planner) time.Time
 	// Forget deletes remembered clients, and returns the number of deleted ones.
 	Forget([]nft.Element) (int, error)
-}
 
-// recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
-// the first Service is planned, and then with Services before they are planned for the first time.
-type recaller interface {
-	// Prepare does work that needs no Services, before Recall.
-	Prepare(*plan.Planner)
-	Recall(*plan.Planner, []*model.Service) error
-}
-
-// Kernel has the kernel's tables, their sizes, and the announcements of their changes.
-type Kernel interface {
-	Tables
-	recaller
-	trust
-	announcements
-	Sizes
+	// Known reports whether the tables are known to be those of the last Sync.
+	Known() bool
+	// Doubt makes the next Sync compare the tables with the plan.
+	Doubt()
+	// CheckRuleset looks for foreign changes of the ruleset since the last Sync, and reports whether there were any.
+	CheckRuleset() (changed bool, err error)
+	// Heard returns a channel that has a value after an announcement of a foreign change.
+	Heard() <-chan struct{}
+	// Touched reports whether the kernel has announced a foreign change of the program's tables that no sync has
+	// handled yet. It makes no system call.
+	Touched() bool
+	// Author returns the author of the last foreign change.
+	Author() nft.Author
 }
 
 // Config holds the parts and settings of a proxy.
@@ -78,7 +76,7 @@ type Config struct {
 	Tracker  *track.Tracker
 	Kernel   Kernel
 	Planner  *plan.Planner
-	Metrics  *metrics.Metrics
+	Metrics  *metrics.Loop
 	Health   *health.Health
 	Schedule schedule.Schedule
 
@@ -90,31 +88,13 @@ type Config struct {
 	// NodeCIDR reads the prefixes of local pods from the Node, and waits for them (kube-proxy: detect-local-mode NodeCIDR).
 	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.
-	NodePorts NodePortAddresses
-	// NodePortUsers, if not nil, searches for other users of the node ports.
-	NodePortUsers NodePortUsers
-	// Demand, if not nil, follows the demand for Services without endpoints.
-	Demand Demand
-	// Clients, if not nil, limits the remembered clients of each namespace.
-	Clients Clients
-	// Loopback, if not nil, serves node ports on loopback.
-	Loopback Loopback
-	// Checks answers load balancers that query the number of local endpoints.
-	Checks *health.Services
-	// Flows deletes stale flows.
-	Flows Flows
-	// Terminations, if not nil, terminates TCP connections to endpoints that have left the slices.
-	Terminations Flows
-	// Earlier, if not nil, returns the UDP frontends in the tables of an earlier process.
-	Earlier func() ([]model.Key, error)
+	NodePorts model.NodePortAddresses
+	// Listeners are the parts beside the loop. The loop calls them in this order.
+	Listeners []Listener
 	// Report receives each problem of an API object. Withdraw, if not nil, receives each problem that no longer exists.
 	Report, Withdraw func(model.Problem)
 	// Turn, if not nil, decides whether this instance serves or stands by.
 	Turn Turn
-	// Synced, if not nil, is called after each successful sync.
-	Synced func()
-	// Observer, if not nil, receives each commit while Observer.Watched returns true.
-	Observer Observer
 	// Now is the clock. It must be that of Kernel, whose results have times.
 	Now func() time.Time
 }
@@ -123,14 +103,8 @@ type Config struct {
 type Proxy struct {
 	Config
 	// guard protects the tables against foreign changes.
-	guard guard
-	// The loop reports its work to listeners, intakes and servers, see connect. tally and account also answer questions.
-	listeners []Listener
-	intakes   []intake
-	servers   []Server
-	tally     *tally
-	account   account
-	flows     *flows
+	guard   guard
+	account account
 	// facts are the current facts. published holds a copy for other goroutines.
 	facts     Facts
 	published atomic.Pointer[Facts]
@@ -138,6 +112,8 @@ type Proxy struct {
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
 	queue    queue
 	problems problemBook
+	// changes are the changes of the plan that listeners request, see [Proxy.Change].
+	changes []func()
 	// unsettled is true if the planner has conflicts left to decide about in the next batch.
 	unsettled bool
 	// waitingRest is the rest between two looks at the Services that wait for room.
@@ -159,7 +135,7 @@ type Proxy struct {
 	unaddressed bool
 	// agedAt is the time of the last call of [plan.Planner.Age], or the time since which the planner keeps counts; zero if it keeps none.
 	agedAt time.Time
-	// sockets are the addresses on which servers listen, see [Node].
+	// sockets are the addresses on which servers listen, see [beside.Node].
 	sockets [2][]netip.Addr
 	// questions passes functions to the loop, which runs them between two steps and while it waits. See ask.
 	questions chan func()
@@ -173,4 +149,9 @@ func New(c Config) *Proxy {
 	p := &Proxy{Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func())}
 	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
 	return p
+}
+
+// connect makes the guard.
+func (p *Proxy) connect() {
+	p.guard = guard{kernel: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 }

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -152,7 +151,7 @@ func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 	return nil
 }
 
-func (k *fakeKernel) EachCount(inet.Family, func(*nft.Set, int)) (classChains int) { return 0 }
+func (*fakeKernel) EachCount(inet.Family, func(*nft.Set, int)) (classChains int) { return 0 }
 
 func (k *fakeKernel) Forget(clients []nft.Element) (int, error) { return len(clients), nil }
 
@@ -226,8 +225,15 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		k.meddled, k.after = k.meddled || k.after, false
 	}()
 	if !k.known {
-		k.elements, k.changes = map[nft.ID]string{}, nil
-		p.Elements(func(e *nft.Element) { k.elements[e.ID()] = e.String() })
+		// A comparison of the tables ignores some sets, as that of apply.Kernel does.
+		ignored := func(id nft.ID) bool { return k.asWanted && !plan.Planned(id.Set) }
+		maps.DeleteFunc(k.elements, func(id nft.ID, _ string) bool { return !ignored(id) })
+		p.Elements(func(e *nft.Element) {
+			if !ignored(e.ID()) {
+				k.elements[e.ID()] = e.String()
+			}
+		})
+		k.changes = nil
 	}
 	for _, c := range k.changes {
 		if delete(k.elements, c.id); c.text != "" {
@@ -261,43 +267,12 @@ func (k *fakeKernel) held() (list []string, syncs int) {
 	return list, k.syncs
 }
 
-// fakeFlows records requests.
-type fakeFlows struct {
-	mu       sync.Mutex
-	requests []*conntrack.Desired
-	number   uint64
-}
-
-func (f *fakeFlows) Request(d *conntrack.Desired) uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.requests = append(f.requests, d)
-	f.number++
-	return f.number
-}
-
-func (f *fakeFlows) Handled() uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.number
-}
-
-// take returns the requests since the last call.
-func (f *fakeFlows) take() []*conntrack.Desired {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	taken := f.requests
-	f.requests = nil
-	return taken
-}
-
 // bench is a proxy on fakes.
 type bench struct {
 	*Proxy
 	source   *fakeSource
 	kernel   *fakeKernel
 	registry *prometheus.Registry
-	flows    *fakeFlows
 	mu       sync.Mutex
 	problems []model.Problem
 }
@@ -309,28 +284,24 @@ func newBench() *bench {
 			slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
 			synced:   make(chan struct{}),
 		},
-		kernel:   &fakeKernel{heard: make(chan struct{}, 1)},
+		kernel:   &fakeKernel{heard: make(chan struct{}, 1), elements: map[nft.ID]string{}},
 		registry: prometheus.NewRegistry(),
-		flows:    &fakeFlows{},
 	}
+	planner := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 	b.Proxy = New(Config{
-		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel,
-		Planner: plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000}),
-		Metrics: metrics.New(b.registry, metrics.Config{}), Health: health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
+		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel, Planner: planner,
+		Metrics:  metrics.NewLoop(metrics.New(b.registry, metrics.Config{}), planner, b.kernel.EachCount),
+		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
 		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: inet.Families[:], NodeName: "node-1",
-		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
+		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
-		Flows:     b.flows,
-		Checks: health.NewServices(health.ServicesConfig{
-			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
-		}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.problems = append(b.problems, p)
 		},
 	})
-	b.rebuilder.objects = slowSource{b.source}
+	b.rebuilder.source = slowSource{b.source}
 	return b
 }
 
@@ -566,173 +537,6 @@ func TestProblemsAndConflictsAreReportedOnce(t *testing.T) {
 			t.Errorf("want a conflict reported of the younger Service svc-2, got %+v", b.problems)
 		}
 	})
-}
-
-func TestFlowsOfChangedFrontendsAreSearched(t *testing.T) {
-	run(t, func(b *bench) {
-		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
-		to := func(server string) *conntrack.Flow {
-			return &conntrack.Flow{Protocol: inet.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
-				Destination: netip.MustParseAddrPort("10.96.0.2:80"), Server: netip.MustParseAddrPort(server)}
-		}
-		name := b.set(1, 0, udp)
-		b.setProtocol(name, corev1.ProtocolUDP, "10.244.1.1", "10.244.1.2")
-		close(b.source.synced)
-		synctest.Wait()
-		first := b.flows.take()
-		if len(first) != 1 || !first[0].Urgent {
-			t.Fatalf("after the first sync: %+v, want one request for all flows", first)
-		}
-		b.set(2, 1)
-		time.Sleep(5 * time.Second)
-		if got := b.flows.take(); len(got) != 1 || got[0].Urgent {
-			t.Errorf("a TCP Service led to %+v, want one request that is not urgent", got)
-		}
-		b.setProtocol(name, corev1.ProtocolUDP, "10.244.1.2")
-		time.Sleep(5 * time.Second)
-		got := b.flows.take()
-		if len(got) != 1 || !got[0].Stale(to("10.244.1.1:8080")) || got[0].Stale(to("10.244.1.2:8080")) {
-			t.Errorf("after an endpoint was removed: %+v, want one request in which only its flows are stale", got)
-		}
-		b.source.mu.Lock()
-		delete(b.source.services, name)
-		b.source.mu.Unlock()
-		b.Tracker.MarkService(name)
-		time.Sleep(5 * time.Second)
-		if got := b.flows.take(); len(got) != 1 || !got[0].Stale(to("10.244.1.2:8080")) {
-			t.Errorf("after the Service was deleted: %+v, want one request in which its flows are stale", got)
-		}
-	})
-}
-
-// If a Service was deleted while no process ran, its flows are found by the frontends in the earlier tables. Flows of another
-// program stay, even to an address of a ServiceCIDR, for example to a Service of another proxy.
-func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
-	flow := func(at string) *conntrack.Flow {
-		return &conntrack.Flow{Protocol: inet.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
-			Destination: netip.MustParseAddrPort(at), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
-	}
-	frontend := func(at string) model.Key {
-		a := netip.MustParseAddrPort(at)
-		return model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: inet.UDP}
-	}
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench()
-		b.Earlier = func() ([]model.Key, error) {
-			return []model.Key{frontend("10.96.0.77:53"), frontend("10.96.0.2:80")}, nil
-		}
-		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
-		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
-		b.setProtocol(b.set(1, 0, udp), corev1.ProtocolUDP, "10.244.1.1")
-		close(b.source.synced)
-		defer b.start(t)()
-		synctest.Wait()
-		first := b.flows.take()
-		if len(first) != 1 || !first[0].Stale(flow("10.96.0.77:53")) || first[0].Stale(flow("10.96.0.2:80")) || first[0].Stale(flow("10.96.0.200:53")) {
-			t.Errorf("%+v, want one request in which only flows to the deleted frontend are stale", first)
-		}
-		b.set(2, 0, udp)
-		time.Sleep(5 * time.Second)
-		if got := b.flows.take(); len(got) != 1 || got[0].Stale(flow("10.96.0.77:53")) {
-			t.Errorf("later: %+v, want one request without the frontends that were deleted before the start", got)
-		}
-	})
-}
-
-// A slow read of earlier tables does not delay the start.
-func TestSlowReadOfEarlierFrontends(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench()
-		endless := make(chan struct{})
-		b.Earlier = func() ([]model.Key, error) { <-endless; return nil, nil }
-		close(b.source.synced)
-		defer b.start(t)()
-		time.Sleep(patienceWithEarlier)
-		synctest.Wait()
-		if _, syncs := b.kernel.held(); syncs != 1 {
-			t.Errorf("%d syncs, want one", syncs)
-		}
-		close(endless)
-	})
-}
-
-// Packets to a node port at an address that is not served yet are not translated. Once the address is served, flows and SYNs to
-// its node ports are stale. Flows to other addresses are not searched.
-func TestANodeAddressIsAdded(t *testing.T) {
-	flow := func(p inet.Protocol, at string) *conntrack.Flow {
-		to := netip.MustParseAddrPort(at)
-		return &conntrack.Flow{Protocol: p, Source: netip.MustParseAddrPort("192.0.2.100:1234"), Destination: to, Server: to}
-	}
-	run(t, func(b *bench) {
-		var mu sync.Mutex
-		local := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
-		b.NodePorts.Local = func() ([]netip.Addr, error) {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Clone(local), nil
-		}
-		add := func(a string) {
-			mu.Lock()
-			local = append(local, netip.MustParseAddr(a))
-			mu.Unlock()
-			b.Tracker.MarkNode()
-			time.Sleep(5 * time.Second)
-		}
-		for i, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
-			b.setProtocol(b.set(i, 0, func(s *corev1.Service) {
-				s.Spec.Type, s.Spec.Ports[0].NodePort, s.Spec.Ports[0].Protocol = corev1.ServiceTypeNodePort, 30080, p
-			}), p, "10.244.1.1")
-		}
-		close(b.source.synced)
-		time.Sleep(5 * time.Second)
-		b.flows.take()
-		add("fe80::1")
-		if got := b.flows.take(); len(got) != 0 {
-			t.Errorf("a link-local address led to %d requests", len(got))
-		}
-		add("192.0.2.2")
-		got := b.flows.take()
-		if len(got) != 1 {
-			t.Fatalf("%d requests, want one", len(got))
-		}
-		for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
-			if !got[0].Stale(flow(p, "192.0.2.2:30080")) || got[0].Stale(flow(p, "192.0.2.3:30080")) || got[0].Stale(flow(p, "10.96.0.1:80")) {
-				t.Errorf("%s: %+v, want that flows to the node port at the new address are stale, and no others", p, got[0])
-			}
-		}
-	})
-}
-
-// A change of source ranges affects unreplied flows of every protocol.
-func TestFlowsOfSourcesThatAreNoLongerAllowed(t *testing.T) {
-	flow := func(p inet.Protocol) *conntrack.Flow {
-		return &conntrack.Flow{Protocol: p, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.100:1234"),
-			Destination: netip.MustParseAddrPort("203.0.113.5:80"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
-	}
-	for _, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
-		number := map[corev1.Protocol]inet.Protocol{corev1.ProtocolUDP: inet.UDP, corev1.ProtocolTCP: inet.TCP}[p]
-		run(t, func(b *bench) {
-			set := func(ranges ...string) (requests []*conntrack.Desired) {
-				b.set(1, 0, func(s *corev1.Service) {
-					s.Spec.Type, s.Spec.Ports[0].Protocol, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, p, ranges
-					s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}
-				})
-				b.setProtocol(types.NamespacedName{Namespace: "default", Name: "svc-1"}, p, "10.244.1.1")
-				time.Sleep(5 * time.Second)
-				return b.flows.take()
-			}
-			set()
-			close(b.source.synced)
-			synctest.Wait()
-			b.flows.take()
-			if got := set("192.0.2.0/24"); len(got) == 0 || got[0].Stale(flow(number)) {
-				t.Errorf("%s: after ranges were added that allow the client: %+v, want a request that leaves its flow", p, got)
-			}
-			if got := set("198.51.100.0/24"); len(got) == 0 || !got[0].Stale(flow(number)) {
-				t.Errorf("%s: after the ranges were narrowed: %+v, want a request in which its flow is stale", p, got)
-			}
-		})
-	}
 }
 
 // setProtocol replaces a Service's slices by one with the given endpoints.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -43,7 +44,6 @@ func (p *Proxy) publish() {
 // account records syncs, for answers to questions. It allocates memory only for a sync of more than mostNamed Services, a repair, or a
 // failure.
 type account struct {
-	quiet
 	// waits describes the condition for which the loop waits before its first sync.
 	waits          string
 	last, lastSent past
@@ -70,14 +70,14 @@ const (
 	mostNamed, mostRepairs = 4, 8
 )
 
-// Synced records the outcome of a sync.
-func (a *account) Synced(s *Sync) {
+// note records the outcome of a sync.
+func (a *account) note(s *beside.Sync) {
 	if s.Err != nil {
 		a.noteFailed(s.End, s.Err)
 		return
 	}
-	if s.repaired() {
-		a.noteRepair(view.Repair{Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.author(), Program: s.Author.Program})
+	if s.Repaired() {
+		a.noteRepair(view.Repair{Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.By(), Program: s.Author.Program})
 	}
 	a.waits, a.failure = "", nil
 	a.last = pastOf(s)
@@ -90,7 +90,7 @@ func (a *account) Synced(s *Sync) {
 
 // pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a long list, so that
 // the list's memory is released.
-func pastOf(s *Sync) past {
+func pastOf(s *beside.Sync) past {
 	p := past{start: s.Start, begun: s.Begun, end: s.End, result: s.Result, names: s.Services}
 	if n := len(s.Services); n > mostNamed {
 		p.names, p.more = slices.Clone(s.Services[:mostNamed]), n-mostNamed
@@ -186,12 +186,7 @@ func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 
 // Elements returns the number of elements of each family's table after the last sync.
 func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
-	return ask(ctx, p, func() (n [2]int) {
-		if p.tally != nil {
-			n = p.tally.elements()
-		}
-		return n
-	})
+	return ask(ctx, p, p.Metrics.Total)
 }
 
 // Conflicts returns the frontends that one of the named Services claims and another Service has. For each Service, it returns the

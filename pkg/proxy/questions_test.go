@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -140,87 +138,6 @@ func TestFactsFollowTheNode(t *testing.T) {
 		f := b.Facts()
 		if f.Node.Zone != "a" || fmt.Sprint(f.NodeAddresses[0]) != "[192.0.2.1]" {
 			t.Errorf("facts %+v", f)
-		}
-	})
-}
-
-// watcher is an observer that records commits.
-type watcher struct {
-	watching atomic.Bool
-	mu       sync.Mutex
-	commits  []view.Commit
-}
-
-func (w *watcher) Watched() bool { return w.watching.Load() }
-
-func (w *watcher) Committed(c view.Commit) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.commits = append(w.commits, c)
-}
-
-// take returns the commits since the last call.
-func (w *watcher) take() []view.Commit {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	taken := w.commits
-	w.commits = nil
-	return taken
-}
-
-func TestObserverReceivesChanges(t *testing.T) {
-	w := &watcher{}
-	run(t, func(b *bench) {
-		b.Observer = w
-		b.set(1, 1)
-		close(b.source.synced)
-		synctest.Wait()
-		if told := w.take(); len(told) > 0 {
-			t.Errorf("received while nothing watches: %+v", told)
-		}
-		w.watching.Store(true)
-		step := func(f func()) []view.Change {
-			t.Helper()
-			time.Sleep(5 * time.Second)
-			w.take()
-			f()
-			synctest.Wait()
-			var changes []view.Change
-			for _, c := range w.take() { // other commits delete chains
-				changes = append(changes, c.Services...)
-			}
-			return changes
-		}
-		for _, c := range []struct {
-			f    func()
-			want view.Change
-		}{
-			{func() { b.set(1, 3) }, view.Change{Service: "default/svc-1", What: "changed", Added: []string{"10.244.1.2:8080", "10.244.1.3:8080"}}},
-			{func() { b.set(1, 2) }, view.Change{Service: "default/svc-1", What: "changed", Removed: []string{"10.244.1.3:8080"}}},
-			{func() { b.set(2, 1) }, view.Change{Service: "default/svc-2", What: "new", Added: []string{"10.244.2.1:8080"}, FrontendsAdded: []string{"10.96.0.3:80/tcp"}}},
-			{func() {
-				name := types.NamespacedName{Namespace: "default", Name: "svc-2"}
-				b.source.mu.Lock()
-				delete(b.source.services, name)
-				b.source.mu.Unlock()
-				b.Tracker.MarkService(name)
-			}, view.Change{Service: "default/svc-2", What: "gone", Removed: []string{"10.244.2.1:8080"}, FrontendsRemoved: []string{"10.96.0.3:80/tcp"}}},
-		} {
-			lab.Same(t, []view.Change{c.want}, step(c.f), "")
-		}
-		w.take()
-		for i := range mostChanges + 10 {
-			b.set(100+i, 1)
-		}
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
-		listed, all := 0, 0
-		for _, c := range w.take() {
-			listed = max(listed, len(c.Services))
-			all += len(c.Services) + c.More
-		}
-		if listed > mostChanges || all != mostChanges+10 {
-			t.Errorf("%d changes in one commit, %d in all, want %d at most and %d", listed, all, mostChanges, mostChanges+10)
 		}
 	})
 }

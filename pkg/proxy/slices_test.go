@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // slow sets the duration of reading a Service.
@@ -318,43 +316,6 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 			})
 		})
 	}
-}
-
-// times returns the part that measures the times of changes.
-func (b *bench) times() *changeTimes {
-	i := slices.IndexFunc(b.listeners, func(l Listener) bool { _, found := l.(*changeTimes); return found })
-	return b.listeners[i].(*changeTimes)
-}
-
-// While syncs fail, the times of changes take bounded memory.
-func TestTimesOfChangesAreBounded(t *testing.T) {
-	run(t, func(b *bench) {
-		b.begin(t, 30)
-		b.kernel.mu.Lock()
-		b.kernel.fail = func(int) error { return errors.New("no") }
-		b.kernel.mu.Unlock()
-		for range 100 {
-			for i := range 30 {
-				name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
-				for range 10 {
-					b.Tracker.MarkSlice(name, track.Trigger{At: time.Now().Add(time.Second)})
-				}
-			}
-			time.Sleep(31 * time.Second)
-		}
-		synctest.Wait()
-		if n := len(b.times().unprogrammed); n != mostUnprogrammed {
-			t.Errorf("%d times are kept, want %d of 30,000", n, mostUnprogrammed)
-		}
-		b.kernel.mu.Lock()
-		b.kernel.fail = nil
-		b.kernel.mu.Unlock()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := len(b.times().unprogrammed) + len(b.times().triggers); n != 0 {
-			t.Errorf("%d times are kept after a sync has succeeded", n)
-		}
-	})
 }
 
 func containsAll(text string, parts []string) bool {

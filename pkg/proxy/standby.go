@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -90,7 +90,7 @@ func (p *Proxy) resume(ctx context.Context) {
 		p.Metrics.StandingBy(false)
 	}
 	if p.started {
-		p.guard.doubt(metrics.ForeignChange)
+		p.guard.doubt(beside.ForeignChange)
 	}
 	p.Schedule.Urgent()
 }

@@ -1,31 +1,97 @@
 package proxy
 
 import (
+	"context"
 	"errors"
-	"sync/atomic"
+	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Synced is called after the first successful sync, not before.
-func TestSyncedIsCalledAfterASuccess(t *testing.T) {
+// heard is a listener that records the announcements.
+type heard struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (h *heard) add(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.list = append(h.list, fmt.Sprintf(format, args...))
+}
+
+func (h *heard) take() (list []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list, h.list = h.list, nil
+	return list
+}
+
+func (h *heard) Service(name types.NamespacedName, s *model.Service) {
+	h.add("%s %t", name.Name, s != nil)
+}
+func (h *heard) Node(*beside.Node)     { h.add("node") }
+func (h *heard) Synced(s *beside.Sync) { h.add("synced first=%t err=%v", s.First, s.Err) }
+func (h *heard) Serve(on bool)         { h.add("serve %t", on) }
+
+// Each listener gets the announcements in the order of the loop: Services before their commit, the outcome after it,
+// and the start of service only after a success.
+func TestOrderOfAnnouncements(t *testing.T) {
 	run(t, func(b *bench) {
-		var calls atomic.Int32
-		b.Synced = func() { calls.Add(1) }
+		h := &heard{}
+		b.Listeners = []Listener{h}
 		b.kernel.fail = func(sync int) error {
-			if sync <= 2 {
+			if h.add("commit"); sync == 1 {
 				return errors.New("refused")
 			}
 			return nil
 		}
+		name := b.set(1, 1)
 		close(b.source.synced)
-		for n := 0; n < 3; time.Sleep(50 * time.Millisecond) {
-			synctest.Wait()
-			_, n = b.kernel.held()
-			if got, want := calls.Load() > 0, n > 2; got != want {
-				t.Fatalf("after %d syncs, two of which fail: called %t, want %t", n, got, want)
-			}
+		synctest.Wait()
+		lab.Same(t, []string{"node", "svc-1 true", "commit", "synced first=true err=refused"}, h.take(), "the first sync")
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		lab.Same(t, []string{"commit", "synced first=true err=<nil>", "serve true"}, h.take()[:3], "the retry")
+		time.Sleep(10 * time.Second)
+		h.take()
+		b.source.mu.Lock()
+		delete(b.source.services, name)
+		b.source.mu.Unlock()
+		b.Tracker.MarkService(name)
+		synctest.Wait()
+		list := slices.DeleteFunc(h.take(), func(s string) bool { return s == "serve true" })
+		lab.Same(t, []string{"svc-1 false", "commit", "synced first=false err=<nil>"}, list, "a change")
+	})
+}
+
+// A listener that changes the plan gets a sync of its own. It does not compare the tables, as a sync without any change
+// does.
+func TestAListenerRequestsASync(t *testing.T) {
+	run(t, func(b *bench) {
+		b.set(1, 1)
+		close(b.source.synced)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		_, before := b.kernel.held()
+		doubts := b.kernel.doubts
+		called := 0
+		_, err := ask(context.Background(), b.Proxy, func() bool { b.Change(func() { called++ }); return true })
+		lab.Must(t, err)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if _, after := b.kernel.held(); after != before+1 || b.kernel.doubts != doubts || called != 1 {
+			t.Errorf("%d syncs, %d doubts and %d changes after the request, want one sync and one change",
+				after-before, b.kernel.doubts-doubts, called)
 		}
 	})
 }

@@ -15,7 +15,8 @@ import (
 // Source holds the API objects.
 type Source interface {
 	proxy.Cluster
-	proxy.Objects
+	// Get returns a Service and its EndpointSlices.
+	Get(name types.NamespacedName) model.Objects
 }
 
 // Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP

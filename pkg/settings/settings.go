@@ -18,7 +18,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 )
 
 // Settings are the checked options of one process, and values derived from them.
@@ -32,7 +31,7 @@ type Settings struct {
 	NodeIP netip.Addr
 	// LocalPods defines how local pods are recognised, except in mode NodeCIDR, in which the Node has the prefixes.
 	LocalPods [2]plan.LocalPods
-	nodePorts proxy.NodePortAddresses
+	nodePorts model.NodePortAddresses
 	limits    model.Limits
 	room      plan.Room
 
@@ -63,7 +62,7 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 }
 
 // NodePortAddresses returns the selection of addresses that serve node ports.
-func (s *Settings) NodePortAddresses() proxy.NodePortAddresses { return s.nodePorts }
+func (s *Settings) NodePortAddresses() model.NodePortAddresses { return s.nodePorts }
 
 // LoopbackFamilies returns those of the given IP families whose node ports are served on loopback.
 func (s *Settings) LoopbackFamilies(families []inet.Family) (list []inet.Family) {
@@ -184,8 +183,8 @@ func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
 var everyAddress = []netip.Prefix{netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0), netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0)}
 
 // nodePortAddresses reads CIDRs and keywords. An empty list stands for every address (kube-proxy: expandNodePortAddressKeywords).
-func nodePortAddresses(list []string) (proxy.NodePortAddresses, error) {
-	n := proxy.NodePortAddresses{Local: host.Addresses}
+func nodePortAddresses(list []string) (model.NodePortAddresses, error) {
+	n := model.NodePortAddresses{Local: host.Addresses}
 	if len(list) == 0 {
 		n.Prefixes = everyAddress
 	}

@@ -64,8 +64,8 @@ var pipeline = map[string][]string{
 	"pkg/beside/takeover":    {"pkg/apply", "pkg/beside", "pkg/inet", "pkg/model", "pkg/nft", "pkg/nft/read"},
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/nft/read", "pkg/outcome", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
-		"pkg/apply", "pkg/beside/conntrack", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/room", "pkg/schedule",
-		"pkg/track", "pkg/view",
+		"pkg/apply", "pkg/beside", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft",
+		"pkg/plan", "pkg/schedule", "pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
 		"pkg/apply", "pkg/beside",

@@ -396,7 +396,7 @@ The kernel keeps the endpoint of an established connection, regardless of later 
 | endpoint of the connection | without termination | with termination | proof |
 |---|---|---|---|
 | not ready, not serving, or terminating | stays | stays | [TestConnectionsToGoneEndpoints](../test/scenario/terminate_test.go) |
-| absent from the EndpointSlices of the Service for less than 5 s | stays | stays | the same; [TestDepartures](../pkg/proxy/departures_test.go) |
+| absent from the EndpointSlices of the Service for less than 5 s | stays | stays | the same; [TestDepartures](../pkg/beside/conntrack/departures_test.go) |
 | absent for 5 s, while the Service has other endpoints | stays | reset by another endpoint after the client's next segment | the same |
 | absent for 5 s, while the Service has no endpoint | stays | reset by the node, at the same time | the same |
 | left before the program started | stays | stays | the same |

@@ -148,16 +148,20 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		})
 		return table, err
 	}})
+	planner := plan.New(s.plan)
 	p.loop = proxy.New(proxy.Config{
-		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
-		Metrics: numbers,
-		Flows:   p.flows, Terminations: terminations,
+		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: planner,
+		Metrics: metrics.NewLoop(numbers, planner, p.kernel.EachCount),
+		Listeners: []proxy.Listener{
+			conntrack.NewFlows(conntrack.FlowsConfig{
+				To: p.flows, Planner: planner, Families: s.plan.Families, Change: func(c func()) { p.loop.Change(c) },
+			}),
+			conntrack.NewDepartures(conntrack.DeparturesConfig{
+				To: terminations, Planner: planner, Families: s.plan.Families, Now: p.clock.now, Report: p.report,
+			}),
+		},
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
-		// Real sockets would be in the process's own namespace, without the lab's addresses.
-		Checks: health.NewServices(health.ServicesConfig{
-			Healthy: func() bool { return true }, Failed: func(model.Problem) {},
-		}),
 		Families: s.plan.Families, NodeName: nodeName, Model: s.model, NodePorts: nodePorts(h, s),
 		Report: p.report, Now: p.clock.now,
 	})
@@ -191,8 +195,8 @@ func pipelineForTest(t *testing.T, l *lab.Lab, flags ...string) *pipeline {
 }
 
 // nodePorts selects from the addresses of the host instead of those of the process's own namespace.
-func nodePorts(h *lab.Host, s settings) proxy.NodePortAddresses {
-	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: func() (addrs []netip.Addr, err error) {
+func nodePorts(h *lab.Host, s settings) model.NodePortAddresses {
+	return model.NodePortAddresses{Prefixes: s.nodePorts, Local: func() (addrs []netip.Addr, err error) {
 		err = h.Do(func() error {
 			addrs, err = host.Addresses()
 			return err

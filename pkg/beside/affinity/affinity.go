@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -65,6 +66,8 @@ type Map struct {
 // Config has the parts of a Watcher.
 type Config struct {
 	Maps []Map
+	// Changed returns the service ports whose Service has changed since the last call ([plan.Planner.TakeSticky]).
+	Changed func() map[plan.Number]types.NamespacedName
 	// Forget deletes clients, and returns the number of deleted ones.
 	Forget func(context.Context, []nft.Element) (int, error)
 	// Crowd sets the service ports of a family whose new clients are not remembered, because their namespaces have too
@@ -89,37 +92,52 @@ type State struct {
 	Service       types.NamespacedName
 }
 
-// Watcher follows the maps of remembered clients. Its methods are safe for concurrent use.
+// Watcher is a listener that follows the maps of remembered clients. Its other methods are safe for concurrent use.
 type Watcher struct {
+	beside.Quiet
 	Config
+	// runners follow one map each.
+	runners []*beside.Runner
 
 	mu     sync.Mutex
 	owners map[plan.Number]types.NamespacedName
 	states []State
 	// crowded are the namespaces of each map whose new clients are not remembered.
 	crowded []map[string]bool
-	// changed is closed and replaced when the first service port has session affinity.
-	changed chan struct{}
 }
 
 // New returns a watcher. [Watcher.Run] reads the maps.
 func New(c Config) *Watcher {
-	w := &Watcher{Config: c, owners: map[plan.Number]types.NamespacedName{}, changed: make(chan struct{})}
+	w := &Watcher{Config: c, owners: map[plan.Number]types.NamespacedName{}}
 	w.Maps = nil
-	for _, m := range c.Maps {
+	for i, m := range c.Maps {
 		set := *m.Set // a copy, because syncs change the planner's sets
 		w.Maps = append(w.Maps, Map{&set, m.Reader})
 		limit := int(set.Size)
 		w.crowded = append(w.crowded, nil)
+		w.runners = append(w.runners, beside.NewRunner(beside.Runner{
+			Work:   func(ctx context.Context) (beside.Pause, error) { return w.work(ctx, i) },
+			Failed: "Cannot limit the remembered clients of session affinity",
+		}))
 		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most()})
 	}
 	return w
 }
 
-// Own announces that the clients of service ports belong to the named Services, or that a service port has none any
-// more if the name is the zero name. The first call must have all service ports: clients without a Service may be
-// forgotten.
-func (w *Watcher) Own(changed map[plan.Number]types.NamespacedName) {
+// Synced reads the service ports with session affinity after a successful sync. The first call must have all service
+// ports: clients without a Service may be forgotten.
+func (w *Watcher) Synced(s *beside.Sync) {
+	if s.Err != nil {
+		return
+	}
+	if changed := w.Changed(); len(changed) > 0 {
+		w.own(changed)
+	}
+}
+
+// own records that the clients of service ports belong to the named Services, or that a service port has none any more
+// if the name is the zero name.
+func (w *Watcher) own(changed map[plan.Number]types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before := len(w.owners)
@@ -132,8 +150,9 @@ func (w *Watcher) Own(changed map[plan.Number]types.NamespacedName) {
 	}
 	switch now := len(w.owners); {
 	case before == 0 && now > 0:
-		close(w.changed)
-		w.changed = make(chan struct{})
+		for _, r := range w.runners {
+			r.Wake()
+		}
 	case now == 0:
 		for i := range w.states {
 			w.states[i].Clients, w.states[i].Crowded = -1, false
@@ -151,49 +170,33 @@ func (w *Watcher) States() []State {
 // Run follows the maps until the context ends.
 func (w *Watcher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for i := range w.Maps[1:] {
-		wg.Go(func() { w.follow(ctx, i+1) })
+	for i, r := range w.runners {
+		wg.Go(func() {
+			runtime.LockOSThread() // for spent
+			defer runtime.UnlockOSThread()
+			logger := klog.FromContext(ctx).WithValues("ipFamily", w.Maps[i].Set.Family)
+			r.Run(klog.NewContext(ctx, logger))
+		})
 	}
-	w.follow(ctx, 0)
 	wg.Wait()
 }
 
-// follow follows one map while a service port has session affinity.
-func (w *Watcher) follow(ctx context.Context, i int) {
-	runtime.LockOSThread() // for spent
-	defer runtime.UnlockOSThread()
-	failed := false
-	for w.awaitOwner(ctx) {
-		pause, err := w.look(ctx, i)
-		if errors.Is(err, unix.ENOENT) { // another program has deleted the table; the loop repairs it
-			pause, err = every, nil
-		}
-		if err != nil && !failed && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Cannot limit the remembered clients of session affinity",
-				"ipFamily", w.Maps[i].Set.Family)
-		}
-		if failed = err != nil; failed {
-			pause = idle
-		}
-		sleep(ctx, pause)
+// work looks at one map, if a service port has session affinity.
+func (w *Watcher) work(ctx context.Context, i int) (beside.Pause, error) {
+	w.mu.Lock()
+	owners := len(w.owners)
+	w.mu.Unlock()
+	if owners == 0 {
+		return beside.UntilWake, nil
 	}
-}
-
-// awaitOwner waits for a service port with session affinity. It returns false if the context ends before.
-func (w *Watcher) awaitOwner(ctx context.Context) bool {
-	for ctx.Err() == nil {
-		w.mu.Lock()
-		n, changed := len(w.owners), w.changed
-		w.mu.Unlock()
-		if n > 0 {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		}
+	pause, err := w.look(ctx, i)
+	switch {
+	case errors.Is(err, unix.ENOENT): // another program has deleted the table; the loop repairs it
+		pause, err = every, nil
+	case err != nil:
+		pause = idle
 	}
-	return false
+	return beside.Exactly(pause), err
 }
 
 // look counts the clients of a map, and forgets some if there are too many. It returns the pause before the next call.
@@ -260,7 +263,7 @@ func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err
 			if reaches(t.total-t.forgotten, t.limit, (half+sixteenths)/2) { //nolint:mnd // three quarters
 				parts = hurried
 			}
-			sleep(ctx, (spent()-start)*time.Duration(parts-1))
+			beside.Sleep(ctx, (spent()-start)*time.Duration(parts-1))
 			start = spent()
 		}
 		more = more && ctx.Err() == nil && (!t.known || t.above && listed <= far*max(first, t.most))
@@ -386,13 +389,4 @@ func spent() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // always succeeds on Linux
 	return time.Duration(t.Nano())
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

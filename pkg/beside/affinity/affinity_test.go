@@ -162,7 +162,7 @@ func (s *table) forget(_ context.Context, list []nft.Element) (int, error) {
 
 // own announces the Service of one service port.
 func (s *table) own(port plan.Number, service types.NamespacedName) {
-	s.Own(map[plan.Number]types.NamespacedName{port: service})
+	s.Watcher.own(map[plan.Number]types.NamespacedName{port: service})
 }
 
 // fill adds clients of a service port until the map has n clients.

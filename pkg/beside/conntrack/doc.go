@@ -1,10 +1,11 @@
-// Package conntrack deletes stale connection tracking entries of Services. The kernel evaluates the rules once for each flow, and then
-// keeps the result. So if a UDP client keeps sending from one port, its packets still go to a removed endpoint, or to no endpoint. The
-// same applies to a TCP or SCTP client that repeats its first segment. A flow without replies still reaches its
-// endpoint, even if its source is no longer allowed. stale.go defines stale flows, table.go accesses the kernel's
-// table, and reconciler.go has the goroutine.
+// Package conntrack deletes stale connection tracking entries of Services. The kernel evaluates the rules once for each
+// flow, and then keeps the result. So if a UDP client keeps sending from one port, its packets still go to a removed
+// endpoint, or to no endpoint. The same applies to a TCP or SCTP client that repeats its first segment. A flow without
+// replies still reaches its endpoint, even if its source is no longer allowed. flows.go and departures.go are the
+// listeners that request passes. stale.go defines stale flows, table.go accesses the kernel's table, and reconciler.go
+// has the goroutine.
 //
-// In: changed frontends and their endpoints, as [Desired] values.
+// In: Services and syncs of the loop, the frontends of its plan and their endpoints.
 // Out: deleted entries of the kernel's table, their number, and the duration; single entries from [Lookup].
 // Never: deletes a TCP or SCTP flow that has a reply, except a TCP connection to an endpoint in [Departed]; blocks the
 // goroutine that syncs; copies the kernel's table.

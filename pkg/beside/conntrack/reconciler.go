@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
@@ -79,11 +80,12 @@ type Config struct {
 // of changed frontends. A pass is due as soon as one of the requesting namespaces has not had a pass lately.
 type Reconciler struct {
 	Config
-	wake chan struct{}
+	runner *beside.Runner
 
 	mu      sync.Mutex
 	pending *Desired
-	// requested is the time of the first request since the last pass, or zero. latest is the time of the last one.
+	// requested is the time of the first request since the last pass, or zero. After a failed pass, it is the time of
+	// the retry. latest is the time of the last request.
 	requested, latest time.Time
 	// number is the number of requests, and handled the number of the last request that is not pending any more.
 	number, handled uint64
@@ -97,8 +99,6 @@ type Reconciler struct {
 	table    Table
 	// paused is the time that the current pass has waited because of PerSecond.
 	paused time.Duration
-	// failure is the last logged error.
-	failure string
 }
 
 // New returns a reconciler. [Reconciler.Run] starts it.
@@ -106,7 +106,9 @@ func New(c Config) *Reconciler {
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
 	}
-	return &Reconciler{Config: c, wake: make(chan struct{}, 1), owing: map[string]time.Time{}}
+	r := &Reconciler{Config: c, owing: map[string]time.Time{}}
+	r.runner = beside.NewRunner(beside.Runner{Work: r.work, Failed: "Failed to clear all conntrack entries, will retry"})
+	return r
 }
 
 // Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler takes ownership of d,
@@ -121,7 +123,11 @@ func (r *Reconciler) Request(d *Desired) (number uint64) {
 		r.pending.merge(d)
 	}
 	r.number++
-	r.noteRequest()
+	r.latest = time.Now()
+	if r.requested.IsZero() || r.requested.After(r.latest) {
+		r.requested = r.latest
+	}
+	r.runner.Wake()
 	return r.number
 }
 
@@ -132,60 +138,38 @@ func (r *Reconciler) Handled() uint64 {
 	return r.handled
 }
 
-// noteRequest makes the next pass due. The caller holds mu.
-func (r *Reconciler) noteRequest() {
-	r.latest = time.Now()
-	if r.requested.IsZero() {
-		r.requested = r.latest
-	}
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Run makes passes until the context ends, and then a last pass if there is a request. It logs errors, and keeps the requests of a failed pass for the
 // next one.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
-	r.run(ctx)
+	r.runner.Run(ctx)
 	if _, requested := r.due(); requested && r.Last > 0 {
 		ctx, end := context.WithTimeout(context.WithoutCancel(ctx), r.Last)
 		defer end()
-		if sleep(ctx, settle-r.sinceLatest()) {
-			r.pass(ctx)
+		if beside.Sleep(ctx, settle-r.sinceLatest()) {
+			if err := r.pass(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "Failed to clear all conntrack entries at the exit")
+			}
 		}
 	}
 }
 
-// run makes passes until the context ends.
-func (r *Reconciler) run(ctx context.Context) {
-	var retry <-chan time.Time
-	for {
-		var due <-chan time.Time
-		if at, requested := r.due(); requested {
-			due = time.After(time.Until(at))
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.wake: // the request may be due earlier
-			continue
-		case <-retry:
-			r.mu.Lock()
-			r.noteRequest()
-			r.mu.Unlock()
-			continue
-		case <-due:
-			if !sleep(ctx, settle-r.sinceLatest()) {
-				return
-			}
-		}
-		retry = nil
-		if !r.pass(ctx) {
-			retry = time.After(retryAfter)
-		}
+// work makes a pass if one is due.
+func (r *Reconciler) work(ctx context.Context) (beside.Pause, error) {
+	at, requested := r.due()
+	if !requested {
+		return beside.UntilWake, nil
 	}
+	if wait := time.Until(at); wait > 0 {
+		return beside.Pause{Most: wait}, nil // a further request may be due earlier
+	}
+	if !beside.Sleep(ctx, settle-r.sinceLatest()) {
+		return beside.Pause{}, nil
+	}
+	if err := r.pass(ctx); err != nil {
+		return beside.Pause{Most: retryAfter}, err
+	}
+	return beside.Pause{}, nil
 }
 
 // due returns the time of the next pass, and whether there is a request.
@@ -239,35 +223,22 @@ func (r *Reconciler) charge(payers map[string]struct{}, took time.Duration) {
 	}
 }
 
-// sleep returns false if the context ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// pass handles the pending requests. It returns false if it failed and must be retried.
-func (r *Reconciler) pass(ctx context.Context) bool {
+// pass handles the pending requests.
+func (r *Reconciler) pass(ctx context.Context) error {
 	d, number := r.take()
 	start := time.Now()
 	r.paused = 0
 	err := r.reconcile(ctx, d)
 	r.charge(d.payers(), time.Since(start)-r.paused)
-	r.log(ctx, err)
-	if err == nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.handled = number
-		return true
+	if err != nil {
+		r.close()
+		r.restore(d, number)
+		return err
 	}
-	r.close()
-	r.restore(d, number)
-	return false
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.handled = number
+	return nil
 }
 
 // take returns the merged pending requests with the number of the last one, and clears them.
@@ -290,7 +261,9 @@ func (r *Reconciler) restore(d *Desired, number uint64) {
 		d.forgetGone()
 		r.handled = number
 	}
-	r.pending = d
+	if r.pending = d; r.requested.IsZero() {
+		r.requested = time.Now().Add(retryAfter)
+	}
 }
 
 // reconcile deletes the stale flows of each family in the request. An error in one family does not affect the other.
@@ -370,7 +343,7 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 // pause waits before the next maxDeletes entries are deleted, for the time that PerSecond requires.
 func (r *Reconciler) pause(ctx context.Context) {
 	d := maxDeletes * time.Second / time.Duration(r.PerSecond)
-	sleep(ctx, d)
+	beside.Sleep(ctx, d)
 	r.paused += d
 }
 
@@ -380,22 +353,6 @@ func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending != nil && r.pending.welcomes(f)
-}
-
-// log logs an error that differs from the previous one, and the first success after errors.
-func (r *Reconciler) log(ctx context.Context, err error) {
-	logger := klog.FromContext(ctx)
-	switch {
-	case ctx.Err() != nil:
-	case err == nil:
-		if r.failure != "" {
-			logger.Info("Reconciling conntrack entries succeeds again")
-		}
-		r.failure = ""
-	case err.Error() != r.failure:
-		r.failure = err.Error()
-		logger.Error(err, "Failed to clear all conntrack entries, will retry", "retryingTime", retryAfter)
-	}
 }
 
 func (r *Reconciler) close() {

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -36,14 +36,20 @@ type Config struct {
 	// Reader reads Sets, the sets of service ports with demand ([plan.Planner.HeldSets]).
 	Reader Reader
 	Sets   []*nft.Set
+	// Changed calls a function with each service port that has begun or stopped to hold packets since the last call,
+	// and with its Service ([plan.Planner.TakeHolders]).
+	Changed func(func(plan.Holder, types.NamespacedName))
 	// Wanted receives each Service with a new episode of demand.
 	Wanted func(types.NamespacedName)
 	Now    func() time.Time
 }
 
-// Watcher follows the demand for Services without endpoints. Its methods are safe for concurrent use.
+// Watcher is a listener that follows the demand for Services without endpoints. Its other methods are safe for
+// concurrent use.
 type Watcher struct {
+	beside.Quiet
 	Config
+	runner *beside.Runner
 
 	mu    sync.Mutex
 	ports map[plan.Holder]port
@@ -51,8 +57,6 @@ type Watcher struct {
 	asleep map[types.NamespacedName]*sleep
 	// last is the time of the last held packet of each Service with demand.
 	last map[types.NamespacedName]time.Time
-	// changed has a value after a service port began to hold packets.
-	changed chan struct{}
 }
 
 // sleep is the time since which a Service has no endpoint. ports is the number of its service ports that hold packets.
@@ -69,13 +73,32 @@ type port struct {
 
 // New returns a watcher. [Watcher.Run] reads the sets.
 func New(c Config) *Watcher {
-	return &Watcher{Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]*sleep{}, last: map[types.NamespacedName]time.Time{},
-		changed: make(chan struct{}, 1)}
+	w := &Watcher{
+		Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]*sleep{},
+		last: map[types.NamespacedName]time.Time{},
+	}
+	w.runner = beside.NewRunner(beside.Runner{
+		Work: w.read, Failed: "Cannot read the demand for Services without endpoints",
+	})
+	return w
 }
 
-// Holds announces that a service port holds packets for a Service since a time, or does not hold packets if the name is the zero name. Earlier
-// packets are those of an earlier Service with the same number.
-func (w *Watcher) Holds(h plan.Holder, service types.NamespacedName, since time.Time) {
+// Synced reads the service ports that hold packets since a successful sync. After a start, packets that the rules of an
+// earlier process have held also count as demand.
+func (w *Watcher) Synced(s *beside.Sync) {
+	if s.Err != nil {
+		return
+	}
+	since := s.Begun
+	if s.First {
+		since = time.Time{}
+	}
+	w.Changed(func(h plan.Holder, service types.NamespacedName) { w.holds(h, service, since) })
+}
+
+// holds records that a service port holds packets for a Service since a time, or does not hold packets if the name is
+// the zero name. Earlier packets are those of an earlier Service with the same number.
+func (w *Watcher) holds(h plan.Holder, service types.NamespacedName, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p, held := w.ports[h]; held {
@@ -98,56 +121,19 @@ func (w *Watcher) Holds(h plan.Holder, service types.NamespacedName, since time.
 		w.asleep[service] = &sleep{since: p.since}
 	}
 	w.asleep[service].ports++
-	select {
-	case w.changed <- struct{}{}:
-	default:
-	}
+	w.runner.Wake()
 }
 
 // Run reads the sets until the context ends.
-func (w *Watcher) Run(ctx context.Context) {
-	failed := false
-	for {
-		pause, err := w.read()
-		if err != nil && !failed {
-			klog.FromContext(ctx).Error(err, "Cannot read the demand for Services without endpoints")
-		}
-		failed = err != nil
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-		}
-		if !w.awaitHolder(ctx) {
-			return
-		}
-	}
-}
+func (w *Watcher) Run(ctx context.Context) { w.runner.Run(ctx) }
 
-// awaitHolder waits for a service port that holds packets. It returns false if the context ends before.
-func (w *Watcher) awaitHolder(ctx context.Context) bool {
-	for !w.holds() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-w.changed:
-		}
-	}
-	return true
-}
-
-func (w *Watcher) holds() bool {
+// read reads all sets, if a service port holds packets.
+func (w *Watcher) read(context.Context) (beside.Pause, error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.ports) > 0
-}
-
-// read reads all sets, and returns the pause before the next reading.
-func (w *Watcher) read() (time.Duration, error) {
-	if !w.holds() {
-		return 0, nil
+	ports := len(w.ports)
+	w.mu.Unlock()
+	if ports == 0 {
+		return beside.UntilWake, nil
 	}
 	start := time.Now()
 	for _, s := range w.Sets {
@@ -162,10 +148,10 @@ func (w *Watcher) read() (time.Duration, error) {
 			w.Wanted(name)
 		}
 		if err != nil {
-			return time.Second, fmt.Errorf("read demand: %w", err)
+			return beside.Exactly(time.Second), fmt.Errorf("read demand: %w", err)
 		}
 	}
-	return max(every, share*time.Since(start)), nil
+	return beside.Exactly(max(every, share*time.Since(start))), nil
 }
 
 // note records the age of a service port's last held packet. It reports whether an episode of its Service begins: no packet was held for DemandTime, or

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -54,7 +55,7 @@ func (s reader) Each(of *nft.Set, f func(*nft.Found) bool) (whole bool, err erro
 func (s *sets) after(t *testing.T, d time.Duration, events string, demand map[string]bool) {
 	t.Helper()
 	s.now, s.events = s.now.Add(d), nil
-	if _, err := s.read(); err != nil && s.failed == nil {
+	if _, err := s.read(t.Context()); err != nil && s.failed == nil {
 		t.Error(err)
 	}
 	if got := strings.Join(s.events, " "); got != events {
@@ -70,7 +71,7 @@ func name(n string) types.NamespacedName { return types.NamespacedName{Namespace
 func TestEpisodes(t *testing.T) {
 	s, web, web6, db := newSets(), plan.Holder{Number: 1}, plan.Holder{Family: inet.IPv6, Number: 1}, plan.Holder{Number: 2}
 	for h, n := range map[plan.Holder]string{web: "web", web6: "web", db: "db"} {
-		s.Holds(h, name(n), s.now)
+		s.holds(h, name(n), s.now)
 	}
 	s.after(t, time.Second, "", map[string]bool{"web": false, "db": false})
 	// A flood to two ports of a Service is one Event.
@@ -87,19 +88,19 @@ func TestEpisodes(t *testing.T) {
 	s.held[web6] = s.now
 	s.after(t, 50*time.Millisecond, "web", map[string]bool{"web": true, "db": false})
 	// An endpoint wakes the Service: its demand stays for a while.
-	s.Holds(web, types.NamespacedName{}, s.now)
-	s.Holds(web6, types.NamespacedName{}, s.now)
+	s.holds(web, types.NamespacedName{}, s.now)
+	s.holds(web6, types.NamespacedName{}, s.now)
 	s.after(t, time.Second, "", map[string]bool{"web": true, "db": false})
 	// The endpoint leaves: the next packet is new demand.
-	s.Holds(web, name("web"), s.now)
-	s.Holds(web6, name("web"), s.now)
+	s.holds(web, name("web"), s.now)
+	s.holds(web6, name("web"), s.now)
 	s.after(t, time.Second, "", map[string]bool{"web": true, "db": false})
 	s.held[web] = s.now
 	s.after(t, 50*time.Millisecond, "web", map[string]bool{"web": true, "db": false})
 	s.held[web6] = s.now
 	s.after(t, 50*time.Millisecond, "", map[string]bool{"web": true, "db": false})
-	s.Holds(web, types.NamespacedName{}, s.now)
-	s.Holds(web6, types.NamespacedName{}, s.now)
+	s.holds(web, types.NamespacedName{}, s.now)
+	s.holds(web6, types.NamespacedName{}, s.now)
 	s.after(t, plan.DemandTime, "", map[string]bool{"db": false})
 }
 
@@ -108,14 +109,34 @@ func TestNumbersOfOthers(t *testing.T) {
 	s, h := newSets(), plan.Holder{Number: 7}
 	s.held[h] = s.now
 	s.after(t, time.Second, "", map[string]bool{})
-	s.Holds(h, name("new"), s.now)
+	s.holds(h, name("new"), s.now)
 	s.after(t, time.Second, "", map[string]bool{"new": false})
-	s.Holds(h, types.NamespacedName{}, s.now)
-	s.Holds(h, name("web"), time.Time{})
+	s.holds(h, types.NamespacedName{}, s.now)
+	s.holds(h, name("web"), time.Time{})
 	s.after(t, time.Second, "web", map[string]bool{"web": true})
-	s.Holds(h, name("web"), s.now.Add(time.Hour)) // it changed, and holds packets as before
+	s.holds(h, name("web"), s.now.Add(time.Hour)) // it changed, and holds packets as before
 	s.held[h] = s.now.Add(2 * time.Second)
 	s.after(t, 2*time.Second, "", map[string]bool{"web": true})
+}
+
+// The watcher takes the changes of a plan after a successful sync only. After the first one, earlier packets count.
+func TestHoldersOfAPlan(t *testing.T) {
+	s, h := newSets(), plan.Holder{Number: 7}
+	service, taken := name("web"), 0
+	s.Changed = func(f func(plan.Holder, types.NamespacedName)) {
+		taken++
+		f(h, service)
+	}
+	s.held[h] = s.now.Add(-time.Second)
+	s.Synced(&beside.Sync{First: true, Begun: s.now, Err: errors.New("no")})
+	if taken > 0 {
+		t.Error("the changes are taken after a failed sync")
+	}
+	s.Synced(&beside.Sync{First: true, Begun: s.now})
+	s.after(t, 0, "web", map[string]bool{"web": true})
+	service = name("db")
+	s.Synced(&beside.Sync{Begun: s.now})
+	s.after(t, 0, "", map[string]bool{"web": true, "db": false})
 }
 
 // Run reads while a service port holds packets, and never otherwise.
@@ -128,7 +149,7 @@ func TestReadingsNeedAHolder(t *testing.T) {
 	h := plan.Holder{Number: 7}
 	s.held[h] = s.now
 	go func() { s.Run(ctx); close(ended) }()
-	s.Holds(h, name("web"), s.now)
+	s.holds(h, name("web"), s.now)
 	<-wanted
 	stop()
 	<-ended
@@ -189,11 +210,11 @@ func BenchmarkRead(b *testing.B) {
 			conn, sets := kernelSets(b, n)
 			w := New(Config{Reader: conn, Sets: sets, Now: time.Now, Wanted: func(types.NamespacedName) {}})
 			for i := range n {
-				w.Holds(plan.Holder{Number: uint32(i + 1)}, name(fmt.Sprint(i)), time.Time{})
+				w.holds(plan.Holder{Number: uint32(i + 1)}, name(fmt.Sprint(i)), time.Time{})
 			}
 			b.ResetTimer()
 			for range b.N {
-				if _, err := w.read(); err != nil {
+				if _, err := w.read(b.Context()); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -183,8 +183,8 @@ func (s *Server) Run(ctx context.Context) {
 	s.runner.Run(ctx)
 }
 
-// work processes the changes. It returns the pause before the next retry, if the program cannot listen on a port or write
-// the refusals.
+// work processes the changes. It returns the pause before the next retry, if the program cannot listen on a port or
+// write the refusals.
 func (s *Server) work(ctx context.Context) (beside.Pause, error) {
 	if !s.retryAt.IsZero() && !time.Now().Before(s.retryAt) {
 		s.retry()
@@ -224,7 +224,8 @@ func (s *Server) retry() {
 	}
 }
 
-// sync processes the changes. It returns true if the program cannot listen on a port, and the error of writing the refusals.
+// sync processes the changes. It returns true if the program cannot listen on a port, and the error of writing the
+// refusals.
 func (s *Server) sync(ctx context.Context) (failing bool, err error) {
 	s.mu.Lock()
 	serving, lost := s.serving, s.lost

@@ -13,7 +13,9 @@
 //   - Series with labels that are known in advance exist from the start with the value 0, so that the first failure is visible
 //     to rate().
 //
-// In: numbers from the proxy; the kernel's counters of connections to Services.
+// In: numbers from the program, outcomes of syncs with the plan and the sizes of tables; the kernel's counters of
+// connections to Services.
 // Out: collectors in a registry of the caller.
-// Never: uses a global, a clock, a goroutine, or a metric with a label that grows with the cluster beyond the limit of a flag.
+// Never: uses a global, a clock, a goroutine, or a metric with a label that grows with the cluster beyond the limit of
+// a flag.
 package metrics

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
@@ -241,7 +242,7 @@ func (m *Metrics) touch() {
 	}
 	m.batches.WithLabelValues(kindFull)
 	m.batches.WithLabelValues(kindPartial)
-	for _, reason := range []Reason{ForeignChange, Period, FailedSync} {
+	for _, reason := range []beside.Reason{beside.ForeignChange, beside.Period, beside.FailedSync} {
 		m.checks.WithLabelValues(string(reason))
 		m.repairs.WithLabelValues(string(reason))
 	}
@@ -361,16 +362,6 @@ func (m *Metrics) FlowsSearched(f inet.Family, err error) {
 	m.flowPasses.WithLabelValues(f.String(), result).Inc()
 }
 
-// Reason is the reason of a comparison of the kernel's tables with the plan.
-type Reason string
-
-// The reasons.
-const (
-	ForeignChange Reason = "foreign_change"
-	Period        Reason = "period"
-	FailedSync    Reason = "failed_sync"
-)
-
 // Doubted records that the kernel's tables may differ from the plan.
 func (m *Metrics) Doubted() { m.drift.Set(1) }
 
@@ -394,7 +385,7 @@ func (m *Metrics) ConfigOutdated(outdated bool) {
 }
 
 // Checked records a comparison of the kernel's tables with the plan, after which they agree. repaired is true if it rewrote them.
-func (m *Metrics) Checked(why Reason, repaired bool) {
+func (m *Metrics) Checked(why beside.Reason, repaired bool) {
 	m.drift.Set(0)
 	m.checks.WithLabelValues(string(why)).Inc()
 	if repaired {

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -231,19 +232,19 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.Programmed(inet.IPv6, 3*time.Second) },
 			"kubeproxy_network_programming_duration_seconds", map[string]float64{"IPv4": 0}},
 		{"a check that agrees", nil,
-			func(m *Metrics) { m.Doubted(); m.Checked(Period, false) },
+			func(m *Metrics) { m.Doubted(); m.Checked(beside.Period, false) },
 			"kubenftproxy_repairs_total", map[string]float64{"failed_sync": 0, "foreign_change": 0, "period": 0}},
 		{"is a check", nil,
-			func(m *Metrics) { m.Doubted(); m.Checked(Period, false) },
+			func(m *Metrics) { m.Doubted(); m.Checked(beside.Period, false) },
 			"kubenftproxy_checks_total", map[string]float64{"failed_sync": 0, "foreign_change": 0, "period": 1}},
 		{"a check that repairs", nil,
-			func(m *Metrics) { m.Doubted(); m.Checked(ForeignChange, true) },
+			func(m *Metrics) { m.Doubted(); m.Checked(beside.ForeignChange, true) },
 			"kubenftproxy_repairs_total", map[string]float64{"failed_sync": 0, "foreign_change": 1, "period": 0}},
 		{"doubt is drift", nil,
 			func(m *Metrics) { m.Doubted() },
 			"kubenftproxy_drift", map[string]float64{"": 1}},
 		{"until a sync succeeds", nil,
-			func(m *Metrics) { m.Doubted(); m.Checked(FailedSync, true) },
+			func(m *Metrics) { m.Doubted(); m.Checked(beside.FailedSync, true) },
 			"kubenftproxy_drift", map[string]float64{"": 0}},
 		{"searches for flows", nil,
 			func(m *Metrics) { m.FlowsSearched(inet.IPv4, nil); m.FlowsSearched(inet.IPv6, errors.New("no")) },

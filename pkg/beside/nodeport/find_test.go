@@ -18,7 +18,7 @@ func TestFindReturnsReportedCollisions(t *testing.T) {
 		n.mu.Lock()
 		n.ephemeral.Range.First = 30000
 		n.mu.Unlock()
-		w.Service(web, append(dual(inet.TCP, 30080), dual(inet.TCP, 30081)...))
+		w.set(web, append(dual(inet.TCP, 30080), dual(inet.TCP, 30081)...))
 		time.Sleep(time.Hour)
 		n.mu.Lock()
 		n.problems = nil

@@ -241,13 +241,13 @@ func BenchmarkSearch(b *testing.B) {
 				NodeName: "node-1", Listening: Listening, Own: OwnSockets, Ephemeral: ReadEphemeral, Report: func(model.Problem) {},
 				Metrics: discard{},
 			})
-			w.Addresses(inet.IPv4, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+			w.setAddresses(inet.IPv4, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
 			for i := range 2768 {
 				n := types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}
-				w.Service(n, []model.Key{{Port: uint16(30000 + i), Protocol: inet.TCP}})
+				w.set(n, []model.Key{{Port: uint16(30000 + i), Protocol: inet.TCP}})
 			}
 			if c.ports.First < 30000 {
-				w.Service(web, []model.Key{{Port: 1024, Protocol: inet.TCP}, {Port: 65535, Protocol: inet.TCP}})
+				w.set(web, []model.Key{{Port: 1024, Protocol: inet.TCP}, {Port: 65535, Protocol: inet.TCP}})
 			}
 			b.ReportAllocs()
 			start := lab.ProcessorTime(b)

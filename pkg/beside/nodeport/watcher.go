@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -45,6 +46,8 @@ type Metrics interface {
 // Config holds the parts and settings of a watcher.
 type Config struct {
 	NodeName string
+	// Families are the families whose node ports are served.
+	Families []inet.Family
 	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets: a
 	// Service with the same node port takes the packets of a health check, of /healthz or of /metrics.
 	Listening func(Range) ([]Socket, error)
@@ -56,10 +59,12 @@ type Config struct {
 	Metrics          Metrics
 }
 
-// Watcher searches for collisions when node ports or their addresses change, and every minute, beside the goroutine that syncs.
+// Watcher is a listener that searches for collisions when node ports or their addresses change, and every minute,
+// beside the goroutine that syncs.
 type Watcher struct {
+	beside.Quiet
 	Config
-	wake chan struct{}
+	runner *beside.Runner
 
 	mu    sync.Mutex
 	ports map[types.NamespacedName][]model.Key
@@ -71,8 +76,6 @@ type Watcher struct {
 	present map[types.NamespacedName]model.Problem
 	// since has the time at which each socket in the ephemeral range was first seen, by its cookie.
 	since map[uint64]time.Time
-	// failure is the last logged error.
-	failure string
 }
 
 // notice identifies a reported collision. The notice about the whole node has neither Service nor port.
@@ -84,15 +87,45 @@ type notice struct {
 
 // New returns a watcher. [Watcher.Run] starts it.
 func New(c Config) *Watcher {
-	return &Watcher{
-		Config: c, wake: make(chan struct{}, 1), ports: map[types.NamespacedName][]model.Key{},
+	w := &Watcher{
+		Config: c, ports: map[types.NamespacedName][]model.Key{},
 		reported: map[notice]time.Time{}, present: map[types.NamespacedName]model.Problem{},
 		since: map[uint64]time.Time{},
 	}
+	w.runner = beside.NewRunner(beside.Runner{
+		Work: w.work, Failed: "Failed to search for collisions of node ports, will retry",
+		First: beside.Pause{Most: period}, Settle: settle,
+	})
+	return w
 }
 
-// Service sets the node ports of a Service; an empty list removes the Service. It does not block, and takes ownership of the list.
-func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
+// Service sets the node ports of a Service.
+func (w *Watcher) Service(name types.NamespacedName, s *model.Service) {
+	var ports []model.Key
+	if s != nil {
+		for _, port := range s.Ports {
+			if !slices.Contains(w.Families, port.Family) {
+				continue
+			}
+			for i := range port.Frontends {
+				if f := &port.Frontends[i]; f.Kind == model.NodePort {
+					ports = append(ports, f.Key)
+				}
+			}
+		}
+	}
+	w.set(name, ports)
+}
+
+// Node sets the addresses that serve node ports.
+func (w *Watcher) Node(n *beside.Node) {
+	for _, f := range w.Families {
+		w.setAddresses(f, n.Addresses[f])
+	}
+}
+
+// set sets the node ports of a Service; an empty list removes the Service. It takes ownership of the list.
+func (w *Watcher) set(name types.NamespacedName, ports []model.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if slices.Equal(w.ports[name], ports) {
@@ -103,11 +136,11 @@ func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 	} else {
 		w.ports[name] = ports
 	}
-	w.changed()
+	w.runner.Wake()
 }
 
-// Addresses sets the addresses of a family that serve node ports. They must be sorted and must not be changed. It does not block.
-func (w *Watcher) Addresses(f inet.Family, addrs []netip.Addr) {
+// setAddresses sets the addresses of a family that serve node ports. They must be sorted and must not be changed.
+func (w *Watcher) setAddresses(f inet.Family, addrs []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if slices.Equal(w.addrs[f], addrs) {
@@ -115,66 +148,23 @@ func (w *Watcher) Addresses(f inet.Family, addrs []netip.Addr) {
 	}
 	w.addrs[f] = addrs
 	if len(w.ports) > 0 {
-		w.changed()
-	}
-}
-
-// changed requests a search.
-func (w *Watcher) changed() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+		w.runner.Wake()
 	}
 }
 
 // Run searches until the context ends. It logs and counts errors, and continues.
-func (w *Watcher) Run(ctx context.Context) {
-	due := time.NewTimer(period)
-	defer due.Stop()
-	var last time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-due.C:
-		case <-w.wake:
-			if !sleep(ctx, max(settle, least-time.Since(last))) {
-				return
-			}
-		}
-		err := w.search(ctx)
-		w.Metrics.NodePortsSearched(err)
-		w.log(ctx, err)
-		last = time.Now()
-		due.Reset(period)
-	}
-}
+func (w *Watcher) Run(ctx context.Context) { w.runner.Run(ctx) }
 
-// sleep returns false if the context ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// take clears pending requests, and returns the current node ports and the range that contains them.
-func (w *Watcher) take() (*served, Range) {
-	select {
-	case <-w.wake:
-	default:
-	}
-	return w.served()
+func (w *Watcher) work(ctx context.Context) (beside.Pause, error) {
+	err := w.search(ctx)
+	w.Metrics.NodePortsSearched(err)
+	return beside.Pause{Least: least, Most: period}, err
 }
 
 // search searches once for both causes. If the search for one cause fails, its previous results stay, and the other one continues.
 func (w *Watcher) search(ctx context.Context) error {
 	now := time.Now()
-	s, ports := w.take()
+	s, ports := w.served()
 	if len(s.services) == 0 {
 		w.Metrics.NodePortCollisions(string(Listener), 0)
 		w.Metrics.NodePortCollisions(string(EphemeralRange), 0)
@@ -303,19 +293,4 @@ func (w *Watcher) forget(now time.Time) {
 	maps.DeleteFunc(w.reported, func(n notice, seen time.Time) bool {
 		return now.Sub(seen) >= forget || n.service.Name != "" && w.ports[n.service] == nil
 	})
-}
-
-// log logs an error that differs from the previous one, and the first success after errors.
-func (w *Watcher) log(ctx context.Context, err error) {
-	logger := klog.FromContext(ctx)
-	switch {
-	case err == nil:
-		if w.failure != "" {
-			logger.Info("Search for collisions of node ports succeeds again")
-		}
-		w.failure = ""
-	case err.Error() != w.failure:
-		w.failure = err.Error()
-		logger.Error(err, "Failed to search for collisions of node ports, will retry", "retryingTime", period)
-	}
 }

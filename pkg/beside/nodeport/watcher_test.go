@@ -105,7 +105,7 @@ func run(t *testing.T, f func(t *testing.T, n *fakeNode, w *Watcher)) {
 			Own:       func() (map[uint32]struct{}, error) { return n.own, nil },
 			Ephemeral: func() (Ephemeral, error) { n.mu.Lock(); defer n.mu.Unlock(); return n.ephemeral, nil },
 		})
-		w.Addresses(inet.IPv4, addrs("192.0.2.1"))
+		w.setAddresses(inet.IPv4, addrs("192.0.2.1"))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx) }()
@@ -120,14 +120,14 @@ const webListens = "NodePortCollision Service default/web"
 func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 		time.Sleep(time.Hour)
 		n.expect(t, 1, 0)
 		// A second port of the Service is reported, together with the first one.
 		n.listen(socket(inet.TCP, "0.0.0.0:30080"), socket(inet.UDP, "0.0.0.0:30053"))
-		w.Service(web, append(dual(inet.TCP, 30080), dual(inet.UDP, 30053)...))
+		w.set(web, append(dual(inet.TCP, 30080), dual(inet.UDP, 30053)...))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 2, 0, webListens)
 		n.expectWithdrawn(t)
@@ -161,7 +161,7 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 		}
 		n.listen(sockets...)
 		for i := range services {
-			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(inet.TCP, uint16(30000+i)))
+			w.set(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(inet.TCP, uint16(30000+i)))
 		}
 		reported := map[string]int{}
 		time.Sleep(10 * time.Second)
@@ -188,14 +188,14 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 func TestADeletedServiceHasNoCollision(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 1, 0, webListens)
-		w.Service(web, nil)
+		w.set(web, nil)
 		time.Sleep(10 * time.Second)
 		n.expect(t, 0, 0)
 		// A new Service with the old name is reported.
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 1, 0, webListens)
 	})
@@ -204,10 +204,10 @@ func TestADeletedServiceHasNoCollision(t *testing.T) {
 func TestANewAddressCollides(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(inet.TCP, "198.51.100.1:30080"))
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 0, 0)
-		w.Addresses(inet.IPv4, addrs("192.0.2.1", "198.51.100.1"))
+		w.setAddresses(inet.IPv4, addrs("192.0.2.1", "198.51.100.1"))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 	})
@@ -221,8 +221,8 @@ func TestOwnSocketsAreCollisions(t *testing.T) {
 		check.Inode, other.Inode = 7, 8
 		n.own = map[uint32]struct{}{7: {}}
 		n.listen(check, other)
-		w.Service(web, dual(inet.TCP, 30080))
-		w.Service(dns, dual(inet.TCP, 30081))
+		w.set(web, dual(inet.TCP, 30080))
+		w.set(dns, dual(inet.TCP, 30081))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 2, 0, webListens, "NodePortCollision Service kube-system/dns")
 		list, err := w.Find()
@@ -244,19 +244,19 @@ func TestSearches(t *testing.T) {
 			t.Errorf("searches at %v without node ports", n.searches)
 		}
 		n.start = time.Now()
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(500 * time.Millisecond)
-		w.Service(dns, dual(inet.UDP, 30053))
+		w.set(dns, dual(inet.UDP, 30053))
 		time.Sleep(4 * time.Second) // a search at 1 s
 		for range 100 {
-			w.Service(web, dual(inet.TCP, 30081))
-			w.Service(web, dual(inet.TCP, 30080))
+			w.set(web, dual(inet.TCP, 30081))
+			w.set(web, dual(inet.TCP, 30080))
 			time.Sleep(100 * time.Millisecond) // searches at 6 s, 11 s and 16 s
 		}
 		time.Sleep(20 * time.Second)
-		w.Service(web, dual(inet.TCP, 30080)) // no change
+		w.set(web, dual(inet.TCP, 30080)) // no change
 		time.Sleep(10 * time.Second)
-		w.Addresses(inet.IPv4, addrs("192.0.2.1"))
+		w.setAddresses(inet.IPv4, addrs("192.0.2.1"))
 		time.Sleep(period)
 		synctest.Wait()
 		want := []time.Duration{1 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second, 76 * time.Second}
@@ -269,7 +269,7 @@ func TestSearches(t *testing.T) {
 func TestAnAssignedPortIsNoListener(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{30000, 60999}
-		w.Service(web, dual(inet.UDP, 30053))
+		w.set(web, dual(inet.UDP, 30053))
 		asking := socket(inet.UDP, "0.0.0.0:30053")
 		for i := range 5 {
 			asking.Cookie = uint64(i)
@@ -297,7 +297,7 @@ func TestManyServicesInTheEphemeralRangeAreReportedOnTheNode(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{1024, 65535}
 		for i := range mostServices + 1 {
-			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, dual(inet.TCP, uint16(30000+i)))
+			w.set(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, dual(inet.TCP, uint16(30000+i)))
 		}
 		time.Sleep(2 * time.Second)
 		n.expect(t, 0, mostServices+1, "NodePortInEphemeralRange Node node-1")
@@ -307,7 +307,7 @@ func TestManyServicesInTheEphemeralRangeAreReportedOnTheNode(t *testing.T) {
 func TestAFailureKeepsTheCountsAndIsRetried(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(inet.TCP, 30080))
+		w.set(web, dual(inet.TCP, 30080))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 		n.mu.Lock()

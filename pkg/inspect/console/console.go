@@ -125,7 +125,7 @@ func (c *Console) Handler() http.Handler {
 	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
 		return c.verify(r.Context(), control.Param(r, "flows") != "")
 	}))
-	mux.Handle("/"+control.PageWatch, control.Stream(&c.Commits.Feed, func(v *view.Commit, n uint64) { v.Lost = n }))
+	mux.Handle("/"+control.PageWatch, control.Stream(&c.Commits.feed, func(v *view.Commit, n uint64) { v.Lost = n }))
 	mux.HandleFunc("/"+control.PageBundle, c.bundle)
 	return mux
 }
@@ -134,14 +134,6 @@ func (c *Console) Handler() http.Handler {
 func (c *Console) Install(mux *http.ServeMux) {
 	statuspage.Install(mux, statuspage.Config{Status: c.status, Syncs: c.syncs, Services: c.search})
 }
-
-// Commits passes the commits of the loop to the commands that watch.
-type Commits struct{ control.Feed[view.Commit] }
-
-// Committed implements [proxy.Observer].
-func (c *Commits) Committed(v view.Commit) { c.Publish(v) }
-
-var _ proxy.Observer = &Commits{}
 
 // askLoop is the timeout of a query to the loop. A sync of a large cluster takes a second.
 const askLoop = 3 * time.Second

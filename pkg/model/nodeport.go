@@ -1,11 +1,10 @@
-package proxy
+package model
 
 import (
 	"net/netip"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
@@ -18,7 +17,7 @@ type NodePortAddresses struct {
 }
 
 // Any reports whether Prefixes selects every address of a family, regardless of the Node. The rules
-// never serve node ports on loopback (see [Loopback]).
+// never serve node ports on loopback (see pkg/beside/loopback).
 func (n NodePortAddresses) Any(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
 		return inet.FamilyOf(p.Addr()) == f && p.Bits() == 0
@@ -35,7 +34,7 @@ func (n NodePortAddresses) Loopback(f inet.Family) bool {
 
 // of returns the prefixes of a family that select addresses. It returns none if every local address serves node ports. As in
 // kube-proxy, this also applies to a family that has no prefix, and whose primary address is unknown or not selected.
-func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Prefix) {
+func (n NodePortAddresses) of(f inet.Family, node Node) (list []netip.Prefix) {
 	if n.Any(f) {
 		return nil
 	}
@@ -50,20 +49,20 @@ func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Pref
 	return list
 }
 
-// everywhere reports whether every local address of a family, except loopback, serves node ports.
-func (n NodePortAddresses) everywhere(f inet.Family, node model.Node) bool {
+// Everywhere reports whether every local address of a family, except loopback, serves node ports.
+func (n NodePortAddresses) Everywhere(f inet.Family, node Node) bool {
 	return len(n.of(f, node)) == 0
 }
 
 // Fallback reports whether every local address of a family serves node ports only because the Node's primary address, which should serve them, is
 // unknown.
-func (n NodePortAddresses) Fallback(f inet.Family, node model.Node) bool {
-	return (n.Primary || len(n.Prefixes) == 0) && !n.Any(f) && n.everywhere(f, node)
+func (n NodePortAddresses) Fallback(f inet.Family, node Node) bool {
+	return (n.Primary || len(n.Prefixes) == 0) && !n.Any(f) && n.Everywhere(f, node)
 }
 
 // Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces.
 // As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of n.Local.
-func (n NodePortAddresses) Addresses(f inet.Family, node model.Node) ([]netip.Addr, error) {
+func (n NodePortAddresses) Addresses(f inet.Family, node Node) ([]netip.Addr, error) {
 	prefixes := n.of(f, node)
 	local, err := n.Local()
 	if err != nil {

@@ -1,4 +1,4 @@
-package proxy
+package conntrack
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -18,62 +18,61 @@ import (
 
 // leaving are departures of Services with the cluster IP 10.96.0.1, and the last request.
 type leaving struct {
-	*departures
-	planner  *plan.Planner
-	last     *conntrack.Desired
-	requests int
+	*Departures
+	last     *Desired
 	time     time.Time
 	problems []model.Problem
 }
 
-func (l *leaving) Request(d *conntrack.Desired) uint64 {
-	l.last, l.requests = d, l.requests+1
-	return uint64(l.requests)
-}
-
-func (l *leaving) Handled() uint64 { return uint64(l.requests) }
-
 func newLeaving() *leaving {
-	l := &leaving{planner: plan.New(plan.Options{Families: inet.Families[:1]}), time: time.Unix(1_000, 0)}
-	l.departures = newDepartures(&Config{
-		Terminations: l, Planner: l.planner, Families: inet.Families[:1], Now: func() time.Time { return l.time },
+	l := &leaving{time: time.Unix(1_000, 0)}
+	l.Departures = NewDepartures(DeparturesConfig{
+		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:1]}), Families: inet.Families[:1],
+		Now:    func() time.Time { return l.time },
 		Report: func(p model.Problem) { l.problems = append(l.problems, p) },
 	})
 	return l
 }
 
 var (
-	web      = types.NamespacedName{Namespace: "shop", Name: "web"}
-	frontend = netip.MustParseAddrPort("10.96.0.1:80")
+	web    = types.NamespacedName{Namespace: "shop", Name: "web"}
+	shopAt = netip.MustParseAddrPort("10.96.0.1:80")
 )
 
 // set plans the Service with endpoints, the last numbers of their addresses. Without a list, the Service is deleted.
 func (l *leaving) set(name types.NamespacedName, listed []netip.Addr, terminate bool) {
-	key := model.Key{Addr: frontend.Addr(), Port: frontend.Port(), Protocol: inet.TCP}
+	key := model.Key{Addr: shopAt.Addr(), Port: shopAt.Port(), Protocol: inet.TCP}
 	s := &model.Service{Name: name, TerminateGone: terminate, Listed: listed, Ports: []*model.ServicePort{{
 		Name: model.PortName{NamespacedName: name}, Protocol: inet.TCP, Frontends: []model.Frontend{{Key: key}},
 	}}}
 	l.Service(name, s)
-	l.planner.Set(name, s)
+	l.Planner.Set(name, s)
 }
 
 func (l *leaving) remove(name types.NamespacedName) {
 	l.Service(name, nil)
-	l.planner.Set(name, nil)
+	l.Planner.Set(name, nil)
 }
 
 // synced ends a sync, and lets time pass.
 func (l *leaving) synced(err error, d time.Duration) {
-	l.Synced(&Sync{Err: err})
-	l.Serve(true)
+	l.Synced(&beside.Sync{Err: err})
+	l.serve()
 	l.time = l.time.Add(d)
+	l.serve()
+}
+
+func (l *leaving) serve() {
 	l.Serve(true)
+	if request, _ := l.To.take(); request != nil {
+		l.last = request
+	}
 }
 
 // ends reports whether the connections to an endpoint are terminated.
 func (l *leaving) ends(endpoint netip.Addr) bool {
-	return l.last != nil && l.last.Stale(&conntrack.Flow{
-		Protocol: inet.TCP, Replied: true, Established: true, DNAT: true, Destination: frontend, Server: netip.AddrPortFrom(endpoint, 8080),
+	return l.last != nil && l.last.Stale(&Flow{
+		Protocol: inet.TCP, Replied: true, Established: true, DNAT: true, Destination: shopAt, Server: netip.AddrPortFrom(endpoint, 8080),
 	})
 }
 
@@ -180,7 +179,7 @@ func TestDeparturesAreBounded(t *testing.T) {
 		t.Errorf("%d departures and problems %v, want %d departures and one problem", most, l.problems, room.New(mostDeparted).Most())
 	}
 	other := types.NamespacedName{Namespace: "other", Name: "web"}
-	l.planner.Set(web, nil)
+	l.Planner.Set(web, nil)
 	l.set(other, many[:2], true)
 	l.synced(nil, 0)
 	l.set(other, many[:1], true)

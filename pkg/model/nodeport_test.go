@@ -1,4 +1,4 @@
-package proxy
+package model
 
 import (
 	"net/netip"
@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 func TestNodePortAddresses(t *testing.T) {
@@ -23,23 +22,23 @@ func TestNodePortAddresses(t *testing.T) {
 		return out
 	}
 	local := addrs("127.0.0.1", "192.0.2.1", "198.51.100.1", "::1", "2001:db8::1", "192.0.2.1")
-	known := model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	known := Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 	for _, c := range []struct {
 		name     string
 		prefixes []netip.Prefix
 		primary  bool
-		node     model.Node
+		node     Node
 		want     [2][]netip.Addr
 		any      [2]bool
 		// everywhere is true for families in which health checks listen on all addresses.
 		everywhere [2]bool
 	}{
 		{"primary", nil, false, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
-		{"primary of one family only", nil, false, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		{"primary of one family only", nil, false, Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
-		{"primary unknown", nil, false, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
+		{"primary unknown", nil, false, Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
 			[2]bool{true, true}},
-		{"primary on no interface", nil, false, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("198.51.100.200"), netip.MustParseAddr("2001:db8::1")}},
+		{"primary on no interface", nil, false, Node{IPs: [2]netip.Addr{netip.MustParseAddr("198.51.100.200"), netip.MustParseAddr("2001:db8::1")}},
 			[2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
 		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), false, known,
 			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
@@ -52,8 +51,8 @@ func TestNodePortAddresses(t *testing.T) {
 			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
 		{"a prefix and primary", prefixes("198.51.100.0/24"), true, known,
 			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
-		{"loopback and primary unknown", prefixes("127.0.0.0/8", "::1/128"), true, model.Node{}, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
-		{"a prefix and primary unknown", prefixes("198.51.100.0/24"), true, model.Node{},
+		{"loopback and primary unknown", prefixes("127.0.0.0/8", "::1/128"), true, Node{}, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
+		{"a prefix and primary unknown", prefixes("198.51.100.0/24"), true, Node{},
 			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
 		{"everything and primary", prefixes("0.0.0.0/0", "::/0"), true, known,
 			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}, [2]bool{true, true}},
@@ -67,8 +66,8 @@ func TestNodePortAddresses(t *testing.T) {
 			if got := n.Any(f); got != c.any[f] {
 				t.Errorf("%s, %s: Any() = %v", c.name, f, got)
 			}
-			if got := n.everywhere(f, c.node); got != c.everywhere[f] {
-				t.Errorf("%s, %s: everywhere() = %v", c.name, f, got)
+			if got := n.Everywhere(f, c.node); got != c.everywhere[f] {
+				t.Errorf("%s, %s: Everywhere() = %v", c.name, f, got)
 			}
 		}
 	}

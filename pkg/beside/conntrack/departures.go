@@ -1,4 +1,4 @@
-package proxy
+package conntrack
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -26,16 +26,21 @@ const (
 	mostDeparted = 1 << 18
 )
 
-// departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the
-// loop runs. Endpoints that left before the start, endpoints of a deleted Service, and clients of external IPs keep
-// their connections.
-type departures struct {
-	quiet
-	to       Flows
-	planner  *plan.Planner
-	families []inet.Family
-	now      func() time.Time
-	report   func(model.Problem)
+// DeparturesConfig has the parts of [Departures].
+type DeparturesConfig struct {
+	To       *Reconciler
+	Planner  *plan.Planner
+	Families []inet.Family
+	Now      func() time.Time
+	Report   func(model.Problem)
+}
+
+// Departures is a listener that requests the termination of TCP connections to endpoints that leave all slices of their
+// Service while the loop runs. Endpoints that left before the start, endpoints of a deleted Service, and clients of
+// external IPs keep their connections.
+type Departures struct {
+	beside.Quiet
+	DeparturesConfig
 
 	services map[types.NamespacedName]*departing
 	// room has the departures in the lists, by namespace.
@@ -52,7 +57,7 @@ type departing struct {
 	listed []netip.Addr
 	left   map[netip.Addr]time.Time
 	// departed are the endpoints whose connections are terminated.
-	departed *conntrack.Departed
+	departed *Departed
 	// full is true after a departure exceeded a limit. Only the first such departure is reported.
 	full bool
 }
@@ -70,17 +75,16 @@ func (d *departure) valid() bool {
 	return left && at.Equal(d.at)
 }
 
-func newDepartures(c *Config) *departures {
-	return &departures{
-		to: c.Terminations, planner: c.Planner, families: c.Families, now: c.Now, report: c.Report,
-		services: map[types.NamespacedName]*departing{}, room: room.New(mostDeparted),
-	}
+// NewDepartures returns a listener.
+func NewDepartures(c DeparturesConfig) *Departures {
+	return &Departures{DeparturesConfig: c, services: map[types.NamespacedName]*departing{}, room: room.New(mostDeparted)}
 }
 
-func (d *departures) Node(n *Node) { d.addresses = n.Addresses }
+// Node records the addresses that serve node ports.
+func (d *Departures) Node(n *beside.Node) { d.addresses = n.Addresses }
 
 // Service compares the endpoints of a Service with its previous ones.
-func (d *departures) Service(name types.NamespacedName, s *model.Service) {
+func (d *Departures) Service(name types.NamespacedName, s *model.Service) {
 	of := d.services[name]
 	if s == nil || !s.TerminateGone {
 		if of != nil {
@@ -91,7 +95,7 @@ func (d *departures) Service(name types.NamespacedName, s *model.Service) {
 		return
 	}
 	if of == nil {
-		of = &departing{listed: s.Listed, left: map[netip.Addr]time.Time{}, departed: &conntrack.Departed{}}
+		of = &departing{listed: s.Listed, left: map[netip.Addr]time.Time{}, departed: &Departed{}}
 		d.services[name] = of
 	}
 	for a := range of.left {
@@ -112,14 +116,14 @@ func (d *departures) Service(name types.NamespacedName, s *model.Service) {
 }
 
 // leave records a departure.
-func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Addr) {
+func (d *Departures) leave(name types.NamespacedName, of *departing, a netip.Addr) {
 	if lacks := d.room.Change(name.Namespace, 0, 1); lacks != room.None {
 		if !of.full {
 			limit := fmt.Sprintf("%d endpoints of the namespace", d.room.Most())
 			if lacks == room.OfNode {
 				limit = fmt.Sprintf("%d endpoints of the node", mostDeparted)
 			}
-			d.report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField, Reason: fmt.Sprintf(
+			d.Report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField, Reason: fmt.Sprintf(
 				"the limit of %s that have left within %s is reached: TCP connections to further endpoints stay", limit, memory)})
 		}
 		of.full = true
@@ -135,11 +139,11 @@ func (s *departing) forget(a netip.Addr) {
 }
 
 // Synced starts the time of absence: from now on, new connections do not reach the endpoints.
-func (d *departures) Synced(s *Sync) {
+func (d *Departures) Synced(s *beside.Sync) {
 	if s.Err != nil {
 		return
 	}
-	now := d.now()
+	now := d.Now()
 	for _, e := range d.fresh {
 		if e.valid() {
 			e.at = now
@@ -152,13 +156,13 @@ func (d *departures) Synced(s *Sync) {
 	d.fresh = nil
 }
 
-// Serve implements [Server]. It requests the termination of connections to endpoints that have been absent for long enough.
-func (d *departures) Serve(on bool) {
+// Serve requests the termination of connections to endpoints that have been absent for long enough.
+func (d *Departures) Serve(on bool) {
 	if !on || len(d.waiting)+len(d.done) == 0 {
 		return
 	}
-	now := d.now()
-	var request *conntrack.Desired
+	now := d.Now()
+	var request *Desired
 	changed := map[*departing]bool{}
 	terminated := map[model.Key]struct{}{}
 	for len(d.waiting) > 0 && now.Sub(d.waiting[0].at) >= absence {
@@ -175,10 +179,10 @@ func (d *departures) Serve(on bool) {
 		}
 		changed[e.service] = true
 		if request == nil {
-			request = &conntrack.Desired{}
+			request = &Desired{}
 		}
 		request.For(e.name.Namespace)
-		d.planner.FrontendsOf(e.name, inet.TCP, func(k model.Key, allocated bool) {
+		d.Planner.FrontendsOf(e.name, inet.TCP, func(k model.Key, allocated bool) {
 			if allocated {
 				request.Terminate(k, e.service.departed)
 				terminated[k] = struct{}{}
@@ -196,9 +200,9 @@ func (d *departures) Serve(on bool) {
 	if request == nil {
 		return
 	}
-	d.planner.SinglePortsBeside(terminated, request.Exempt)
-	for _, f := range d.families {
+	d.Planner.SinglePortsBeside(terminated, request.Exempt)
+	for _, f := range d.Families {
 		request.NodeAddresses(f, d.addresses[f])
 	}
-	d.to.Request(request)
+	d.To.Request(request)
 }

@@ -1,0 +1,186 @@
+package conntrack
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// FlowsConfig has the parts of [Flows].
+type FlowsConfig struct {
+	To       *Reconciler
+	Planner  *plan.Planner
+	Families []inet.Family
+	// Earlier holds the UDP frontends of an earlier process, see [ReadEarlier].
+	Earlier []model.Key
+	// Change makes the next sync call a function that changes the plan.
+	Change func(func())
+}
+
+// Flows is a listener that requests a search for stale flows after each commit.
+type Flows struct {
+	beside.Quiet
+	FlowsConfig
+	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last
+	// successful sync.
+	addresses, served [2][]netip.Addr
+	// owners holds the namespaces of the frontends that Services had before the changes since the last sync.
+	owners map[model.Key]string
+	// owed has the last request for the flows to each deleted frontend. An entry leaves after its request is done.
+	owed map[model.Key]uint64
+}
+
+// NewFlows returns a listener.
+func NewFlows(c FlowsConfig) *Flows {
+	return &Flows{FlowsConfig: c, owners: map[model.Key]string{}, owed: map[model.Key]uint64{}}
+}
+
+// Service records the owner of each frontend, which the Service may lose.
+func (f *Flows) Service(name types.NamespacedName, _ *model.Service) {
+	for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
+		f.Planner.FrontendsOf(name, protocol, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
+	}
+}
+
+// Node records the addresses that serve node ports.
+func (f *Flows) Node(n *beside.Node) { f.addresses = n.Addresses }
+
+// patienceWithEarlier is the longest time that a start waits for the frontends of an earlier process. The kernel's work
+// grows with the square of the number of frontends: some 10 ms for 10,000.
+const patienceWithEarlier = time.Second
+
+// ReadEarlier calls a function that reads the UDP frontends in the tables of an earlier process, and returns these
+// frontends. If the function takes longer than a second, it returns none. If a Service was deleted while no process
+// ran, only these tables have its frontends. Flows to them belong to this program and are stale. Flows to any other
+// unknown frontend may belong to another program.
+func ReadEarlier(ctx context.Context, from func() ([]model.Key, error)) (earlier []model.Key) {
+	const stay = "UDP flows to deleted frontends stay"
+	read := make(chan []model.Key, 1)
+	go func() {
+		keys, err := from()
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot read the frontends of an earlier process; "+stay)
+		}
+		read <- keys
+	}()
+	select {
+	case earlier = <-read:
+	case <-ctx.Done():
+	case <-time.After(patienceWithEarlier):
+		klog.FromContext(ctx).Info("An earlier process has too many frontends to read; "+stay, "waited", patienceWithEarlier)
+	}
+	return earlier
+}
+
+// Synced requests a search after a successful sync. The search includes all changed frontends. If a new address serves node ports, it
+// includes all node ports. After a time without rules, it includes all frontends, because a flow that began without rules is not
+// translated.
+func (f *Flows) Synced(s *beside.Sync) {
+	if s.Err != nil {
+		return
+	}
+	changed, owners := f.Planner.TakeFlows(), f.owners
+	f.owners = map[model.Key]string{}
+	all := s.Result.Kind == apply.Full || s.First
+	added := f.noteServed()
+	if len(changed) == 0 && !all && !added {
+		return
+	}
+	d := &Desired{Urgent: all || added}
+	if all {
+		d.Expect(f.Planner.Frontends())
+	}
+	var deleted []model.Key
+	addKey := func(k model.Key) {
+		flows, exists := f.Planner.FlowPolicy(k)
+		add(d, k, flows, exists)
+		if !exists && k.Protocol == inet.UDP {
+			deleted = append(deleted, k)
+		}
+	}
+	for k := range changed {
+		addKey(k)
+		if port, exists := f.Planner.PortOf(k); exists {
+			d.For(port.Namespace)
+		} else if namespace, known := owners[k]; known {
+			d.For(namespace)
+		}
+	}
+	if all || added {
+		f.Planner.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, exists bool) {
+			if all || !k.Addr.IsValid() {
+				add(d, k, flows, exists)
+			}
+		})
+	}
+	for _, k := range f.Earlier {
+		addKey(k)
+	}
+	f.Earlier = nil
+	for _, family := range f.Families {
+		d.NodeAddresses(family, f.addresses[family])
+	}
+	request := f.To.Request(d)
+	for _, k := range deleted {
+		f.owed[k] = request
+	}
+}
+
+// Serve removes the deleted frontends from the plan to which no flows lead any more.
+func (f *Flows) Serve(on bool) {
+	if !on || len(f.owed) == 0 {
+		return
+	}
+	var settled []model.Key
+	handled := f.To.Handled()
+	for k, request := range f.owed {
+		if request <= handled {
+			settled = append(settled, k)
+			delete(f.owed, k)
+		}
+	}
+	if len(settled) > 0 {
+		f.Change(func() { f.Planner.FlowsDeleted(settled) })
+	}
+}
+
+// add adds the state of a frontend to a request.
+func add(d *Desired, k model.Key, flows plan.FlowPolicy, exists bool) {
+	if !exists {
+		d.Gone(k)
+	} else {
+		d.Frontend(k, flows.Endpoints)
+	}
+	if flows.Sources != nil {
+		d.Restrict(k, flows.Sources)
+	}
+	if flows.BeforeNodePorts {
+		d.PreferToNodePorts(k)
+	}
+}
+
+// noteServed records the addresses that serve node ports now, and reports whether one of them is new. It ignores new link-local
+// addresses: each new pod adds one to the node, and clients do not connect to node ports at these addresses.
+func (f *Flows) noteServed() (added bool) {
+	for family, now := range f.addresses {
+		if slices.Equal(now, f.served[family]) {
+			continue
+		}
+		for _, a := range now {
+			_, known := slices.BinarySearchFunc(f.served[family], a, netip.Addr.Compare)
+			added = added || !known && !a.IsLinkLocalUnicast()
+		}
+		f.served[family] = now
+	}
+	return added
+}
