@@ -1,7 +1,7 @@
 // Package kubeapi makes clients for the kinds of API objects that the program uses.
 //
 // client-go's Clientset knows the types of all API groups. The linker cannot remove these types, so each node would keep megabytes of them in memory
-// (docs/decisions.md, 5).
+// (docs/decisions/0005-speed.md).
 //
 // In: the connection to an API server.
 // Out: typed clients.

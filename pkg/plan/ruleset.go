@@ -14,7 +14,7 @@ import (
 
 // Hook priorities. All of these chains are nat chains: the kernel evaluates the nat chains of a hook at dstnat, in the order of their priorities, until
 // one translates the packet. Of two chains with one priority, it evaluates the younger one first. So the rules of Services share no priority with the
-// chains of other proxies, container runtimes and iptables, which are at dstnat: see docs/decisions.md, 8.
+// chains of other proxies, container runtimes and iptables, which are at dstnat: see docs/decisions/0008-first.md.
 //
 // Masquerading has the lowest priority that the kernel permits for a nat chain: after another program has translated the source of a packet, the kernel
 // evaluates no later nat chain, so the packet would keep the bit of its mark and the word in its scratch register.

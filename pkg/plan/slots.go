@@ -12,7 +12,7 @@ import (
 // The endpoints of a service port have numbered slots, so that a random number selects an endpoint. The order of the
 // slots depends only on the set of endpoints, and not on earlier sets. So after a restart, the plan equals the tables
 // of the earlier process. The order is also stable: the replacement of one of n endpoints changes about sqrt(n) slots.
-// With an order by address, it would change a third of the slots. See docs/decisions.md, 2.
+// With an order by address, it would change a third of the slots. See docs/decisions/0002-slots.md.
 
 // inSlots returns the endpoints of a sorted set in the order of their slots.
 //

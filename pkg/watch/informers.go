@@ -93,7 +93,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 }
 
 // plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes about half of the bytes, and less of
-// the API server's processor time (docs/decisions.md, 5).
+// the API server's processor time (docs/decisions/0005-speed.md).
 type plainLists struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported implements an interface of client-go.

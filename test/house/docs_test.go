@@ -115,11 +115,12 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
-// TestIndexListsEveryPage requires a link to each page in docs from docs/README.md, and a link to that from README.md.
+// TestIndexListsEveryPage requires a link to each page in docs from docs/README.md, or from the list of decisions, and a link to the
+// index from README.md.
 func TestIndexListsEveryPage(t *testing.T) {
-	const index = "docs/README.md"
+	const index, decisions = "docs/README.md", "docs/decisions/README.md"
 	listed := map[string]bool{}
-	for _, from := range []string{"README.md", index} {
+	for _, from := range []string{"README.md", index, decisions} {
 		if from != "README.md" && !listed[from] {
 			t.Errorf("no link to %s", from)
 		}
