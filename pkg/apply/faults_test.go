@@ -56,7 +56,7 @@ func newFaulty(t *testing.T) *faulty {
 	f.k = open(t)
 	f.conn = another(t, before)
 	before = append(before, f.conn)
-	lab.Must(t, f.k.Listen())
+	listen(t, f.k)
 	f.listener = another(t, before)
 	f.change()
 	f.sync()

@@ -223,10 +223,12 @@ func (k *Kernel) restoreTrust() (restored bool) {
 // CheckRuleset reports whether another program has changed the ruleset since the last sync, in any table. It takes a few microseconds. If the
 // listener may have missed a commit, CheckRuleset starts a check of all elements. A later call reports the outcome of this check.
 func (k *Kernel) CheckRuleset() (bool, error) {
-	k.others.revive()
 	generation, err := k.conn.Generation()
-	if err != nil || generation != k.generation {
-		return err == nil, err
+	foreign := err == nil && generation != k.generation
+	// If there are too many elements for a check, a missed commit causes a full sync. So miss none.
+	k.others.tend(k.Now(), foreign, k.elements > mostChecked)
+	if err != nil || foreign {
+		return foreign, err
 	}
 	k.verify()
 	return k.others.suspicion() != "", nil

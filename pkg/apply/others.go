@@ -5,12 +5,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// others listens for commits of other programs, and counts the commits that it may have missed.
+// others listens for commits of other programs while it pays, and counts the commits that it may have missed.
 type others struct {
 	// table is the name of the tables whose changes matter.
 	table string
@@ -18,8 +19,10 @@ type others struct {
 	wanted   bool
 	listener *nft.Listener
 	// ended is closed when the goroutine of the listener has stopped. joined is true if the listener is a member of the kernel's group.
+	// until is the time until which it shall be a member.
 	ended  chan struct{}
 	joined bool
+	until  time.Time
 	heard  chan struct{}
 	last   atomic.Pointer[nft.Commit]
 
@@ -35,12 +38,18 @@ type others struct {
 	since   uint32
 	unheard int
 	lost    bool
+	// active is true if there was a foreign commit since the last call of tend.
+	active bool
 }
 
-// Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program
-// and the changed objects. Without Listen, only [Kernel.CheckRuleset] notices foreign commits. CheckRuleset does not
-// know the program, and must read all elements to find a changed value. During a commit of this program, the listener
-// leaves the kernel's group, because the commit would take longer otherwise. After an error, CheckRuleset tries again.
+// attention is the time after a foreign commit for which the listener is a member of the kernel's group.
+const attention = time.Hour
+
+// Listen allows the Kernel to listen for commits of other programs. The kernel announces each commit immediately, with the
+// program and the changed objects, but a listener in any network namespace doubles the time of everybody's commits. So the
+// listener is a member of the kernel's group only for an hour after a foreign commit, which [Kernel.CheckRuleset] notices by the
+// ruleset's generation, and never during a commit of this program. Without the listener, CheckRuleset does not know the
+// program, and must read all elements to find a changed value. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -52,9 +61,9 @@ func (o *others) open() error {
 	if err != nil {
 		return err
 	}
-	o.listener, o.ended = l, make(chan struct{})
+	o.listener, o.ended, o.joined = l, make(chan struct{}), false
 	go o.listen(l, o.ended, ownName())
-	return o.join()
+	return nil
 }
 
 func (o *others) join() error {
@@ -63,24 +72,47 @@ func (o *others) join() error {
 	return err
 }
 
-// revive opens the listener again if its socket failed, or joins the kernel's group if that failed. Until it succeeds, only the ruleset's generation
-// shows foreign commits.
-func (o *others) revive() {
-	if o.listener == nil {
-		if o.wanted {
-			_ = o.open() // the next CheckRuleset tries again
+// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit. foreign is
+// true if there is one that nobody has counted yet. If the listener's socket failed, tend opens it again. After an error, only the
+// ruleset's generation shows foreign commits until the next call.
+func (o *others) tend(now time.Time, foreign, always bool) {
+	if o.takeActive() || foreign {
+		o.until = now.Add(attention)
+	}
+	if o.failed() {
+		if !o.wanted || o.open() != nil {
+			return
 		}
-		return
+	}
+	switch pays := always || now.Before(o.until); {
+	case pays && !o.joined:
+		_ = o.join()
+	case !pays && o.joined:
+		o.joined = o.listener.Leave() != nil
+	}
+}
+
+// failed reports whether there is no listener. It closes a listener whose socket failed.
+func (o *others) failed() bool {
+	if o.listener == nil {
+		return true
 	}
 	select {
 	case <-o.ended:
 		_ = o.listener.Close()
-		_ = o.open() // the next CheckRuleset tries again
+		return true
 	default:
-		if !o.joined {
-			_ = o.join()
-		}
+		return false
 	}
+}
+
+// takeActive reports whether there was a foreign commit since the last call.
+func (o *others) takeActive() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	active := o.active
+	o.active = false
+	return active
 }
 
 // isThisProgram reports whether a name is a name of this program: the name of this process, kube-nftproxy, or kube-proxy, a link in the image.
@@ -119,6 +151,7 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 func (o *others) note(c *nft.Commit, own string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.active = true
 	if c.Lost {
 		o.lost = true
 		return
@@ -166,6 +199,7 @@ func (o *others) countForeign(generation uint32, commits int) {
 		return
 	}
 	o.unheard += commits
+	o.active = o.active || commits > 0
 	o.lost = o.lost || o.listener == nil && commits > 0
 }
 
@@ -224,7 +258,7 @@ func (k *Kernel) Author() nft.Author {
 
 // withoutListening runs f while the listener is not in the kernel's group. Only the ruleset's generation shows foreign commits during that time.
 func (o *others) withoutListening(f func() error) error {
-	if o.listener == nil {
+	if !o.joined {
 		return f()
 	}
 	if err := o.listener.Leave(); err != nil {

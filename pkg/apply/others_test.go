@@ -24,10 +24,61 @@ func heard(t testing.TB, k *Kernel) {
 	}
 }
 
+// listen makes k listen as it does after a foreign commit.
+func listen(t testing.TB, k *Kernel) {
+	t.Helper()
+	lab.Must(t, k.Listen())
+	k.others.active = true
+	if _, err := k.CheckRuleset(); err != nil || !k.others.joined {
+		t.Fatalf("joined: %t, %v", k.others.joined, err)
+	}
+}
+
+// TestListeningEnds: the listener is a member of the kernel's group only for some time after a foreign commit, or if there are too many
+// elements for a check.
+func TestListeningEnds(t *testing.T) {
+	k, p := synced(t)
+	lab.Must(t, k.Listen())
+	now := time.Now()
+	k.Now = func() time.Time { return now }
+	expect := func(when string, joined bool) {
+		t.Helper()
+		if _, err := k.CheckRuleset(); err != nil || k.others.joined != joined {
+			t.Errorf("joined: %t, %v %s, want %t", k.others.joined, err, when, joined)
+		}
+	}
+	expect("before a foreign commit", false)
+	run(t, "nft", "add table ip foreign")
+	k.Doubt()
+	mustSync(t, k, p, Adopted)
+	expect("after a foreign commit", true)
+	now = now.Add(attention - 1)
+	expect("before the end of the time", true)
+	run(t, "nft", "delete table ip foreign")
+	heard(t, k)
+	if author := k.Author().String(); !strings.HasPrefix(author, "nft (pid ") {
+		t.Errorf("Author() = %q after the second foreign commit", author)
+	}
+	expect("after another foreign commit", true)
+	now = now.Add(attention - 1)
+	expect("in the time that the second commit has begun", true)
+	s := everything(2, 6, 0, false)
+	p.Set(s.Name, s)
+	k.Doubt()
+	if _, err := k.Sync(p); err != nil {
+		t.Fatal(err)
+	}
+	expect("after a commit of this program", true)
+	now = now.Add(attention + 1)
+	expect("in quiet times", false)
+	k.elements = mostChecked + 1
+	expect("with many elements", true)
+}
+
 func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 	k, p := synced(t)
 	k.others.heard = make(chan struct{}, 100) // room for every commit
-	lab.Must(t, k.Listen())
+	listen(t, k)
 	run(t, "nft", "add table ip foreign")
 	heard(t, k)
 	first := k.Author().String()
@@ -51,7 +102,7 @@ func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 // TestALargeForeignChangeIsHeard: the kernel sends a listener a message about every element. These messages must not overrun the listener's queue.
 func TestALargeForeignChangeIsHeard(t *testing.T) {
 	k, _ := synced(t)
-	lab.Must(t, k.Listen())
+	listen(t, k)
 	var text strings.Builder
 	text.WriteString("table ip foreign { set s { type ipv4_addr; elements = { 10.0.0.0")
 	for i := 1; i < 20000; i++ {
@@ -82,6 +133,7 @@ func TestListeningIsTriedAgain(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	k.others.active = true
 	if _, err := k.CheckRuleset(); err != nil {
 		t.Error(err)
 	}

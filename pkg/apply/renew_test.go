@@ -55,7 +55,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
 			if listens {
-				lab.Must(t, k.Listen())
+				listen(t, k)
 			}
 			for i := range 20 {
 				s := everything(20+i%4, 1+i%3, 0, false)

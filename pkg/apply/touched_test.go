@@ -236,7 +236,7 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 func listening(t *testing.T) (*Kernel, *plan.Planner) {
 	t.Helper()
 	k, p := synced(t)
-	lab.Must(t, k.Listen())
+	listen(t, k)
 	return k, p
 }
 

@@ -74,10 +74,11 @@ func TestRepair(t *testing.T) {
 	}
 	w := newRepaired(t)
 	w.want = ruleset(t, w.Node)
+	w.listens(t)
 	var took []time.Duration
 	for range times {
 		for _, f := range faults {
-			t.Run(f.name, func(t *testing.T) { took = append(took, w.repair(t, f.command, f.why)) })
+			t.Run(f.name, func(t *testing.T) { took = append(took, w.repair(t, f.command, f.why, "lastChangedBy=\"nft (pid ")) })
 		}
 	}
 	if t.Failed() {
@@ -89,6 +90,35 @@ func TestRepair(t *testing.T) {
 	if p99 := at(99); p99 > time.Second {
 		t.Errorf("p99 %v, want a second", p99)
 	}
+}
+
+// TestTheFirstChangeInAQuietTime changes the tables while the program does not listen. It notices the change by the generation of
+// the ruleset, and reads all elements.
+func TestTheFirstChangeInAQuietTime(t *testing.T) {
+	for _, f := range faults {
+		if f.name == "flush ruleset" || f.name == "a value altered" {
+			t.Run(f.name, func(t *testing.T) {
+				w := newRepaired(t)
+				w.want = ruleset(t, w.Node)
+				if took := w.repair(t, f.command, "lastChangedBy="); took > 3*time.Second {
+					t.Errorf("repaired after %v, want less than 3 s", took)
+				}
+			})
+		}
+	}
+}
+
+// listens waits until the program listens for foreign changes, after the first one.
+func (w *repaired) listens(t *testing.T) {
+	t.Helper()
+	before := w.metrics(t)[checks]
+	nft(t, w.Node, "add table inet first; delete table inet first")
+	w.await(t, "the first foreign change to be looked at", func() error {
+		if w.metrics(t)[checks] == before {
+			return errors.New("no check")
+		}
+		return nil
+	})
 }
 
 // TestHarmlessChangesOfOthers: other programs' changes of their own tables are checked and have no effect.
@@ -234,9 +264,9 @@ func (w *repaired) await(t *testing.T, what string, check func() error) {
 	}
 }
 
-// repair makes a change, waits for a commit of the program, and returns the time that took. The change may be two commits of nft,
+// repair makes a change, waits for a commit of the program and the given texts in its log, and returns the time that took. The change may be two commits of nft,
 // and the program may see the first one.
-func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
+func (w *repaired) repair(t *testing.T, command string, logs ...string) time.Duration {
 	t.Helper()
 	before := w.metrics(t)
 	logged := len(w.read())
@@ -281,7 +311,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 		}
 	}
 	line := w.read()[logged:]
-	for _, word := range []string{why, "lastChangedBy=\"nft (pid "} {
+	for _, word := range logs {
 		if !strings.Contains(line, word) {
 			t.Errorf("the log says nothing of %q:\n%s", word, line)
 		}
