@@ -12,7 +12,7 @@ import (
 // next sync commits them.
 func (p *Proxy) Crowd(ctx context.Context, f inet.Family, ports []plan.Number) error {
 	_, err := ask(ctx, p, func() bool {
-		p.Planner.SetCrowded(f, ports)
+		p.Change(func() { p.Planner.SetCrowded(f, ports) })
 		p.Schedule.Urgent()
 		return true
 	})

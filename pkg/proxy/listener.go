@@ -22,9 +22,10 @@ type Listener interface {
 	Serve(bool)
 }
 
-// Change makes the loop sync soon. The sync first calls a function that changes the plan. Only methods of listeners may
-// call Change. A listener must not change the plan itself: if a foreign change leads to a comparison of the tables
-// before the next sync, the comparison drops changes of sets that are not [plan.Planned].
+// Change makes the loop sync soon. The sync first calls a function that changes the plan. Only methods of listeners and
+// questions to the loop may call Change. They must not change the plan themselves, because a foreign change may lead to a
+// comparison of the tables before the next sync. The comparison drops changes of sets that are not [plan.Planned], and
+// repairs other changes by a full sync.
 func (p *Proxy) Change(change func()) {
 	p.changes = append(p.changes, change)
 	p.Schedule.Requested()
