@@ -38,7 +38,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git archive HEAD deploy | tar --extract --directory "$work"
 chart=$work/chart
-cp --recursive --dereference "$work/deploy/chart" "$chart" && rm -r "$work/deploy/chart"
+mv "$work/deploy/chart" "$chart"
+hack/chart-annotations.sh "${VERSION#v}" "$REGISTRY/kube-nftproxy:$VERSION" >>"$chart/Chart.yaml"
 sed -i "s/^version: .*/version: ${VERSION#v}/; s/^appVersion: .*/appVersion: $VERSION/" "$chart/Chart.yaml"
 sed -i "s|^  repository: .*|  repository: $REGISTRY/kube-nftproxy|" "$chart/values.yaml"
 sed -i "s|newName: IMAGE|newName: $REGISTRY/kube-nftproxy|; s|newTag: dev|newTag: $VERSION|" "$work/deploy/base/kustomization.yaml"

@@ -14,12 +14,15 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -65,9 +68,10 @@ func (p *packager) sh(script string) string {
 }
 
 // hash matches the hash in the name of a ConfigMap.
-var hash = regexp.MustCompile(`\b(kube-nftproxy(?:-canary)?)-[0-9a-z]{10}\b`)
+var hash = regexp.MustCompile(`\b(kube-nftproxy(?:-canary|-edge|-gpu)?)-[0-9a-z]{10}\b`)
 
-// objectsIn returns the objects of YAML documents by kind and name, without the labels and the layout in which Helm and kustomize differ.
+// objectsIn returns the objects of YAML documents by kind and name, without the differences of Helm and kustomize: labels
+// of objects (not those of pods and selectors), annotations of the kept ConfigMap, and the layout of its files.
 func (p *packager) objectsIn(text string) map[string]any {
 	p.Helper()
 	all := map[string]any{}
@@ -85,14 +89,21 @@ func (p *packager) objectsIn(text string) map[string]any {
 		metadata := o["metadata"].(map[string]any)
 		labels, _ := metadata["labels"].(map[string]any)
 		for key := range labels {
-			if strings.HasPrefix(key, "app.kubernetes.io/") || strings.HasPrefix(key, "helm.sh/") {
+			if key == "k8s-app" || strings.HasPrefix(key, "app.kubernetes.io/") || strings.HasPrefix(key, "helm.sh/") {
 				delete(labels, key)
 			}
 		}
 		if len(labels) == 0 {
 			delete(metadata, "labels")
 		}
-		delete(metadata, "annotations") // only the chart has one: Helm deletes old ConfigMaps without it
+		// Of the chart: Helm and Argo CD delete old ConfigMaps without them.
+		if annotations, ok := metadata["annotations"].(map[string]any); ok {
+			lab.Same(p, map[string]any{
+				"helm.sh/resource-policy": "keep", "argocd.argoproj.io/sync-options": "Prune=false",
+				"argocd.argoproj.io/compare-options": "IgnoreExtraneous",
+			}, annotations, "annotations of %s", metadata["name"])
+			delete(metadata, "annotations")
+		}
 		if list, found, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "initContainers"); found && len(list) == 0 {
 			unstructured.RemoveNestedField(o, "spec", "template", "spec", "initContainers")
 		}
@@ -145,7 +156,8 @@ func TestChartEqualsKustomize(t *testing.T) {
 			want += "---\n" + p.sh("kubectl kustomize deploy/"+folder)
 		}
 		for _, helm := range helms {
-			got := p.sh(helm + " template " + v.release + " " + helm + "/kube-nftproxy-0.1.0.tgz" + required + " --set '" + v.values + "'")
+			got := p.sh(helm + " template --skip-tests " + v.release + " " + helm + "/kube-nftproxy-0.1.0.tgz" + required +
+				" --set '" + v.values + "'")
 			lab.Same(t, p.objectsIn(want), p.objectsIn(got), "%s with %q (-kustomize %s +chart)", helm, v.values, v.folders)
 			if n := strings.Count(got, "helm.sh/chart: kube-nftproxy-0.1.0"); n != len(p.objectsIn(got)) {
 				t.Errorf("%s: %d of %d objects have Helm's labels", helm, n, len(p.objectsIn(got)))
@@ -163,10 +175,22 @@ var wrongValues = []struct{ set, message string }{
 	{"apiServer.port=70000", "at '/apiServer/port'"},
 	{"config.clusterCIDR=", "Set config.clusterCIDR to the prefix of the cluster's pods"},
 	{"config.clusterCIDR=10.244.0.0", "at '/config/clusterCIDR'"},
+	{"config.clusterCIDR=10.244.0.0/33", "at '/config/clusterCIDR'"},
+	{"config.nodePortAddresses={foo}", "at '/config/nodePortAddresses/0'"},
+	{"config.metricsBindAddress=0.0.0.0:x", "at '/config/metricsBindAddress'"},
+	{"apiServer.host=10.0.0.300", "at '/apiServer/host'"},
+	{"apiServer.host=https://api.example.com", "at '/apiServer/host'"},
+	{"args={--foo}", "at '/args/0'"},
+	{"imagePullSecrets={pull}", "at '/imagePullSecrets/0'"},
+	{"prometheusRule.disabled.None=true", "additional properties 'None' not allowed"},
+	{"nodeGroups.edge.canary=true", "additional properties 'canary' not allowed"},
+	{"nodeGroups.canary.sysctls=false", "invalid propertyName 'canary'"},
+	{"nodeGroups.edge.sysctls=false", "set nodeGroupLabel"},
 	{"config.mod=nftables", "additional properties 'mod' not allowed"},
 	{"config.mode=ebpf", "at '/config/mode': value must be one of"},
 	{"config.conntrack.tcpEstablishedTimeout=5", "at '/config/conntrack/tcpEstablishedTimeout'"},
-	{"maxUnavailable=0", "at '/maxUnavailable'"},
+	{"updateStrategy.rollingUpdate.maxUnavailable=0", "at '/updateStrategy/rollingUpdate/maxUnavailable'"},
+	{"updateStrategy.type=Recreate", "at '/updateStrategy/type'"},
 	{"seccompProfile=/etc/profile.json", "at '/seccompProfile'"},
 	{"startupTaint=yes", "at '/startupTaint'"},
 	{"startupTaint=true,serviceProxyName=try", "unset serviceProxyName"},
@@ -195,10 +219,6 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		if out, err := p.try(helm + " template kube-nftproxy deploy/chart" + strings.Replace(required, "kube-system", "default", 1)); err == nil || !strings.Contains(err.Error(), "--namespace kube-system") {
 			t.Errorf("%s: namespace default: %v\n%s", helm, err, out)
 		}
-		p.sh("mkdir -p unlinked-" + helm + " && cp -P -r deploy/chart unlinked-" + helm + " && find unlinked-" + helm + " -type l -delete")
-		if _, err := p.try(helm + " template kube-nftproxy unlinked-" + helm + "/chart" + required); err == nil || !strings.Contains(err.Error(), "use the packaged chart") {
-			t.Errorf("%s: a chart without its links: %v", helm, err)
-		}
 	}
 }
 
@@ -206,12 +226,13 @@ func TestChartRefusesWrongValues(t *testing.T) {
 func TestChartValues(t *testing.T) {
 	p := newPackager(t)
 	digest := "sha256:" + strings.Repeat("0a", 32)
-	if err := os.WriteFile(filepath.Join(p.dir, "values.yaml"), []byte(`image: {repository: registry.example.com/kube-nftproxy, digest: "`+digest+`", pullSecrets: [pull]}
+	if err := os.WriteFile(filepath.Join(p.dir, "values.yaml"), []byte(`image: {repository: registry.example.com/kube-nftproxy, digest: "`+digest+`"}
+imagePullSecrets: [{name: pull}]
 apiServer: {host: "fd00::10", port: 443}
 config: {clusterCIDR: "", detectLocalMode: NodeCIDR, mode: ipvs}
 sysctls: false
 args: [--config-reload=exit]
-maxUnavailable: 3
+updateStrategy: {rollingUpdate: {maxUnavailable: 3}}
 nodeSelector: {pool: a}
 affinity:
   podAntiAffinity: {}
@@ -226,7 +247,8 @@ podLabels: {team: net}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	objects := p.objectsIn(p.sh("helm-v4 template kube-nftproxy deploy/chart --namespace net --values values.yaml"))
+	objects := p.objectsIn(p.sh(
+		"helm-v4 template --skip-tests kube-nftproxy deploy/chart --namespace net --values values.yaml"))
 	text, err := sigsyaml.Marshal(objects)
 	must(t, err)
 	for _, want := range []string{
@@ -241,13 +263,23 @@ podLabels: {team: net}
 	if n := strings.Count(string(text), "key: service-proxy"); n != 2 {
 		t.Errorf("%d of two terms of the affinity exclude the nodes of the canary", n)
 	}
-	for _, unwanted := range []string{"initContainers", "/proc/sys/net", "kube-system", "kubernetes.io/arch", "memory: 64Mi"} {
+	for _, unwanted := range []string{"initContainers", "/proc/sys/net", "kube-system", "kubernetes.io/arch"} {
 		if strings.Contains(string(text), unwanted) {
 			t.Errorf("%q is still there", unwanted)
 		}
 	}
 	if t.Failed() {
 		t.Logf("%s", text)
+	}
+
+	// One alert less, and a label of the others.
+	alerts := p.sh("helm-v4 template kube-nftproxy deploy/chart --show-only templates/prometheusrule.yaml" + required +
+		" --set prometheusRule.enabled=true --set prometheusRule.disabled.KubeNftproxyDown=true" +
+		" --set prometheusRule.disabled.KubeNftproxyReplaced=false --set prometheusRule.alertLabels.team=net")
+	all := strings.Count(mustRead(t, "../../deploy/monitoring/rules.yaml"), "- alert:")
+	n := strings.Count(alerts, "alert: ")
+	if n != all-1 || strings.Contains(alerts, "alert: KubeNftproxyDown") || strings.Count(alerts, "team: net") != n {
+		t.Errorf("%d alerts, want %d:\n%s", n, all-1, alerts)
 	}
 
 	// kubeadm's KubeProxyConfiguration, pasted.
@@ -260,9 +292,54 @@ podLabels: {team: net}
 	}
 }
 
-// TestExamplesOfGitOps renders the chart with the values in the examples for Argo CD and Flux, and compares the results with the command.
+// TestChartNodeGroups renders a DaemonSet for each group. A node has at most one of them, and each has a configuration.
+func TestChartNodeGroups(t *testing.T) {
+	p := newPackager(t)
+	values := mustReadPage(t, "deploy/chart/README.md", "yaml")
+	must(t, os.WriteFile(filepath.Join(p.dir, "values.yaml"), []byte(values["Required values"][0]+"---\n"), 0o600))
+	must(t, os.WriteFile(filepath.Join(p.dir, "groups.yaml"), []byte(values["Groups of nodes"][0]+
+		"    config: {clusterCIDR: 10.0.0.0/8}\n    sysctls: false\n  gpu: {}\n"), 0o600))
+	objects := p.objectsIn(p.sh("helm-v4 template --skip-tests kube-nftproxy deploy/chart --namespace kube-system" +
+		" --values values.yaml --values groups.yaml"))
+	for _, pool := range []string{"", "edge", "gpu"} {
+		node := &corev1.Node{}
+		node.Labels = map[string]string{"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
+		if pool != "" {
+			node.Labels["example.com/pool"] = pool
+		}
+		var got []string
+		for name, o := range objects {
+			if !strings.HasPrefix(name, "DaemonSet ") {
+				continue
+			}
+			var d appsv1.DaemonSet
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.(map[string]any), &d))
+			if kubelet.Suits(node, d.Spec.Template.Spec) {
+				got = append(got, d.Name)
+			}
+			text := fmt.Sprint(o, objects["ConfigMap "+configMapOf(&corev1.Pod{Spec: d.Spec.Template.Spec})])
+			for _, own := range []string{"--conntrack-max-per-core=16384", "type:OnDelete", "clusterCIDR:10.0.0.0/8"} {
+				if strings.Contains(text, own) != (d.Name == "kube-nftproxy-edge") {
+					t.Errorf("%s and %s:\n%s", d.Name, own, text)
+				}
+			}
+			if hasInit := len(d.Spec.Template.Spec.InitContainers) == 1; hasInit != (d.Name != "kube-nftproxy-edge") {
+				t.Errorf("%s: an init container: %t", d.Name, hasInit)
+			}
+		}
+		want := "kube-nftproxy"
+		if pool != "" {
+			want += "-" + pool
+		}
+		lab.Same(t, []string{want}, got, "DaemonSets of a node of the pool %q", pool)
+	}
+}
+
+// TestExamplesOfGitOps renders the chart with the values in the examples for Argo CD and Flux, from an archive of the
+// chart's folder in git, as Flux makes it.
 func TestExamplesOfGitOps(t *testing.T) {
 	p := newPackager(t)
+	p.sh(publish + "git archive v0.1.0 deploy/chart | (mkdir ../plain && tar --extract --directory ../plain)")
 	values := map[string]any{}
 	for _, block := range mustReadPage(t, deployPage, "yaml")["Argo CD and Flux"] {
 		for document := range strings.SplitSeq(block, "---\n") {
@@ -287,7 +364,7 @@ func TestExamplesOfGitOps(t *testing.T) {
 	}
 	for kind, v := range values {
 		writeManifest(t, filepath.Join(p.dir, "values.yaml"), v)
-		got := p.sh("helm-v4 template kube-nftproxy deploy/chart --namespace kube-system --values values.yaml")
+		got := p.sh("cd plain && helm-v4 template kube-nftproxy deploy/chart --namespace kube-system --values ../values.yaml")
 		for _, want := range []string{"server: https://192.0.2.10:6443\n", "clusterCIDR: 10.244.0.0/16\n", "image: registry.example.com/kube-nftproxy:"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("%s: no %q in:\n%s", kind, want, got)

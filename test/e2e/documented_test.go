@@ -59,8 +59,11 @@ var notRun = map[string][]string{
 		"helm push kube-nftproxy-0.2.0.tgz oci://registry.example.com/charts",
 		"skopeo copy oci-archive:kube-nftproxy-chart-oci.tar docker://registry.example.com/charts/kube-nftproxy:0.2.0",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "helm upgrade", "helm uninstall"},
-	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+	"it is named, not recommended": {
+		"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "helm upgrade", "helm uninstall",
+		"helm test", "helm push",
+	},
+	"TestKubeadmAddon runs it": {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"TestDeploy runs it": {
 		"kubectl -n kube-system rollout undo daemonset/kube-nftproxy",
 		"helm upgrade kube-nftproxy deploy/chart --namespace kube-system --reuse-values --set config.mode=ebpf",

@@ -32,7 +32,7 @@ func (k *Kubelet) runDaemonSets(ctx context.Context) error {
 	}
 	var errs []error
 	for _, d := range items[*appsv1.DaemonSet](k.daemonSets) {
-		errs = append(errs, k.runDaemonSet(ctx, d, owned[d.UID], suits(node.(*corev1.Node), d.Spec.Template.Spec)))
+		errs = append(errs, k.runDaemonSet(ctx, d, owned[d.UID], Suits(node.(*corev1.Node), d.Spec.Template.Spec)))
 		delete(owned, d.UID)
 	}
 	for _, orphans := range owned {
@@ -151,8 +151,8 @@ func (k *Kubelet) delete(ctx context.Context, p *corev1.Pod) error {
 	return nil
 }
 
-// suits tells whether a DaemonSet's pods may run on a node, by its labels.
-func suits(n *corev1.Node, s corev1.PodSpec) bool {
+// Suits tells whether a DaemonSet's pods may run on a node, by its labels.
+func Suits(n *corev1.Node, s corev1.PodSpec) bool {
 	have := labels.Set(n.Labels)
 	if !labels.SelectorFromSet(s.NodeSelector).Matches(have) {
 		return false

@@ -1,54 +1,63 @@
-{{- /* The objects are those of deploy/base, beside, startup-taint, flow-control and monitoring: the templates read the
-files of these folders. */ -}}
-
-{{- /* read returns the text of a file: (list $ PATH) */ -}}
-{{- define "kube-nftproxy.read" -}}
-{{- $path := index . 1 -}}
-{{- (index . 0).Files.Get $path | required (printf "This copy of the chart lacks %s. The folder is a symbolic link, which a tool may have dropped: use the packaged chart." $path) -}}
-{{- end -}}
-
 {{- define "kube-nftproxy.name" -}}
 kube-nftproxy{{ if .Values.canary }}-canary{{ end }}{{ with .Values.serviceProxyName }}-{{ . }}{{ end }}
 {{- end -}}
 
+{{- /* app is the label k8s-app: the plugin, the PodMonitor and kubectl find the pods by it. */ -}}
+{{- define "kube-nftproxy.app" -}}
+kube-nftproxy{{ with .Values.serviceProxyName }}-{{ . }}{{ end }}
+{{- end -}}
+
 {{- define "kube-nftproxy.labels" -}}
-{{- range (include "kube-nftproxy.read" (list . "base/kustomization.yaml") | fromYaml).labels -}}
-{{ toYaml .pairs }}
-{{ end -}}
+k8s-app: {{ include "kube-nftproxy.app" . }}
+app.kubernetes.io/name: kube-nftproxy
+app.kubernetes.io/component: service-proxy
+app.kubernetes.io/part-of: kubernetes
 app.kubernetes.io/instance: {{ include "kube-nftproxy.name" . }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{- /* object writes an object with the chart's labels and namespace: (list $ OBJECT) */ -}}
-{{- define "kube-nftproxy.object" -}}
+{{- /* configMap is the name of the ConfigMap of a node group: (list $ GROUP VALUES). It has a hash of the content, so
+that a change is a rolling update, and a pod never gets files of another revision. */ -}}
+{{- define "kube-nftproxy.configMap" -}}
 {{- $ := index . 0 -}}
-{{- $object := index . 1 -}}
-{{- if not (regexMatch "^(Cluster|Validating|FlowSchema|PriorityLevel)" $object.kind) -}}
-{{- $_ := set $object.metadata "namespace" $.Release.Namespace -}}
+{{- $group := index . 1 -}}
+{{- $values := index . 2 -}}
+{{- if $values.existingConfigMap -}}
+{{ $values.existingConfigMap }}
+{{- else -}}
+{{ include "kube-nftproxy.daemonSet" . }}-{{ include "kube-nftproxy.files" $values | sha256sum | trunc 10 }}
 {{- end -}}
-{{- $labels := merge (include "kube-nftproxy.labels" $ | fromYaml) ($object.metadata.labels | default dict) -}}
-{{- if $.Values.serviceProxyName -}}{{- $_ := set $labels "k8s-app" (include "kube-nftproxy.name" $) -}}{{- end -}}
-{{- $_ := set $object.metadata "labels" $labels -}}
----
-{{ toYaml $object }}
-{{ end -}}
+{{- end -}}
 
-{{- /* objects writes the objects of a file, in the chart's namespace, with its suffix of names: (list $ PATH [LABELS]) */ -}}
-{{- define "kube-nftproxy.objects" -}}
+{{- /* daemonSet is the name of the DaemonSet of a node group: (list $ GROUP) */ -}}
+{{- define "kube-nftproxy.daemonSet" -}}
+{{ include "kube-nftproxy.name" (index . 0) }}{{ with index . 1 }}-{{ . }}{{ end }}
+{{- end -}}
+
+{{- /* image is the image of a node group: (list $ VALUES) */ -}}
+{{- define "kube-nftproxy.image" -}}
 {{- $ := index . 0 -}}
-{{- $labels := dict -}}
-{{- if gt (len .) 2 -}}{{- $labels = index . 2 -}}{{- end -}}
-{{- $text := include "kube-nftproxy.read" . -}}
-{{- $name := include "kube-nftproxy.name" $ -}}
-{{- range list "name: %s\n" "serviceaccount:kube-system:%s\"" "%s-startup-taint" -}}
-{{- $text = replace (printf . "kube-nftproxy") (printf . $name) $text -}}
+{{- with (index . 1).image -}}
+{{ .repository | required "Set image.repository to the name of the image in your registry, such as registry.example.com/kube-nftproxy." }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
-{{- $text = replace "kube-system" $.Release.Namespace $text -}}
-{{- range splitList "\n---\n" $text -}}
-{{- $object := fromYaml . -}}
-{{- $_ := set $object.metadata "labels" (merge (deepCopy $labels) ($object.metadata.labels | default dict)) -}}
-{{- include "kube-nftproxy.object" (list $ $object) -}}
 {{- end -}}
+
+{{- /* affinity is the affinity of the values with conditions in each term of the required nodes:
+(list VALUES CONDITIONS) */ -}}
+{{- define "kube-nftproxy.affinity" -}}
+{{- $affinity := deepCopy ((index . 0).affinity | default dict) -}}
+{{- if index . 1 -}}
+{{- $nodes := $affinity.nodeAffinity | default dict -}}
+{{- $any := dict "nodeSelectorTerms" (list dict) -}}
+{{- $required := $nodes.requiredDuringSchedulingIgnoredDuringExecution | default $any -}}
+{{- range $term := $required.nodeSelectorTerms -}}
+{{- $_ := set $term "matchExpressions" (concat ($term.matchExpressions | default list) (index $ 1)) -}}
+{{- end -}}
+{{- $_ := set $nodes "requiredDuringSchedulingIgnoredDuringExecution" $required -}}
+{{- $_ := set $affinity "nodeAffinity" $nodes -}}
+{{- end -}}
+{{- toYaml $affinity -}}
 {{- end -}}
