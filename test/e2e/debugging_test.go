@@ -44,6 +44,7 @@ func TestDebugging(t *testing.T) {
 		text, _ := runCommand(t, d.Node, strings.Fields("trace "+to)...)
 		d.checkPart(part, "$ kube-nftproxy trace "+to+"\n"+text)
 	}
+	d.checkPicture()
 	planned := filepath.Join(d.dir, "planned")
 	if err := errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"),
 		[]byte(strings.Replace(manifests, "[10.244.1.11], nodeName: node-2, conditions: {ready: false}", "[10.244.1.11], nodeName: node-2, conditions: {ready: true}", 1)), 0o600)); err != nil {
@@ -58,10 +59,34 @@ func TestDebugging(t *testing.T) {
 		nft(t, d.Node, "flush ruleset")
 		d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
 	}))
-	nft(t, d.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
+	nft(t, d.Node, addFirewall)
 	text, _ = d.command("status")
 	_, findings, _ := strings.Cut(text, "\n\n")
 	d.checkPart("status-firewall", "$ kube-nftproxy status\n[...]\n"+findings)
+}
+
+// terminal is the text of the README's picture with the colours of the program. TestPictureShowsTheCommands (test/house)
+// draws it.
+const terminal = "../../docs/plots/terminal.ansi"
+
+// addFirewall adds a chain that drops all forwarded packets.
+const addFirewall = "add table inet firewall; " +
+	"add chain inet firewall forward { type filter hook forward priority 0; policy drop; }"
+
+// checkPicture compares the commands of the README's picture: a broken Service and its reason, and a firewall that drops
+// the packet of a client.
+func (d *desk) checkPicture() {
+	d.Helper()
+	nft(d.T, d.Node, addFirewall)
+	defer nft(d.T, d.Node, "delete table inet firewall")
+	services, _ := d.command("services", "default/api", "--color=always")
+	trace, _ := traceLive(d.T, d.Node, d.Pods[1], addrPort("10.96.0.10"), lab.TimedOut, "--color=always")
+	text := "$ kube-nftproxy services default/api\n" + services +
+		"\n$ kube-nftproxy trace 10.244.0.11 10.96.0.10:80 --live\n" + trace
+	if *update {
+		must(d, os.WriteFile(terminal, []byte(text), 0o644)) //nolint:gosec // it is public
+	}
+	lab.Same(d, alike(mustRead(d, terminal)), alike(text), "%s isn't what the program prints; run this test with -update", terminal)
 }
 
 // await waits until a command, all but the last argument, prints the last one.

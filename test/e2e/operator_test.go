@@ -85,15 +85,27 @@ func fits(text string, got, code int, patterns []string) error {
 	return nil
 }
 
-// live traces the first packet of a connection that is opened as soon as the command waits for it.
+// live traces the first packet of a connection.
 func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, code int, patterns ...string) {
 	o.Helper()
-	cmd := o.Node.Command(o.Context(), program, "trace", from.IPv4.String(), to.String(), "--live", "--timeout", "20s")
+	text, got := traceLive(o.T, o.Node, from, to, outcome)
+	if err := fits(text, got, code, patterns); err != nil {
+		o.Errorf("kube-nftproxy trace --live: %v", err)
+	}
+}
+
+// traceLive returns the output of trace --live for a connection that is opened as soon as the command waits for it.
+func traceLive(
+	t *testing.T, node, from *lab.Host, to netip.AddrPort, outcome lab.Outcome, flags ...string,
+) (text string, code int) {
+	t.Helper()
+	args := append([]string{"trace", from.IPv4.String(), to.String(), "--live", "--timeout", "20s"}, flags...)
+	cmd := node.Command(t.Context(), program, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	must(o, cmd.Start())
-	eventually(o.T, patience, func() error {
-		if list := nft(o.T, o.Node, "list", "tables"); !strings.Contains(list, "kube-nftproxy-trace") {
+	must(t, cmd.Start())
+	eventually(t, patience, func() error {
+		if list := nft(t, node, "list", "tables"); !strings.Contains(list, "kube-nftproxy-trace") {
 			return fmt.Errorf("trace --live doesn't listen yet: %s", list)
 		}
 		return nil
@@ -102,13 +114,11 @@ func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, 
 	if outcome != lab.TimedOut {
 		options.Timeout = patience // the processors may be busy
 	}
-	if got := from.Probe(o.Context(), inet.TCP, to, options); got.Outcome != outcome {
-		o.Errorf("%s to %s: %v, want %v", from.Name, to, got, outcome)
+	if got := from.Probe(t.Context(), inet.TCP, to, options); got.Outcome != outcome {
+		t.Errorf("%s to %s: %v, want %v", from.Name, to, got, outcome)
 	}
-	_ = cmd.Wait() // the exit code is checked
-	if err := fits(out.String(), cmd.ProcessState.ExitCode(), code, patterns); err != nil {
-		o.Errorf("kube-nftproxy trace --live: %v", err)
-	}
+	_ = cmd.Wait() // the caller checks the exit code
+	return out.String(), cmd.ProcessState.ExitCode()
 }
 
 // web returns a Service with TCP port 80 and one endpoint, and a change.

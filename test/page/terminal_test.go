@@ -12,7 +12,8 @@ import (
 
 func TestTerminal(t *testing.T) {
 	long := strings.Repeat("ä", columns)
-	picture := Terminal("$ a < b\n  PROBLEM \"c\"\n\n" + long + "rest\n")
+	picture := Terminal("$ a < b\n  \x1b[33mPROBLEM \"c\"\x1b[0m d\n\n" + long + "rest\n  " + long[8:] +
+		" \x1b[31mlast\x1b[0m\n")
 	var got []string
 	for d := xml.NewDecoder(strings.NewReader(picture)); ; {
 		token, err := d.Token()
@@ -32,6 +33,9 @@ func TestTerminal(t *testing.T) {
 			got = append(got, text.Y+" "+text.Class+": "+text.Text)
 		}
 	}
-	want := []string{"30 command: $ a < b", `49 problem:   PROBLEM "c"`, "87 : " + long, "106 : rest"}
+	want := []string{
+		"30 bold: $ a < b", "49 :   ", `49 warn: PROBLEM "c"`, "49 :  d", "87 : " + long, "106 :     rest",
+		"125 :   " + long[8:], "144 :       ", "144 bad: last",
+	}
 	lab.Same(t, want, got, "")
 }
