@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -242,22 +244,65 @@ func seconds(v float64) string {
 
 // short returns a table of some quantities, for the largest size at which both programs were started and timed.
 func (r *Report) short(quantities ...quantity) string {
+	theirs, ours, z := r.largest()
+	if theirs == nil {
+		return ""
+	}
 	var b strings.Builder
-	for _, z := range r.sizes() {
-		theirs, ours := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
-		if _, timed := ours.median(startToProgrammed); theirs == nil || !timed {
-			continue
-		}
-		b.Reset()
-		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians. In brackets: the 99th percentile, or the least and the greatest value.\n\n",
-			r.Kernel, r.CPUs, titleOf(z))
-		b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
-		for _, q := range quantities {
-			value := func(f *Figures) (float64, bool) { return f.median(q) }
-			fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", q, theirs.cell(q), ours.cell(q), ratio(theirs, ours, value))
-		}
+	fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians. "+
+		"In brackets: the 99th percentile, or the least and the greatest value.\n\n",
+		r.Kernel, r.CPUs, titleOf(z))
+	b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
+	for _, q := range quantities {
+		value := func(f *Figures) (float64, bool) { return f.median(q) }
+		fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", q, theirs.cell(q), ours.cell(q), ratio(theirs, ours, value))
 	}
 	return b.String()
+}
+
+// largest returns the figures of kube-proxy and of kube-nftproxy at the largest size at which both programs were started
+// and timed.
+func (r *Report) largest() (theirs, ours *Figures, size string) {
+	for _, z := range r.sizes() {
+		t, o := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
+		if _, timed := o.median(startToProgrammed); t != nil && timed {
+			theirs, ours, size = t, o, z
+		}
+	}
+	return theirs, ours, size
+}
+
+// rounded returns the table of README.md: three medians with two digits.
+func (r *Report) rounded() string {
+	theirs, ours, z := r.largest()
+	if theirs == nil {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s | kube-proxy %s, nftables | kube-nftproxy |\n|---|---|---|\n", titleOf(z), r.Versions)
+	for _, row := range []struct {
+		name string
+		quantity
+		unit  string
+		scale float64
+	}{
+		{"an endpoint is replaced, until the kernel has the change", followEndpoint, "ms", 1000},
+		{"restart", restart, "s", 1},
+		{"memory (PSS)", pssMemory, "MiB", 1},
+	} {
+		cell := func(f *Figures) string {
+			m, _ := f.median(row.quantity)
+			return twoDigits(m*row.scale) + " " + row.unit
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", row.name, cell(theirs), cell(ours))
+	}
+	return b.String()
+}
+
+// twoDigits rounds a positive number to two significant digits.
+func twoDigits(v float64) string {
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64) // it is a number
+	return strconv.FormatFloat(rounded, 'f', max(0, 1-int(math.Floor(math.Log10(rounded)))), 64)
 }
 
 // memory returns the table of docs/sizing.md: the memory of both programs at each size, IPv4.
@@ -288,7 +333,7 @@ type part struct {
 func (r *Report) parts() []part {
 	return []part{
 		{"docs/benchmarks-details.md", "comparison", r.page()},
-		{"README.md", "comparison", r.short(followEndpoint, restart, pssMemory, anonymousMemory)},
+		{"README.md", "comparison", r.rounded()},
 		{"docs/benchmarks.md", "short", r.short(startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, pssMemory, anonymousMemory, spreadCPU)},
 		{"docs/sizing.md", "memory", r.memory()},
 	}
