@@ -427,6 +427,11 @@ func testChart(t *testing.T, s *site) {
 			reach(t, s.Client, nodePort, "pod-0")
 		})
 	}
+	// The API server accepts all values.
+	s.sh(helms[0] + " template kube-nftproxy deploy/chart --namespace kube-system --values my-values.yaml" +
+		" --set startupTaint=true,flowControl=true,nodeGroupLabel=example.com/pool,imagePullSecrets[0].name=pull" +
+		" --set nodeGroups.edge.updateStrategy.type=OnDelete,nodeGroups.gpu.sysctls=false" +
+		" | kubectl apply --dry-run=server --filename -")
 	refused := strings.Replace(with(helms[0], "upgrade", 0), "--set ", "--set canary=true --set ", 1)
 	before, _ := s.pod("kube-nftproxy")
 	if out, err := s.try(refused); err == nil || !strings.Contains(out, "a release with the name kube-nftproxy-canary") {
