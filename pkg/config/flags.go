@@ -48,6 +48,9 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "Path of the kubeconfig file with the address and credentials of the API server. Default: the address and credentials of the pod.")
 	fs.StringVar(&o.Master, "master", "", "Address of the API server, or several, separated by commas; overrides the address in the kubeconfig file. After a failure of one address, the program uses the next one.")
 	fs.StringVar(&o.StartupTaint, "startup-taint", "", "Key of a taint to remove from this Node after the first sync. Requires the permission to patch Nodes: see deploy/startup-taint.")
+	fs.StringVar(&o.SnapshotDir, "snapshot-dir", "", "Folder in which the program keeps a snapshot of the API objects. "+
+		"A restart then receives only the changes since the snapshot. If the API server does not answer after a reboot, "+
+		"the program serves the Services of the snapshot, up to 24 hours old. Empty for none.")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may be sent to the API server at once.")

@@ -38,6 +38,8 @@ type Options struct {
 	Master string
 	// StartupTaint is the key of a taint that the program removes from the Node after the first sync; empty for none.
 	StartupTaint string
+	// SnapshotDir is the folder of the snapshot of API objects; empty for none.
+	SnapshotDir string
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside another proxy.
 	// If it is empty, the program serves the Services without the label.
 	ServiceProxyName string
@@ -148,6 +150,10 @@ func (o *Options) Validate() error {
 	}
 	if o.Manifests != "" && o.StartupTaint != "" {
 		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, "requires an API server, and --manifests is set"))
+	}
+	if o.Manifests != "" && o.SnapshotDir != "" {
+		errs = append(errs, field.Invalid(field.NewPath("--snapshot-dir"), o.SnapshotDir,
+			"requires an API server, and --manifests is set"))
 	}
 	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems, "; ")))

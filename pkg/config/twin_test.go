@@ -166,7 +166,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	}
 	shown := string(help)
 	fs.VisitAll(func(f *pflag.Flag) {
-		ours := slices.Contains([]string{"manifests", "control-socket", "metrics-services", "count-connections", "limits", "startup-taint", "service-proxy-name", "config-reload", "config-reload-jitter", "force", "sync-period", "min-sync-period"}, f.Name)
+		ours := slices.Contains([]string{"manifests", "control-socket", "metrics-services", "count-connections", "limits", "startup-taint", "snapshot-dir", "service-proxy-name", "config-reload", "config-reload-jitter", "force", "sync-period", "min-sync-period"}, f.Name)
 		if there := strings.Contains(shown, "--"+f.Name+" "); there == (f.Hidden || ours) {
 			t.Errorf("--%s: kube-proxy shows it: %t, hidden here: %t", f.Name, there, f.Hidden)
 		}

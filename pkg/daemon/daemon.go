@@ -122,6 +122,8 @@ type source interface {
 	proxy.Source
 	console.Source
 	Run(context.Context) error
+	// Confirmed returns a channel that is closed when the objects are not only those of a snapshot.
+	Confirmed() <-chan struct{}
 }
 
 // daemon holds the parts of the program, in the order of the data flow.
@@ -177,6 +179,8 @@ type daemon struct {
 	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API server.
 	ports    ports
 	rejected func() []model.Problem
+	// fromSnapshot returns the time of the snapshot that is served without confirmation; nil without an API server.
+	fromSnapshot func() time.Time
 }
 
 // terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect again.
@@ -234,7 +238,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		logger.Error(err, "Cannot listen for foreign changes of the ruleset; polling it twice a second")
 	}
 	if d.ServiceProxyName == "" && !d.takeover.Rival(ctx).Possible() {
-		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx).Possible() })
+		d.kernel.TakeOver(func() bool { return d.confirmed() && !d.takeover.Rival(ctx).Possible() })
 	}
 	d.planner = plan.New(d.tables)
 	if err := d.count(logger); err != nil {
@@ -336,8 +340,15 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	}
 	cfg.Succeeded = d.api.Succeeded
 	cfg.Client = client
-	d.source, err = watch.NewInformers(cfg)
-	return err
+	if err := d.useSnapshots(&cfg, connection); err != nil {
+		return err
+	}
+	informers, err := watch.NewInformers(cfg)
+	if err != nil {
+		return err
+	}
+	d.source, d.fromSnapshot = informers, informers.FromSnapshot
+	return nil
 }
 
 // run runs all parts until the context ends or one of them fails, and then waits for the others.
@@ -390,7 +401,13 @@ func (d *daemon) run(ctx context.Context) error {
 		defer close(loopbackEnded)
 		d.loopback.Run(ctx)
 	})
-	background("demand", d.demand.Run)
+	background("demand", func(ctx context.Context) {
+		select {
+		case <-d.source.Confirmed(): // an Event about a Service of a snapshot may be wrong
+			d.demand.Run(ctx)
+		case <-ctx.Done():
+		}
+	})
 	background("affinity", d.clients.Run)
 	if d.File != "" {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
@@ -497,7 +514,8 @@ func (d *daemon) newConsole() *console.Console {
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
-		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
+		FromSnapshot: d.fromSnapshot,
+		Ports:        func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
 		Instances: func() (older, newer []string, unreachable string) {
 			older, newer = d.instance.Guests()
 			return older, newer, d.instance.Unreachable()

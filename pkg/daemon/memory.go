@@ -26,9 +26,12 @@ func setMemory(logger klog.Logger) {
 	}
 }
 
-// synced notifies the parts that wait for the first sync. Then it returns memory to the system. The lists of objects and the first
-// batch are garbage, several times the size of all other objects.
+// synced notifies the parts that wait for the first sync of confirmed objects. Then it returns memory to the system. The
+// lists of objects and the first batch are garbage, several times the size of all other objects.
 func (d *daemon) synced() {
+	if !d.confirmed() {
+		return // a later sync has the changes since the snapshot
+	}
 	d.takeover.Synced()
 	d.settle.Do(func() {
 		close(d.firstSync)

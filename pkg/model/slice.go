@@ -274,7 +274,7 @@ func same[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// Object returns an EndpointSlice with the fields of the slice.
+// Object returns an EndpointSlice with the fields of the slice. [NewSlice] makes the same slice from it.
 func (s *Slice) Object(service string) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -292,7 +292,7 @@ func (s *Slice) Object(service string) *discoveryv1.EndpointSlice {
 		if u.reason == noAddress {
 			e.Addresses = nil
 		}
-		out.Endpoints = append(out.Endpoints, e)
+		out.Endpoints = slices.Insert(out.Endpoints, min(u.index, len(out.Endpoints)), e)
 	}
 	return out
 }

@@ -13,14 +13,14 @@ import (
 // noSources, as the value of an annotation with allowed sources, closes a kind of frontends without a problem.
 const noSources = "none"
 
-// The values of annotationSourcePolicy.
+// The values of annotationCiliumSourcePolicy.
 const (
 	ciliumAllow = "allow"
 	ciliumDeny  = "deny"
 )
 
-// BalancerSourcesField is the path of the field with the allowed sources of load-balancer IPs. Annotations have those
-// of other kinds of frontends.
+// BalancerSourcesField is the path of the field with the allowed sources of load-balancer IPs. sourcesOf has the annotations for other kinds of
+// frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
 // Sources restricts the clients of a frontend by their addresses. The ranges of each list are of the frontend's family, sorted, and do not overlap.
@@ -43,6 +43,9 @@ func contain(ranges []AddrRange, a netip.Addr) bool {
 	return after > 0 && ranges[after-1].Contains(a)
 }
 
+// sourcesOf are the annotations with the allowed sources of a kind of frontends.
+var sourcesOf = [...]string{ExternalIP: annotationExternalIPSources, NodePort: annotationNodePortSources}
+
 // sources are the source ranges of a Service, by kind of frontends and by family.
 type sources [NodePort + 1][2]*Sources
 
@@ -61,7 +64,7 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 		return s
 	}
 	var allowed [NodePort + 1][2][]AddrRange
-	list := b.balancerSources()
+	list, denied := b.balancerSources()
 	for _, f := range inet.Families {
 		allowed[LoadBalancer][f] = b.allowedSources(f, &list, balancers)
 	}
@@ -70,55 +73,44 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 		kind Kind
 		own  []netip.Addr
 	}{{ExternalIP, external}, {NodePort, localhost}} {
-		if list := b.annotated[at.kind]; list != nil {
+		if text, given := b.svc.Annotations[sourcesOf[at.kind]]; given {
+			list := b.annotatedSources(at.kind, text)
 			for _, f := range inet.Families {
-				allowed[at.kind][f] = b.allowedSources(f, list, at.own)
+				allowed[at.kind][f] = b.allowedSources(f, &list, at.own)
 			}
 		}
 	}
+	b.addDenied(&denied)
 	all := slices.Concat(balancers, external, localhost)
 	for _, f := range inet.Families {
-		deniedHere := b.deniedSources(f, all)
+		deniedHere := b.deniedSources(f, &denied, all)
 		for kind := ClusterIP + 1; kind <= NodePort; kind++ {
 			if allowed[kind][f] != nil || deniedHere != nil {
 				s[kind][f] = &Sources{allowed[kind][f], deniedHere}
 			}
 		}
 	}
-	if b.denied.closed {
+	if denied.closed {
 		closed := &Sources{Allowed: []AddrRange{}}
 		s = sources{ExternalIP: {closed, closed}, LoadBalancer: {closed, closed}, NodePort: {closed, closed}}
 	}
 	return s
 }
 
-// setSourcePolicy sets the meaning of spec.loadBalancerSourceRanges.
-func (b *builder) setSourcePolicy(policy string) error {
-	switch policy {
-	case ciliumAllow:
-	case ciliumDeny:
-		b.deniesBalancers = true
-	default:
-		b.closesBalancers = true
-		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationSourcePolicy),
-			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
-	}
-	return nil
-}
-
-// balancerSources returns the allowed sources in spec.loadBalancerSourceRanges or, with Cilium's annotation, adds them
-// to the denied sources. Blank strings are ignored, as in kube-proxy.
-func (b *builder) balancerSources() sourceList {
-	allowed := sourceList{field: BalancerSourcesField, closed: b.closesBalancers}
+// balancerSources returns spec.loadBalancerSourceRanges as allowed or, with Cilium's annotation, as denied sources. Blank strings are ignored, as in
+// kube-proxy.
+func (b *builder) balancerSources() (allowed, denied sourceList) {
+	allowed, denied = sourceList{field: BalancerSourcesField}, sourceList{field: DeniedSourcesField}
 	list, invalid := &allowed, 0
-	if b.deniesBalancers {
-		list = &b.denied
+	policy, hasPolicy := b.svc.Annotations[annotationCiliumSourcePolicy]
+	if policy == ciliumDeny {
+		list = &denied
 	}
 	given := b.svc.Spec.LoadBalancerSourceRanges
 	if most := b.limits.Items(); len(given) > most {
 		reason := fmt.Sprintf("the list has more than %d items", most)
-		if b.deniesBalancers {
-			b.cannotDeny(BalancerSourcesField, reason)
+		if policy == ciliumDeny {
+			b.cannotDeny(&denied, BalancerSourcesField, reason)
 		} else {
 			allowed.closed = true
 			b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
@@ -136,31 +128,23 @@ func (b *builder) balancerSources() sourceList {
 		}
 	}
 	switch {
-	case invalid > 0 && b.deniesBalancers:
-		b.cannotDeny(BalancerSourcesField, "a range is invalid")
-	case invalid > 0 && len(allowed.ranges) == 0 && !b.closesBalancers:
+	case hasPolicy && policy != ciliumAllow && policy != ciliumDeny:
+		allowed.closed = true
+		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationCiliumSourcePolicy),
+			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
+	case invalid > 0 && policy == ciliumDeny:
+		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
+	case invalid > 0 && len(allowed.ranges) == 0:
 		allowed.closed = true
 		b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
 			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
 	}
-	return allowed
-}
-
-// sourcesFor are the allowed sources of a kind of frontends. An invalid list closes these frontends.
-func sourcesFor(kind Kind, field string) Value {
-	return Value{
-		Values: "CIDRs with commas, or `none`", Samples: []string{noSources, "192.0.2.0/24, 2001:db8::/32", "0.0.0.0/0"},
-		Wrong: []string{"", "10.0.0.0/33", "192.0.2.0/24,bad"},
-		set: func(b *builder, text string) error {
-			b.annotated[kind] = b.annotatedSources(kind, field, text)
-			return nil
-		},
-	}
+	return allowed, denied
 }
 
 // annotatedSources returns the allowed sources in the annotation for a kind of frontends.
-func (b *builder) annotatedSources(kind Kind, field, text string) *sourceList {
-	list := &sourceList{field: field}
+func (b *builder) annotatedSources(kind Kind, text string) sourceList {
+	list := sourceList{field: annotationField(sourcesOf[kind])}
 	if strings.TrimSpace(text) == noSources {
 		list.closed = true
 		return list
@@ -173,7 +157,7 @@ func (b *builder) annotatedSources(kind Kind, field, text string) *sourceList {
 		return list
 	}
 	for _, item := range items {
-		b.addItem(list, item)
+		b.addItem(&list, item)
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
 		b.unlimited = append(b.unlimited, b.problemOf(list.field,
@@ -182,28 +166,27 @@ func (b *builder) annotatedSources(kind Kind, field, text string) *sourceList {
 	return list
 }
 
-// setDenied sets the denied sources.
-func (b *builder) setDenied(text string) error {
-	items, err := b.limits.itemsOf(text)
+// addDenied adds the ranges of the annotation with denied sources to a list.
+func (b *builder) addDenied(list *sourceList) {
+	items, err := b.limits.itemsOf(b.svc.Annotations[annotationDeniedSources])
 	if err != nil {
-		b.cannotDeny(DeniedSourcesField, err.Error())
-		return nil
+		b.cannotDeny(list, list.field, err.Error())
+		return
 	}
 	for _, item := range items {
-		if !b.addItem(&b.denied, item) {
-			b.cannotDeny(DeniedSourcesField, "a range is invalid")
+		if !b.addItem(list, item) {
+			b.cannotDeny(list, list.field, "a range is invalid")
 		}
 	}
-	return nil
 }
 
 // cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
-func (b *builder) cannotDeny(field, reason string) {
-	if !b.denied.closed {
+func (b *builder) cannotDeny(list *sourceList, field, reason string) {
+	if !list.closed {
 		b.unlimited = append(b.unlimited, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
 			"except its cluster IPs are closed to all sources; correct the ranges"))
 	}
-	b.denied.closed = true
+	list.closed = true
 }
 
 // addItem adds an item of an annotation, which may be blank, to a list. If it is invalid, addItem adds a problem and returns false.
@@ -264,13 +247,13 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 
 // deniedSources returns the denied sources of one family; nil for none. If they contain the node's address, the result also contains own: the
 // addresses with which the node sends to the frontends, see [builder.allowedSources].
-func (b *builder) deniedSources(f inet.Family, own []netip.Addr) []AddrRange {
-	denied, fromNode := b.prefixes(f, b.denied.ranges)
+func (b *builder) deniedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
+	denied, fromNode := b.prefixes(f, list.ranges)
 	if fromNode {
 		denied = withAddrs(denied, ofFamily(f, own))
 	}
 	if n, most := len(denied), b.limits.SourceRanges; n > most {
-		b.cannotDeny(DeniedSourcesField, fmt.Sprintf("%d are above the limit of %d %s", n, most, limitSourceRanges))
+		b.cannotDeny(list, list.field, fmt.Sprintf("%d are above the limit of %d %s", n, most, limitSourceRanges))
 	}
 	if len(denied) == 0 {
 		return nil

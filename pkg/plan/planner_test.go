@@ -131,24 +131,12 @@ func random(r *rand.Rand, i int) *model.Service {
 			s.Ports = append(s.Ports, randomPort(r, s.Name, f, i, port, local, affinity))
 		}
 	}
-	if flip(r, s, 3); s.ScaleToZero && r.IntN(2) == 0 {
+	if s.ScaleToZero = r.IntN(3) == 0; s.ScaleToZero && r.IntN(2) == 0 {
 		for _, p := range s.Ports {
 			p.Cluster, p.Local, p.Hairpin, p.ClusterWeights, p.LocalWeights, p.HasEndpoints = nil, nil, nil, nil, nil, false
 		}
 	}
 	return s
-}
-
-// flip sets the switches of a Service and its ports: one out of a number.
-func flip(r *rand.Rand, s *model.Service, outOf int) {
-	for _, a := range model.Annotations {
-		if a.Switch != nil && a.Alias == "" {
-			*a.Switch(&s.Switches) = r.IntN(outOf) == 0
-		}
-	}
-	for _, p := range s.Ports {
-		p.Switches = s.Switches
-	}
 }
 
 func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port int, local bool, affinity time.Duration) *model.ServicePort {
@@ -255,7 +243,7 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 		return list
 	}
 	for i := range sets {
-		sets[i] = slices.Compact(sorted(draw(2 * 256)))
+		sets[i] = sorted(draw(2 * 256))
 	}
 	for step := range 240 {
 		i := r.IntN(len(sets))
@@ -264,7 +252,7 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 			at := r.IntN(len(sets[i]) - 3)
 			sets[i] = slices.Delete(sets[i], at, at+r.IntN(4))
 		}
-		sets[i] = slices.Compact(sorted(append(sets[i], draw(max(0, 2*256-len(sets[i])+r.IntN(5)))...)))
+		sets[i] = sorted(append(sets[i], draw(max(0, 2*256-len(sets[i])+r.IntN(5)))...))
 		s := random(r, i)
 		for _, port := range s.Ports {
 			if port.Family == inet.IPv4 && r.IntN(20) > 0 {

@@ -55,6 +55,7 @@ const (
 	APIForbidden         Reason = "APIForbidden"
 	APIUnauthorized      Reason = "APIUnauthorized"
 	WatchFailing         Reason = "WatchFailing"
+	ServingSnapshot      Reason = "ServingSnapshot"
 	ManifestRejected     Reason = "ManifestRejected"
 	ObjectRejected       Reason = "ObjectRejected"
 	AddressConflict      Reason = "AddressConflict"

@@ -156,6 +156,9 @@ type API struct {
 	Untrusted bool       `json:"-"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
+	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if it
+	// has sent or confirmed all objects.
+	FromSnapshot *time.Time `json:"fromSnapshot,omitempty"`
 	// Failures are the last failures to list or watch, by resource. They are absent after the resource is watched again.
 	Failures []WatchFailure `json:"failures,omitempty"`
 }
@@ -211,6 +214,7 @@ func (s *Status) Text(p *Printer) {
 		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), Count(l.Listeners, "listener"), Count(l.Connections, "connection"))
 	}
 	s.apiRows(row)
+	s.snapshotRow(row)
 	if s.Loop != nil {
 		s.Loop.rows(s.Time, row)
 	}
@@ -280,6 +284,12 @@ func (s *Status) apiRows(row rowFunc) {
 		row("objects", Plain, "%s", what)
 	default:
 		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
+	}
+}
+
+func (s *Status) snapshotRow(row rowFunc) {
+	if at := s.API.FromSnapshot; at != nil {
+		row("snapshot", Warn, "serves the objects of %s, which the API server has not confirmed", at.UTC().Format(time.RFC3339))
 	}
 }
 

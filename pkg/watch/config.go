@@ -1,6 +1,8 @@
 package watch
 
 import (
+	"time"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -28,6 +30,13 @@ type Config struct {
 	Failed func(resource string, err error)
 	// Succeeded, if not nil, is called from any goroutine each time the API server has accepted a watch of a resource.
 	Succeeded func(resource string)
+	// SnapshotDir is the folder of the snapshot; empty for none. Cluster identifies the cluster without a request to it.
+	SnapshotDir, Cluster string
+	// Serves reports whether rules of an earlier process serve. Saved receives the time of each snapshot that was written.
+	// Unconfirmed receives whether the objects of a snapshot are served without confirmation. All three may be nil.
+	Serves      func() bool
+	Saved       func(time.Time)
+	Unconfirmed func(bool)
 	// Report, if not nil, is called from any goroutine for each object or file that cannot be used.
 	Report func(model.Problem)
 }

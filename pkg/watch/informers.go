@@ -29,17 +29,26 @@ import (
 // servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read servicecidrs.
 type Informers struct {
 	*Store
+	cfg       Config
 	followers []follower
 	link      link
 	clock     endingClock
+	past      *past
+	// unsaved is true if the last snapshot could not be written.
+	unsaved bool
 	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it is closed from the start.
 	noServiceCIDRs chan struct{}
-	synced         chan struct{}
+	// synced is closed when objects can be served, and confirmed when the API server has sent or confirmed them.
+	synced, confirmed chan struct{}
+	loaded            sync.Once
 }
 
 // NewInformers returns a source without objects. Run reads them.
 func NewInformers(cfg Config) (*Informers, error) {
-	i := &Informers{Store: NewStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
+	i := &Informers{
+		Store: NewStore(cfg), cfg: cfg, clock: endingClock{ended: make(chan struct{})}, past: newPast(),
+		synced: make(chan struct{}), confirmed: make(chan struct{}), noServiceCIDRs: make(chan struct{}),
+	}
 	t := cfg.transformer()
 	services := access(cfg.Client.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
 	services.list = lister(cfg.Client.Services(metav1.NamespaceAll), converting("Service", t.service, t.report), services.list)
@@ -47,7 +56,9 @@ func NewInformers(cfg Config) (*Informers, error) {
 	slices.list = lister(cfg.Client.EndpointSlices(metav1.NamespaceAll), converting("EndpointSlice", t.slice, t.report), slices.list)
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
-	i.follow(cfg, access(cfg.Client.Nodes, selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)
+	nodes := access(cfg.Client.Nodes, selectNode(cfg.NodeName))
+	nodes.list = i.judging(nodes.list)
+	i.follow(cfg, nodes, &corev1.Node{}, i.nodes, nodesResource, cache.DefaultWatchErrorHandler)
 	if cfg.ServiceProxyName != "" {
 		close(i.noServiceCIDRs)
 		return i, nil
@@ -62,6 +73,9 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	watched := new(bool)
 	lists := plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (list runtime.Object, err error) {
+			if earlier := i.resume(ctx, name, into); earlier != nil {
+				return earlier, nil
+			}
 			from.restrict(&o)
 			if o.Limit = 0; o.ResourceVersion == anyVersion {
 				o.ResourceVersion = "" // the latest one; the API server answers from its cache
@@ -77,6 +91,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			if err == nil {
 				*watched = true
 				cfg.reportSuccess(name)
+				into.confirmLater()
 			}
 			if isSilent(err) {
 				cfg.reportFailure(name, err)
@@ -89,7 +104,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
 		Name: name, TypeDescription: fmt.Sprintf("%T", kind), Backoff: &between, Clock: i.clock,
 	})
-	i.followers = append(i.followers, follower{reflector, watched, cfg.reporting(name, failed)})
+	i.followers = append(i.followers, follower{reflector, watched, cfg.reporting(name, failed), name, into})
 }
 
 // plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes about half of the bytes, and less of
@@ -140,6 +155,9 @@ type follower struct {
 	// watched is true after the API server has accepted a watch.
 	watched *bool
 	failed  cache.WatchErrorHandlerWithContext
+	// resource is the resource that it follows into the store.
+	resource string
+	into     *objects
 }
 
 // run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If there was a watch, and the attempt lasted longer
@@ -151,6 +169,7 @@ func (f follower) run(ctx context.Context) {
 		if err := f.ListAndWatchWithContext(ctx); err != nil {
 			f.failed(ctx, f.Reflector, err)
 		}
+		f.into.resumed.Store(false)
 		if *f.watched && time.Since(start) > next.Cap {
 			next = pauses()
 		}
@@ -166,14 +185,22 @@ func (i *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	context.AfterFunc(ctx, func() { close(i.clock.ended) })
+	i.load(ctx)
 	for _, f := range i.followers {
 		running.Go(func() { f.run(ctx) })
 	}
-	if i.awaitAll(ctx) {
-		klog.FromContext(ctx).V(1).Info("Received all Services, EndpointSlices and the Node from the API server")
-		close(i.synced)
+	running.Go(func() { i.serveUnconfirmed(ctx) })
+	if !i.awaitAll(ctx) {
+		return nil
 	}
+	klog.FromContext(ctx).V(1).Info("Received all Services, EndpointSlices and the Node from the API server")
+	i.setUnconfirmed(0)
+	close(i.confirmed)
+	i.loaded.Do(func() { close(i.synced) })
+	i.keepSnapshot(ctx)
 	<-ctx.Done()
+	running.Wait()
+	i.save(ctx)
 	return nil
 }
 

@@ -42,6 +42,16 @@ func (l *link) record(ctx context.Context, err error) {
 	}
 }
 
+// confirmed returns the last time at which the API server may have answered: now, or the time of the loss.
+func (l *link) confirmed() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost.IsZero() {
+		return time.Now()
+	}
+	return l.lost
+}
+
 // isSilent reports whether client-go retries a watch after this error without calling an error handler.
 func isSilent(err error) bool {
 	return utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)

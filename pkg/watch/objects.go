@@ -3,6 +3,8 @@ package watch
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +24,9 @@ type objects struct {
 	changed func(before, after *object)
 	// read is closed when all existing objects have been stored and passed to changed for the first time.
 	read chan struct{}
+	once sync.Once
+	// resumed is true while a watch continues from a snapshot, or is about to.
+	resumed atomic.Bool
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
@@ -155,12 +160,32 @@ func (s *objects) Replace(list []any, _ string) error {
 		s.put(o)
 	}
 	s.keep(func(name types.NamespacedName) bool { _, ok := exist[name]; return ok })
-	select {
-	case <-s.read:
-	default:
-		close(s.read)
+	if !s.resumed.Load() {
+		s.setRead()
 	}
 	return nil
+}
+
+func (s *objects) setRead() { s.once.Do(func() { close(s.read) }) }
+
+func (s *objects) isRead() bool {
+	select {
+	case <-s.read:
+		return true
+	default:
+		return false
+	}
+}
+
+// confirmLater completes the first read from a snapshot, unless the watch that continues from there ends before.
+func (s *objects) confirmLater() {
+	if s.resumed.Load() {
+		time.AfterFunc(catchUp, func() {
+			if s.resumed.Load() {
+				s.setRead()
+			}
+		})
+	}
 }
 
 // Resync implements cache.ReflectorStore. It does nothing, because changed has already received all stored objects.

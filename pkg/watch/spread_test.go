@@ -53,7 +53,8 @@ func TestRetriesAndRelistsAreSpread(t *testing.T) {
 					reflector := cache.NewReflectorWithOptions(source, &corev1.Service{}, cache.NewStore(cache.MetaNamespaceKeyFunc),
 						cache.ReflectorOptions{Backoff: &between})
 					running.Go(func() {
-						follower{reflector, new(bool), func(context.Context, *cache.Reflector, error) {}}.run(ctx)
+						ignore := func(context.Context, *cache.Reflector, error) {}
+						follower{reflector, new(bool), ignore, "services", newObjects(nil, nil)}.run(ctx)
 					})
 				}
 				time.Sleep(4 * pauses().Cap)

@@ -154,7 +154,7 @@ func stripService(s *corev1.Service, l *model.Limits) *corev1.Service {
 // every few minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, DeletionTimestamp: n.DeletionTimestamp},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, DeletionTimestamp: n.DeletionTimestamp},
 		Spec:       corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
 		Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
 	}

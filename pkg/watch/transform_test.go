@@ -129,6 +129,7 @@ func TestNodeKeepsFieldsThatAreRead(t *testing.T) {
 	kept := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              "node-1",
+			UID:               "u1",
 			Labels:            map[string]string{corev1.LabelTopologyZone: "a"},
 			DeletionTimestamp: ptr(metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local())),
 		},
@@ -139,7 +140,7 @@ func TestNodeKeepsFieldsThatAreRead(t *testing.T) {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
 	}
 	sent := kept.DeepCopy()
-	sent.UID, sent.Spec.PodCIDR, sent.Labels["kubernetes.io/os"] = "u1", "10.0.1.0/24", "linux"
+	sent.Spec.PodCIDR, sent.Labels["kubernetes.io/os"] = "10.0.1.0/24", "linux"
 	sent.Annotations = map[string]string{"note": "long"}
 	sent.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
 	sent.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.example.com/app"}}}

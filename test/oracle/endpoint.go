@@ -56,15 +56,16 @@ func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 // continue existing ones (docs/algorithms.md).
 func weight(s *discoveryv1.EndpointSlice, a netip.Addr) int {
 	w := 1
-	read := func(text string) {
-		if n, err := strconv.ParseUint(text, 10, 16); err == nil {
-			w = int(n)
+	if text, ok := s.Annotations["service.cilium.io/weight"]; ok {
+		if n, err := strconv.Atoi(text); err == nil {
+			w = n
 		}
 	}
-	read(s.Annotations["service.cilium.io/weight"])
 	for _, item := range strings.Split(s.Annotations["kube-nftproxy.io/weights"], ",") {
 		if addr, text, ok := strings.Cut(item, "="); ok && addr == a.String() {
-			read(text)
+			if n, err := strconv.Atoi(text); err == nil {
+				w = n
+			}
 		}
 	}
 	return w

@@ -49,6 +49,8 @@ type Metrics struct {
 	configOutdated  prometheus.Gauge
 	flowPasses      *prometheus.CounterVec
 	watchErrors     *prometheus.CounterVec
+	fromSnapshot    prometheus.Gauge
+	snapshotTime    prometheus.Gauge
 }
 
 // Config holds the settings of the metrics.
@@ -207,6 +209,10 @@ func (m *Metrics) registerTrust(r registry) {
 		"1 if the last sync failed and the rules may be out of date, else 0.")
 	m.standby = r.gauge("kubenftproxy_standing_by",
 		"1 if another instance of the program serves this node and this instance waits, else 0.")
+	m.fromSnapshot = r.gauge("kubenftproxy_serving_snapshot",
+		"1 if the program serves the Services of a snapshot that the API server has not confirmed, else 0.")
+	m.snapshotTime = r.gauge("kubenftproxy_snapshot_timestamp_seconds",
+		"Time of the last snapshot that this process has written, in seconds since 1970; 0 if it has written none.")
 	m.takeovers = r.counter("kubenftproxy_takeovers_total",
 		"Takeovers by this instance from an instance that had not renewed the lease of the tables for 30 seconds.")
 	m.configOutdated = r.gauge("kubenftproxy_config_outdated",
@@ -392,6 +398,17 @@ func (m *Metrics) Checked(why beside.Reason, repaired bool) {
 		m.repairs.WithLabelValues(string(why)).Inc()
 	}
 }
+
+// ServingSnapshot sets whether the program serves a snapshot that the API server has not confirmed.
+func (m *Metrics) ServingSnapshot(on bool) {
+	m.fromSnapshot.Set(0)
+	if on {
+		m.fromSnapshot.Set(1)
+	}
+}
+
+// SnapshotSaved sets the time of the last snapshot.
+func (m *Metrics) SnapshotSaved(at time.Time) { m.snapshotTime.Set(float64(at.Unix())) }
 
 // WatchFailed counts a failure to list or watch objects of the API server.
 func (m *Metrics) WatchFailed(resource string) {

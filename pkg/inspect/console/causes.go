@@ -143,6 +143,7 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 // used are the families that this node or a Service uses.
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) []view.Finding {
 	list := c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) })
+	list = append(list, fromSnapshot(&s.API)...)
 	list = append(list, c.unbound(s)...)
 	list = append(list, c.configuration()...)
 	list = append(list, c.unserved(used)...)
@@ -287,6 +288,22 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		add(view.Wrong, view.WaitingForObjects, "this process has programmed nothing yet: waiting "+s.Loop.Waits, "wait: the first list of a large cluster takes seconds", "nothing")
 	}
 	return list
+}
+
+// fromSnapshot reports that the objects of a snapshot are served.
+func fromSnapshot(api *view.API) []view.Finding {
+	if api.FromSnapshot == nil {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Warning, Reason: view.ServingSnapshot, Object: "API server " + api.Source,
+		What: "the Services and endpoints are those of a snapshot of " + api.FromSnapshot.UTC().Format(time.RFC3339) +
+			": the API server has not confirmed them since the start of this process",
+		Impact: "connections fail if they are sent to an endpoint that was removed since then. " +
+			"Pods of this node have other addresses after a reboot",
+		Fix:     "none on this node: the program gets the changes since the snapshot as soon as the API server answers",
+		Affects: "nothing",
+	}}
 }
 
 // users are the programs that a change of a kubeconfig affects.

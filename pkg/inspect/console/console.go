@@ -88,6 +88,9 @@ type Parts struct {
 	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
 	Rejected func() []model.Problem
+	// FromSnapshot returns the time of the snapshot whose objects are served without confirmation by the API server, or
+	// the zero time. It is nil if the objects come from a folder.
+	FromSnapshot func() time.Time
 	// Earlier reports whether the kernel has rules of a previous process.
 	Earlier func() (bool, error)
 	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the

@@ -25,6 +25,11 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
 		s.API = c.API.State(ctx)
 	}
+	if c.FromSnapshot != nil {
+		if at := c.FromSnapshot(); !at.IsZero() {
+			s.API.FromSnapshot = &at
+		}
+	}
 	s.Features = kernelFeatures(s.Kernel)
 	for _, f := range c.Families {
 		s.Families = append(s.Families, f.String())

@@ -118,6 +118,9 @@ func (m *Source) Loaded() <-chan struct{} {
 	return m.synced
 }
 
+// Confirmed returns the same channel: a folder needs no confirmation.
+func (m *Source) Confirmed() <-chan struct{} { return m.synced }
+
 // Load reads the folder once and marks changes since the last read. If the folder is not readable, it returns an error and changes
 // nothing. Do not call it during Run or another Load.
 func (m *Source) Load() error {

@@ -1,0 +1,243 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// snapshots is a program with a folder of snapshots, behind a server that counts its lists.
+type snapshots struct {
+	*besieged
+	folder, socket string
+
+	mu    sync.Mutex
+	lists []string
+}
+
+func newSnapshots(t *testing.T) *snapshots {
+	t.Helper()
+	b := besiege(t)
+	b.tokenFile = filepath.Join(b.dir, "token")
+	b.setToken("first")
+	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}))
+	s := &snapshots{besieged: b, folder: filepath.Join(b.dir, "snapshots"), socket: filepath.Join(b.dir, "control")}
+	b.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodGet && !faulty.IsWatch(r) && strings.HasPrefix(r.URL.Path, "/api") {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.lists = append(s.lists, faulty.Resource(r))
+		}
+		return false
+	})
+	s.apply(service("stable"), slice("stable", "stable-1", endpoint(s.Pods[0].IPv4)),
+		service("gone"), slice("gone", "gone-1", endpoint(s.Pods[0].IPv4)))
+	return s
+}
+
+// begin starts the program, and forgets earlier lists.
+func (s *snapshots) begin(t *testing.T) {
+	t.Helper()
+	s.mu.Lock()
+	s.lists = nil
+	s.mu.Unlock()
+	s.d = s.startOn(s.Node, s.kubeconfig, "--snapshot-dir", s.folder, "--control-socket", s.socket)
+}
+
+// listed checks the number of lists of resources other than this Node since the start of the program.
+func (s *snapshots) listed(t *testing.T, want int) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, nodes := 0, 0
+	for _, resource := range s.lists {
+		if resource == "nodes" {
+			nodes++
+		} else {
+			n++
+		}
+	}
+	if n != want || nodes != 1 {
+		t.Errorf("lists: %v, want %d and one of nodes; log:\n%s", s.lists, want, s.d.LogTail(30))
+	}
+}
+
+// reboot removes the rules while the program does not run.
+func (s *snapshots) reboot(t *testing.T) {
+	t.Helper()
+	s.d.stop()
+	nft(t, s.Node, "flush ruleset")
+}
+
+// TestRestartWithSnapshot: a restart lists only the Node, and receives all changes since the exit, also deletions. If
+// the API server has forgotten these changes, the program lists all objects.
+func TestRestartWithSnapshot(t *testing.T) {
+	s := newSnapshots(t)
+	s.begin(t)
+	gone, stable := s.clusterIPs("gone")[0], s.clusterIPs("stable")[0]
+	reach(t, s.Pods[2], gone, "pod-0")
+	s.listed(t, 3)
+	s.d.stop()
+
+	s.delete(service("gone"), slice("gone", "gone-1"))
+	s.apply(slice("stable", "stable-1", endpoint(s.Pods[1].IPv4)),
+		service("new"), slice("new", "new-1", endpoint(s.Pods[0].IPv4)))
+	s.begin(t)
+	reach(t, s.Pods[2], stable, "pod-1")
+	reach(t, s.Pods[2], s.clusterIPs("new")[0], "pod-0")
+	eventually(t, patience, func() error { return s.served("gone", false) })
+	s.listed(t, 0)
+	s.awaitIdle(t)
+
+	t.Run("after a crash", func(t *testing.T) {
+		s.apply(slice("stable", "stable-1", endpoint(s.Pods[0].IPv4)))
+		reach(t, s.Pods[2], stable, "pod-0")
+		s.d.Kill() // the snapshot is that of the start
+		s.begin(t)
+		eventually(t, patience, func() error { return synced(s.d) })
+		if err := reached(t.Context(), s.Pods[2], inet.TCP, stable, "pod-0"); err != nil {
+			t.Errorf("the first sync has old endpoints: %v", err)
+		}
+		s.listed(t, 0)
+		if n := len(s.d.lines("Synced", "kind=\"adopted\"")); n == 0 {
+			t.Errorf("the tables were not adopted:\n%s", s.d.LogTail(30))
+		}
+	})
+	t.Run("after compaction", func(t *testing.T) {
+		s.d.stop()
+		s.delete(service("new"), slice("new", "new-1"))
+		s.api.KillServer()
+		store := s.api.Store(t.Context())
+		must(t, store.Flush())
+		must(t, store.Compact())
+		must(t, s.api.RestartServer(t.Context()))
+		s.begin(t)
+		eventually(t, patience, func() error { return s.served("new", false) })
+		s.listed(t, 3)
+		reach(t, s.Pods[2], stable, "pod-0")
+	})
+	t.Run("with a broken file", func(t *testing.T) {
+		s.d.stop()
+		path := filepath.Join(s.folder, "objects")
+		data := []byte(mustRead(t, path))
+		data[len(data)/2] ^= 1
+		must(t, os.WriteFile(path, data, 0o600))
+		s.begin(t)
+		eventually(t, patience, func() error { return synced(s.d) })
+		s.listed(t, 3)
+		if len(s.d.lines("Cannot use the snapshot", "damaged")) != 1 {
+			t.Errorf("the log has no reason:\n%s", s.d.LogTail(30))
+		}
+	})
+	t.Run("etcd is restored from a backup", func(t *testing.T) {
+		must(t, s.api.Backup(t.Context()))
+		s.apply(service("later"), slice("later", "later-1", endpoint(s.Pods[0].IPv4)))
+		eventually(t, patience, func() error { return s.served("later", true) })
+		s.d.stop()
+		must(t, s.api.Restore(t.Context()))
+		s.begin(t)
+		eventually(t, patience, func() error { return s.served("later", false) })
+		s.listed(t, 3)
+		reach(t, s.Pods[2], stable, "pod-0")
+	})
+	t.Run("the Node was registered again", func(t *testing.T) {
+		s.d.stop()
+		s.delete(node())
+		s.apply(node())
+		s.begin(t)
+		eventually(t, patience, func() error { return synced(s.d) })
+		s.listed(t, 3)
+	})
+}
+
+// awaitIdle waits until all changes are programmed, and the snapshot of the start is written.
+func (s *snapshots) awaitIdle(t *testing.T) {
+	t.Helper()
+	eventually(t, patience, func() error {
+		m := s.d.awaitIdle(patience)
+		if m["kubenftproxy_snapshot_timestamp_seconds"] == 0 {
+			return fmt.Errorf("no snapshot yet")
+		}
+		return nil
+	})
+}
+
+// served reports whether the tables have a Service.
+func (s *snapshots) served(name string, want bool) error {
+	listing := nft(s, s.Node, "list", "map", "ip", "kube-nftproxy", "services")
+	if got := strings.Contains(listing, "default/"+name); got != want {
+		return fmt.Errorf("served %s: %t, want %t:\n%s", name, got, want, listing)
+	}
+	return nil
+}
+
+// TestRebootWithoutAPIServer: after a reboot, the program serves the Services of the snapshot until the API server
+// answers.
+func TestRebootWithoutAPIServer(t *testing.T) {
+	s := newSnapshots(t)
+	s.begin(t)
+	gone, stable := s.clusterIPs("gone")[0], s.clusterIPs("stable")[0]
+	reach(t, s.Pods[2], stable, "pod-0")
+	s.awaitIdle(t)
+
+	t.Run("a restart does not use older objects", func(t *testing.T) {
+		s.Down()
+		s.d.stop()
+		s.begin(t)
+		never(t, 2*time.Second, func() error {
+			if len(s.d.lines("serving the Services of the snapshot")) > 0 {
+				return fmt.Errorf("it serves the snapshot:\n%s", s.d.LogTail(30))
+			}
+			return reached(t.Context(), s.Pods[2], inet.TCP, stable, "pod-0")
+		})
+	})
+	s.reboot(t)
+	nft(t, s.Node, "add table ip kube-proxy; add chain ip kube-proxy service-endpoints")
+	s.begin(t)
+	reach(t, s.Pods[2], stable, "pod-0")
+	reach(t, s.Pods[2], gone, "pod-0")
+	for _, want := range []string{"reason:  ServingSnapshot, API server", "snapshot    serves the objects of"} {
+		if text, _ := runCommand(t, s.Node, "status", "--control-socket", s.socket); !strings.Contains(text, want) {
+			t.Errorf("status has no %q:\n%s", want, text)
+		}
+	}
+	m, err := s.d.scrape()
+	must(t, err)
+	lab.Same(t, 1.0, m["kubenftproxy_serving_snapshot"], "kubenftproxy_serving_snapshot")
+	if tables := nft(t, s.Node, "list", "tables"); !strings.Contains(tables, "ip kube-proxy\n") {
+		t.Errorf("the table of another program was deleted:\n%s", tables)
+	}
+
+	s.delete(service("gone"), slice("gone", "gone-1"))
+	s.apply(slice("stable", "stable-1", endpoint(s.Pods[1].IPv4)))
+	must(t, s.Up())
+	reach(t, s.Pods[2], stable, "pod-1")
+	eventually(t, patience, func() error { return s.served("gone", false) })
+	eventually(t, 2*patience, func() error {
+		if tables := nft(t, s.Node, "list", "tables"); strings.Contains(tables, "ip kube-proxy\n") {
+			return fmt.Errorf("leftovers stay after the confirmation:\n%s", tables)
+		}
+		return nil
+	})
+	m, err = s.d.scrape()
+	must(t, err)
+	lab.Same(t, 0.0, m["kubenftproxy_serving_snapshot"], "kubenftproxy_serving_snapshot after the confirmation")
+	text, _ := runCommand(t, s.Node, "status", "--control-socket", s.socket)
+	if strings.Contains(text, "ServingSnapshot") {
+		t.Errorf("status after the confirmation:\n%s", text)
+	}
+	if n := len(s.d.lines("all objects are listed")); n > 0 {
+		t.Errorf("the snapshot was rejected:\n%s", s.d.LogTail(30))
+	}
+}
