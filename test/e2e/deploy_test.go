@@ -64,6 +64,13 @@ func TestDeploy(t *testing.T) {
 			}
 		}
 	})
+	t.Run("snapshot", func(t *testing.T) {
+		path := filepath.Join(s.kubelet.Machine(), "var/lib/kube-nftproxy/objects")
+		eventually(t, patience, func() error {
+			_, err := os.Stat(path)
+			return err
+		})
+	})
 	t.Run("configuration", func(t *testing.T) { testConfigMap(t, s) })
 	t.Run("wrong address of the API server", func(t *testing.T) { testWrongAddress(t, s) })
 	t.Run("permissions", func(t *testing.T) { testNoPermissionToSpare(t, s) })
