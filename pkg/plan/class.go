@@ -168,23 +168,39 @@ const (
 	stepLocal
 	// stepFull: all endpoints have their maximum of connections.
 	stepFull
-	// stepPick: a client needs an endpoint id of listCluster. A jump: the chain returns. The step for listLocal follows.
+	// stepPick: a client needs an endpoint id of listCluster, stepPickLocal: of listLocal.
 	stepPick
 	stepPickLocal
-	// stepChoose: a packet needs the id of an endpoint of listCluster that is not full. A jump: the chain returns. The step for listLocal follows.
+	// stepChoose: a packet needs the id of an endpoint of listCluster that is not full, stepChooseLocal: of listLocal.
 	stepChoose
 	stepChooseLocal
 	steps
 )
 
-func (s step) mapName() string {
-	return "dispatch" + [...]string{"", "-range", "-allowed", "-local", "-full", "-pick", "-pick-local", "-choose", "-choose-local"}[s]
+// stepRows has the map of each step.
+var stepRows = [steps]struct {
+	// set is the name of the map. when describes the packets that look it up, and found has the meaning of setRow.found.
+	set, when, found string
+	// jumps is true if the chains of the step return.
+	jumps bool
+}{
+	stepFirst:   {set: "dispatch", when: "at first", found: "is for a Service"},
+	stepRange:   {set: "dispatch-range", when: "for a port of a range", found: "is for a port range of a Service"},
+	stepAllowed: {set: "dispatch-allowed", when: "after the firewall", found: "is allowed"},
+	stepLocal: {set: "dispatch-local", when: "after external-local",
+		found: "policy Local depends on its source"},
+	stepFull:      {set: "dispatch-full", when: "if all endpoints are full"},
+	stepPick:      {set: "dispatch-pick", when: "for a new client", found: "needs an endpoint", jumps: true},
+	stepPickLocal: {set: "dispatch-pick-local", when: "for a new client, of local endpoints", jumps: true},
+	stepChoose: {set: "dispatch-choose", when: "for an endpoint that is not full",
+		found: "needs an endpoint that is not full", jumps: true},
+	stepChooseLocal: {set: "dispatch-choose-local", when: "for a local endpoint that is not full",
+		found: "needs an endpoint on this node that is not full", jumps: true},
 }
 
-func (s step) when() string {
-	return [...]string{"at first", "for a port of a range", "after the firewall", "after external-local", "if all endpoints are full", "for a new client",
-		"for a new client, of local endpoints", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
-}
+// pick and choose are the steps at which a packet needs an endpoint of the list.
+func (l list) pick() step   { return [lists]step{stepPick, stepPickLocal}[l] }
+func (l list) choose() step { return [lists]step{stepChoose, stepChooseLocal}[l] }
 
 // fixedSteps returns the steps at which a class can be selected whose chain is in every plan. The elements of these
 // steps are in every plan, too.

@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -69,68 +71,61 @@ type Counters struct {
 	endpoints bool
 }
 
-// role has the properties that all elements of a set have in common.
+// role has the properties that all elements of a set with counters have in common.
 type role struct {
+	// of is the thing whose connections an element counts.
+	of counts
 	// fixed is the meaning of the elements if it does not depend on their class, else None. also is a second meaning.
 	fixed, also outcome.Code
-	// ofPort is true if the elements belong to a service port, and not to one of its frontends.
-	ofPort bool
+}
+
+// counts is a thing whose connections elements count. The sets are read in the order of these constants: elements of
+// frontends name the owner of an address, and elements of endpoints have the number of a service port.
+type counts uint8
+
+const (
+	ofAddress counts = iota
+	ofFrontend
+	ofPort
+	ofEndpoint
+)
+
+// isCounted reports whether the elements of a set have counters. The role may be nil.
+func (r *role) isCounted(o *Options) bool {
+	return r != nil && (r.of == ofEndpoint && o.CountEndpoints || r.of != ofEndpoint && !o.Uncounted)
 }
 
 // Counters returns the meanings of the counters.
 func (p *Planner) Counters() *Counters {
 	c := &Counters{sets: map[*nft.Set]role{}, endpoints: p.options.CountEndpoints}
 	for _, f := range p.options.Families {
-		add := func(s *nft.Set, r role) {
-			c.sets[s] = r
-			c.list = append(c.list, s)
-		}
-		p.layouts[f].counted(add)
-		if p.options.CountEndpoints {
-			p.layouts[f].countedEndpoints(add)
+		for _, r := range p.layouts[f].rows {
+			if r.counts != nil && (r.counts.of != ofEndpoint || c.endpoints) {
+				c.list = append(c.list, *r.to)
+				c.sets[*r.to] = *r.counts
+			}
 		}
 	}
+	slices.SortStableFunc(c.list, func(a, b *nft.Set) int { return cmp.Compare(c.sets[a].of, c.sets[b].of) })
 	return c
 }
 
-// Sets returns the sets to read, in this order: those of Examined before those of Allowed. So the difference of the two is never more than the
-// number of connections that the firewall has dropped. The sets of endpoints of a family follow the sets whose elements name the owners of numbers.
+// Sets returns the sets to read, in this order: those of Examined before those of Allowed. So the difference of the two
+// is never more than the number of connections that the firewall has dropped. The sets of addresses are first, and the
+// sets of endpoints follow the sets whose elements name the owners of numbers.
 func (c *Counters) Sets() []*nft.Set { return c.list }
 
 // Allows reports whether the elements of a set count connections that source ranges have allowed.
 func (c *Counters) Allows(s *nft.Set) bool { return c.sets[s].also == Allowed }
 
 // OfPort reports whether the elements of a set belong to a service port, and not to one of its frontends.
-func (c *Counters) OfPort(s *nft.Set) bool { return c.sets[s].ofPort }
-
-// counted calls each for every set whose elements have counters, in the order of [Counters.Sets].
-func (l *layout) counted(each func(*nft.Set, role)) {
-	each(l.unusedPorts, role{fixed: outcome.UnusedPort})
-	each(l.serviceCIDRs, role{fixed: outcome.UnusedAddress})
-	each(l.services, role{})
-	each(l.nodePorts, role{})
-	each(l.ranges, role{})
-	each(l.shortCircuit, role{ofPort: true})
-	each(l.local, role{ofPort: true})
-	each(l.restricted, role{also: Allowed})
-	each(l.restrictedNodePorts, role{also: Allowed})
-	each(l.restrictedRanges, role{also: Allowed})
-	each(l.atMaximum, role{fixed: outcome.AtMaximum, ofPort: true})
+func (c *Counters) OfPort(s *nft.Set) bool {
+	of := c.sets[s].of
+	return of == ofPort || of == ofEndpoint
 }
 
 // CountsEndpoints reports whether elements have the meaning ToEndpoint.
 func (c *Counters) CountsEndpoints() bool { return c.endpoints }
-
-// countedEndpoints calls each for every set whose elements count the connections of one endpoint.
-func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
-	of := role{fixed: ToEndpoint, ofPort: true}
-	for ls := range lists {
-		each(l.endpoints[ls], of)
-		each(l.backends[ls], of)
-		each(l.rangeBackends[ls], of)
-	}
-	each(l.limited, of)
-}
 
 // Number identifies a service port of one family in the elements of its endpoints.
 type Number struct {
@@ -140,7 +135,7 @@ type Number struct {
 
 // Owned returns the number of the service port that the comment of an element names. It returns false if the element has no such number.
 func (c *Counters) Owned(e *nft.Element) (Number, bool) {
-	if r, ok := c.sets[e.Set]; !ok || r.fixed != outcome.None || r.ofPort || e.Comment == "" {
+	if c.sets[e.Set].of != ofFrontend || e.Comment == "" {
 		return Number{}, false
 	}
 	word := e.Data.AsUint32()

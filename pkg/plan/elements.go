@@ -162,7 +162,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	}
 	p.classes.Each(f)
 	p.shared.Each(func(e *nft.Element) {
-		if !p.isLast(e.Set) { // among them the regions: without its region, no Service is found
+		if !namedRows()[e.Set.Name].last { // among them the regions: without its region, no Service is found
 			f(e)
 		}
 	})
@@ -188,18 +188,18 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		})
 	}
 	p.shared.Each(func(e *nft.Element) {
-		if p.isLast(e.Set) {
+		if namedRows()[e.Set.Name].last {
 			f(e)
 		}
 	})
 	return nil
 }
 
-// isLast reports whether a full sync writes the elements of a set last: until all parts are written, the rules must not
-// refuse packets to an address because its Service is missing.
-func (p *Planner) isLast(s *nft.Set) bool {
-	l := p.layouts[s.Family]
-	return s == l.clusterIPs || s == l.refused || s == l.rangeAddresses || s == l.allocatedRanges
+// AddedByPackets returns the element that packets may add as long as the element e exists. It reports false if there is
+// none.
+func (p *Planner) AddedByPackets(e *nft.Element) (nft.Element, bool) {
+	l := p.layouts[e.Set.Family]
+	return nft.Element{Set: l.unusedPorts, Key: e.Key}, e.Set == l.clusterIPs || e.Set == l.refused
 }
 
 // ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than source ranges and port ranges, it visits all

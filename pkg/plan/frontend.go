@@ -213,9 +213,9 @@ func (l *layout) numberElements(p *port, to emit) {
 	}
 	for ls := range lists {
 		if len(p.slots[ls]) > 0 {
-			c, at := class{kind: kindPick, of: uint8(ls), table: p.table(ls)}, stepPick+step(ls)
+			c, at := class{kind: kindPick, of: uint8(ls), table: p.table(ls)}, ls.pick()
 			if p.Limited() {
-				c.kind, at = kindChoose, stepChoose+step(ls)
+				c.kind, at = kindChoose, ls.choose()
 			}
 			put(l.draw[ls], nft.Value{}.Uint32(p.number|c.number()), c, at)
 		}

@@ -26,9 +26,8 @@ const (
 	HoldTime = 2 * time.Minute
 	// DemandTime is the time for which a held packet proves demand.
 	DemandTime = 90 * time.Second
-	// HeldSet is the name of the set of service ports with demand, and holdingSet of the set of service ports that do not refuse packets.
-	HeldSet    = "held"
-	holdingSet = "holding"
+	// HeldSet is the name of the set of service ports with demand.
+	HeldSet = "held"
 	// heldPorts is the size of both sets, twice the number of service ports that may hold packets: an expired element stays for a while.
 	heldPorts = 2 * mostHolders
 )

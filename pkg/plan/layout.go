@@ -4,13 +4,14 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // layout has the sets and maps of one family's table.
 type layout struct {
 	family inet.Family
+	// rows are the rows of the existing sets, in the order of nft's output.
+	rows []setRow
 
 	dispatch [steps]*nft.Set
 	// services and nodePorts have the class and number of a destination. restricted has them for packets that source ranges allow.
@@ -82,82 +83,20 @@ const (
 // StateSet is the name of the set with one element, which describes the table for a later process.
 const StateSet = "state"
 
-// affinitySet is the name of the map of remembered clients. unusedPortsSet is the name of the set of cluster IPs with connections to unused ports.
-const (
-	affinitySet    = "affinity"
-	unusedPortsSet = "unused-ports"
-	// fullSet is the name of the set of full endpoints, and triedSet of the set of full endpoints that a packet has just tried.
-	fullSet  = "full"
-	triedSet = "tried"
-)
+// affinitySet is the name of the map of remembered clients.
+const affinitySet = "affinity"
 
 func newLayout(family inet.Family, o *Options) *layout {
 	l := &layout{family: family}
-	daddr, saddr, proto, port, prio := nft.DstAddr(family), nft.SrcAddr(family), nft.L4Proto(), nft.DstPort(), nft.Priority()
-	word, endpoint := []nft.Field{prio}, []nft.Field{daddr, port}
-
-	l.services = l.hash(ServicesSet, "address -> class, service port", l.vip(), word)
-	l.nodePorts = l.hash(NodePortsSet, "node port -> class, service port", l.nodePort(), word)
-	l.restricted = l.hash("services-restricted", "load-balancer address -> class, service port, for allowed sources", l.vip(), word)
-	l.shortCircuit = l.hash("short-circuit", "policy Local: service port -> class for local pods and this node", word, word)
-	l.local = l.hash("local", "policy Local: service port -> class for all other clients", word, word)
-	for st := range steps {
-		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), word, nil)
-		l.dispatch[st].Verdict = true
-	}
-	for ls := range lists {
-		p := ls.prefix()
-		l.endpoints[ls] = l.hash(p+"endpoints", "service port . index -> endpoint", []nft.Field{proto, prio, nft.Index()}, endpoint)
-		l.draw[ls] = l.hash(p+"draw", "service port -> class that picks an endpoint id", word, word)
-		l.slots[ls] = l.hash(p+"slots", "service port . index -> endpoint id, with session affinity", []nft.Field{prio, nft.Index()}, word)
-		l.limitedSlots[ls] = l.hash(p+"limited-slots", "service port . index -> endpoint id, with a maximum of connections", []nft.Field{prio, nft.Index()}, word)
-		l.rangeBackends[ls] = l.hash(p+"range-backends", "endpoint id -> address of the "+p+"endpoint, for port ranges", word, []nft.Field{daddr})
-		l.backends[ls] = l.hash(p+"backends", "endpoint id -> "+p+"endpoint, with session affinity", []nft.Field{proto, prio}, endpoint)
-	}
-	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{prio, saddr}, Data: word, Dynamic: true, Timeouts: true,
-		Size: affinityClients, Comment: "service port . client -> endpoint id"}
-	l.crowded = l.hash("crowded", "service ports of namespaces with too many remembered clients", word, nil)
-	l.limited = &nft.Set{Name: "limited", Key: []nft.Field{proto, prio}, Data: endpoint, MaxConnections: model.MostConnections,
-		Comment: "endpoint id -> endpoint, unless it has its maximum of connections"}
-	if o.WithoutMaximum {
-		l.limited.MaxConnections = 0
-	}
-	l.full = &nft.Set{Name: fullSet, Key: word, Dynamic: true, Timeouts: true, Size: fullEndpoints, Comment: "ids of endpoints that had their maximum of connections"}
-	l.tried = &nft.Set{Name: triedSet, Key: word, Dynamic: true, Timeouts: true, Size: fullEndpoints, Comment: "ids of full endpoints that a packet has just tried"}
-	l.atMaximum = l.hash("at-maximum", "service port -> class if all endpoints are full", word, word)
-	l.held = &nft.Set{Name: HeldSet, Key: word, Dynamic: true, Timeouts: true, Size: heldPorts, Comment: "service ports without endpoints that clients want"}
-	l.holding = &nft.Set{Name: holdingSet, Key: word, Dynamic: true, Timeouts: true, Size: heldPorts, Comment: "service ports without endpoints whose packets are not refused yet"}
-	l.restrictedNodePorts = l.hash("nodeports-restricted", "node port -> class, service port, for allowed sources", l.nodePort(), word)
-	l.ranges = &nft.Set{Name: RangesSet, Key: l.vip(), Data: word, Interval: true, Comment: "address, ports -> class, service port"}
-	l.restrictedRanges = &nft.Set{Name: "ranges-restricted", Key: l.vip(), Data: word, Interval: true,
-		Comment: "address, ports -> class, service port, for allowed sources"}
-	l.singles = l.hash("singles", "address -> its only endpoint", l.vip(), endpoint)
-	l.rangeAddresses = l.hash("range-addresses", "with port ranges", []nft.Field{daddr}, nil)
-	l.allocatedRanges = l.hash("allocated-ranges", "with port ranges that take precedence over node ports", []nft.Field{daddr}, nil)
-	for list := range sourceLists {
-		l.sources[list] = &nft.Set{Name: sourceTexts[list].set, Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + sourceTexts[list].field}
-	}
-	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
-	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
-	l.networks = l.hash("networks", "networks of cluster IPs and of the endpoints in hairpin", []nft.Field{daddr}, nil)
-	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
-		Comment: "cluster IPs with connections to a port that no service has"}
-	l.deletedUDP = l.hash(deletedUDPSet, "UDP ports that no service has any more, and whose flows may not be deleted yet",
-		append(l.vip(), port), nil)
-	l.vips(o)
-	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
-		Comment: "for addresses that no service has"}
-	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
-	l.regions = l.hash(RegionsSet, "networks of service addresses, and of the node's own addresses", []nft.Field{daddr}, nil)
-	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
-		Comment: "renewed while kube-nftproxy runs; without renewal, another proxy is first"}
-	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "form and digest of the table, for the next start"}
-	for _, s := range l.sets() {
-		s.Family, s.Table = family, Table(o.ServiceProxyName)
-	}
-	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
-	if o.CountEndpoints {
-		l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
+	for _, r := range l.setRows(o) {
+		if r.absent {
+			continue
+		}
+		s := r.form
+		s.Family, s.Table, s.Name, s.Comment = family, Table(o.ServiceProxyName), r.name, r.comment
+		s.Key, s.Data, s.Counter = r.key, r.data, r.counts.isCounted(o)
+		*r.to = &s
+		l.rows = append(l.rows, r)
 	}
 	return l
 }
@@ -169,19 +108,10 @@ func (l *layout) vip() []nft.Field {
 
 func (l *layout) nodePort() []nft.Field { return []nft.Field{nft.L4Proto(), nft.DstPort()} }
 
-// hash returns a set that the kernel keeps in its fixed hash table, which has the fastest lookup.
-func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
-	return &nft.Set{Name: name, Comment: comment, Key: key, Data: data, Size: MinimumSize}
-}
-
 // sets returns the sets in the order of nft's output.
-func (l *layout) sets() []*nft.Set {
-	list := append([]*nft.Set{l.state, l.lease}, l.dispatch[:]...)
-	list = append(list, l.services, l.nodePorts, l.ranges, l.restricted, l.restrictedRanges, l.shortCircuit, l.local)
-	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends, l.rangeBackends, l.limitedSlots} {
-		list = append(list, s[:]...)
+func (l *layout) sets() (list []*nft.Set) {
+	for i := range l.rows {
+		list = append(list, *l.rows[i].to)
 	}
-	list = append(list, l.singles, l.affinity, l.crowded, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
-	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts, l.deletedUDP)
-	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.allocatedRanges, l.nodeAddresses, l.regions)
+	return list
 }

@@ -82,7 +82,8 @@ func (l *layout) anyNotFull(ls list) []nft.Rule {
 }
 
 func (l *layout) unlessFull(ls list) []nft.Rule {
-	draw := rule("", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepChoose+step(ls)]))
+	draw := rule("", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]),
+		dispatch(endpointBits, l.dispatch[ls.choose()]))
 	found := rule("", l.notFull(), goTo(admit))
 	return []nft.Rule{
 		draw, found,

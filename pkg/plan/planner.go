@@ -205,7 +205,9 @@ func (l *layout) leases() (list []nft.Element) {
 }
 
 func (l *layout) dispatchElement(st step, c class) nft.Element {
-	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
+	return nft.Element{
+		Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: stepRows[st].jumps,
+	}
 }
 
 // Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service. First, Set

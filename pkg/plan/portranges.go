@@ -60,7 +60,8 @@ func (l *layout) toRangeBackend(ls list) []nft.Rule {
 // keepPort draws the id of an endpoint.
 func (l *layout) keepPort(ls list) []nft.Rule {
 	return append([]nft.Rule{
-		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepPick+step(ls)])),
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]),
+			dispatch(endpointBits, l.dispatch[ls.pick()])),
 		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(ls)),
 	}, append(l.toRangeBackend(ls), rule(undone, setPriorityTo(0)))...)
 }

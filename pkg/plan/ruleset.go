@@ -419,7 +419,8 @@ func (l *layout) knownOrNew(ls list) []nft.Rule {
 	return []nft.Rule{
 		rule("same endpoint, if it still serves", l.toBackend(ls)),
 		rule("a port range, or it does not serve", hasBits(endpointBits), jump(ls.rangeOrGone())),
-		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepPick+step(ls)])),
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]),
+			dispatch(endpointBits, l.dispatch[ls.pick()])),
 		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(ls)),
 	}
 }

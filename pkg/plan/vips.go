@@ -20,23 +20,6 @@ import (
 // addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the rules
 // refuse only packets in a routing loop. These would leave by the interface by which they arrived.
 
-// vips makes the sets of behaviours.
-func (l *layout) vips(o *Options) {
-	daddr := []nft.Field{nft.DstAddr(l.family)}
-	if o.RefuseUnused {
-		l.refused = l.hash("refused", "load-balancer and external IPs, for ports that no service has", daddr, nil)
-	}
-	if o.AnswerPing {
-		l.pinged = l.hash("pinged", "addresses that answer echo requests", daddr, nil)
-		l.pingHost = l.hash("ping-host", "the address of this node that answers them", []nft.Field{nft.L4Proto()}, daddr)
-	}
-}
-
-// vipSets returns the existing sets of behaviours.
-func (l *layout) vipSets() []*nft.Set {
-	return slices.DeleteFunc([]*nft.Set{l.refused, l.pinged, l.pingHost}, func(s *nft.Set) bool { return s == nil })
-}
-
 // vipRules returns the rules for packets that arrive, or for packets of this node.
 //
 // Only the protocols of Services are refused, and only while the lease lasts: if another program takes over, these rules refuse no packets.

@@ -67,7 +67,7 @@ func buildOlder(t *testing.T) string {
 	dir := t.TempDir()
 	replaced := map[string]string{}
 	for file, changes := range map[string][]string{
-		"layout.go":  {`p+"endpoints"`, `p+"destinations"`, `"for ports that no service has"`, `"another comment"`},
+		"sets.go":    {`p + "endpoints"`, `p + "destinations"`, `"for ports that no service has"`, `"another comment"`},
 		"ruleset.go": {`base("prerouting"`, `base("early"`, `base("output", unix.NF_INET_LOCAL_OUT, at.leased`, `base("output", unix.NF_INET_LOCAL_OUT, at.leased+1`},
 	} {
 		path, err := filepath.Abs("../../pkg/plan/" + file)

@@ -109,17 +109,11 @@ func (w *world) untouched() string {
 // whyUntranslated returns the reason why no rule translated a Service's packet: a missing element of a map, if there is one.
 func (w *world) whyUntranslated() string {
 	for _, f := range slices.Backward(w.misses) {
-		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
+		if !plan.OftenMissed(f.Set) {
 			return fmt.Sprintf("map %s has no element %s", f.Set, f.Key)
 		}
 	}
 	return "no rule translates it"
-}
-
-// usuallyMissed lists the sets in which lookups of most packets find no element.
-var usuallyMissed = []string{
-	"full", "tried", "crowded", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses", "allocated-ranges",
-	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin", plan.RegionsSet,
 }
 
 // whyMasqueraded returns the comment of the rule that marked the packet for masquerading or, without a mark, of the last rule with
@@ -216,7 +210,7 @@ func effect(r *read.Rule) string {
 	for _, x := range r.Exprs {
 		switch x := x.Any.(type) {
 		case *expr.Lookup:
-			text = lookups[x.SetName]
+			text = plan.Found(x.SetName)
 		case *expr.Numgen:
 			text = "draws one of " + fmt.Sprint(x.Modulus)
 		case *expr.Hash:
@@ -246,44 +240,4 @@ func effect(r *read.Rule) string {
 		}
 	}
 	return text
-}
-
-// lookups has a text for each set: the property of a packet for which a lookup in the set finds an element.
-var lookups = map[string]string{
-	plan.LeaseSet:         "the lease is valid",
-	plan.ServicesSet:      "is for a Service's address",
-	plan.NodePortsSet:     "is for a node port",
-	plan.NodeAddressesSet: "is for an address of this node",
-	"dispatch":            "is for a Service",
-	"dispatch-allowed":    "is allowed",
-	"services-restricted": "comes from an allowed source",
-	"dispatch-local":      "policy Local depends on its source",
-	"dispatch-pick":       "needs an endpoint",
-	plan.RangesSet:        "is for a port range of a Service",
-	"dispatch-range":      "is for a port range of a Service",
-	"ranges-restricted":   "comes from an allowed source",
-	"range-addresses":     "is for an address with port ranges",
-	"allocated-ranges":    "is for an address whose port ranges take precedence over node ports",
-	"service-cidrs":       "is for an address of a ServiceCIDR",
-	plan.RegionsSet:       "is for a network with addresses of Services or of this node",
-	"networks":            "is for a network with cluster IPs or local endpoints",
-	"endpoints":           "draws an endpoint",
-	"local-endpoints":     "draws an endpoint on this node",
-	"backends":            "the endpoint is known",
-	"singles":             "has one endpoint",
-	"crowded":             "the namespace of the Service may have more clients",
-	"local-backends":      "the endpoint is known",
-	"range-backends":      "the endpoint is known",
-	"slots":               "draws an endpoint",
-	"local-slots":         "draws an endpoint on this node",
-
-	"local-range-backends":  "the endpoint is known",
-	"draw":                  "draws an endpoint",
-	"local-draw":            "draws an endpoint on this node",
-	"dispatch-choose":       "needs an endpoint that is not full",
-	"dispatch-choose-local": "needs an endpoint on this node that is not full",
-	"limited-slots":         "draws an endpoint",
-	"local-limited-slots":   "draws an endpoint on this node",
-	"full":                  "the endpoint is not full",
-	"at-maximum":            "all endpoints are full",
 }
