@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -44,14 +45,9 @@ func (l *ledger) take(now time.Time) *change {
 		l.retire()
 	}
 	d := l.delta
-	c := &change{rules: l.planner.LocalPods() != l.writtenPods, chains: d.chains, unused: d.unused}
+	c := &change{rules: l.rulesChanged, chains: d.chains, unused: d.unused}
 	c.del, c.add = d.elementsChanged()
-	for _, e := range c.del {
-		if added, ok := l.planner.AddedByPackets(e); ok {
-			c.forget = append(c.forget, added)
-		}
-	}
-	l.planner.TakeAwoken(func(e nft.Element) { c.forget = append(c.forget, e) })
+	c.forget = slices.Collect(maps.Values(d.forget))
 	l.remake(c)
 	d.reset()
 	return c
@@ -151,22 +147,19 @@ type delta struct {
 	room []transition
 	// chains are the chains to add, unused the chains to delete.
 	chains, unused []chainName
+	// forget are elements to delete if packets have added them.
+	forget map[nft.ID]nft.Element
 }
 
 // transition has the earlier and the current value of an element. The zero element stands for none.
 type transition struct{ was, is nft.Element }
 
-func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
+func newDelta() *delta {
+	return &delta{elements: map[nft.ID]*transition{}, forget: map[nft.ID]nft.Element{}}
+}
 
 // lasting is the number of elements up to which a delta keeps its memory for the next batch.
 const lasting = 256
-
-// expect allocates memory for a number of elements. Growth in small steps would double the time of planning.
-func (d *delta) expect(elements int) {
-	if len(d.elements) == 0 && elements > lasting {
-		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)
-	}
-}
 
 // reset removes all changes. It keeps the memory, unless there were many elements.
 func (d *delta) reset() {
@@ -176,7 +169,8 @@ func (d *delta) reset() {
 	}
 	clear(d.elements)
 	clear(d.order)
-	*d = delta{elements: d.elements, order: d.order[:0], room: d.room}
+	clear(d.forget)
+	*d = delta{elements: d.elements, order: d.order[:0], room: d.room, forget: d.forget}
 }
 
 func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }

@@ -143,7 +143,7 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 // follow makes a new ledger if the planner does not report to the current one, and reports whether it did. With a new ledger, the kernel's tables are
 // unknown.
 func (k *Kernel) follow(p *plan.Planner) (opened bool) {
-	if k.ledger != nil && p.ReportsTo(k.ledger) {
+	if k.ledger != nil && k.ledger.planner == p {
 		return false
 	}
 	k.ledger = newLedger(p)

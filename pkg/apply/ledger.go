@@ -18,9 +18,10 @@ type ledger struct {
 	// counts has the number of elements of each set, wanted and retained. digests has their digest in each family.
 	counts  map[*nft.Set]int
 	digests [2]digest
-	// layouts are the fingerprints of the tables with rules for layoutPods; nil before the first use.
-	layouts    map[inet.Family]uint64
-	layoutPods [2]plan.LocalPods
+	// layouts are the fingerprints of the tables; nil before the first use. rulesChanged is true if the constant rules
+	// have changed since the kernel's tables equalled the ledger.
+	layouts      map[inet.Family]uint64
+	rulesChanged bool
 	// chains are the chains of classes, wanted and retained.
 	chains map[chainName]heldChain
 	// retained are the retained elements. Each leads to the chain of a class.
@@ -29,10 +30,9 @@ type ledger struct {
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
-	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync succeeds. writtenPods are the
-	// local pods in the rules of the kernel's tables.
-	delta       *delta
-	writtenPods [2]plan.LocalPods
+	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync
+	// succeeds.
+	delta *delta
 }
 
 // newLedger returns a ledger of a plan, and makes the planner report to it.
@@ -69,12 +69,15 @@ func (l *ledger) Remove(e nft.Element) {
 	}
 }
 
-// Expect allocates memory for an approximate number of changes.
-func (l *ledger) Expect(elements int) {
+// Discard records an element to delete if packets have added it.
+func (l *ledger) Discard(e nft.Element) {
 	if l.delta != nil {
-		l.delta.expect(elements)
+		l.delta.forget[e.ID()] = e
 	}
 }
+
+// ChangeRules records that the constant rules have changed.
+func (l *ledger) ChangeRules() { l.layouts, l.rulesChanged = nil, true }
 
 // add adds an element to the elements that the kernel must have.
 func (l *ledger) add(e *nft.Element) {
@@ -120,7 +123,7 @@ func (l *ledger) each(f func(*nft.Element)) {
 }
 
 // track starts to record changes. Call it when the kernel's tables equal the ledger.
-func (l *ledger) track() { l.delta, l.writtenPods, l.crowded = newDelta(), l.planner.LocalPods(), nil }
+func (l *ledger) track() { l.delta, l.rulesChanged, l.crowded = newDelta(), false, nil }
 
 // untrack drops the recorded changes and stops recording, because the kernel's tables are unknown.
 func (l *ledger) untrack() { l.delta = nil }

@@ -101,8 +101,8 @@ func (l *ledger) state(f inet.Family) *nft.Element {
 
 // layout returns the fingerprint of a family's table.
 func (l *ledger) layout(f inet.Family) uint64 {
-	if pods := l.planner.LocalPods(); l.layouts == nil || pods != l.layoutPods {
-		l.layouts, l.layoutPods = map[inet.Family]uint64{}, pods
+	if l.layouts == nil {
+		l.layouts = map[inet.Family]uint64{}
 		for _, t := range l.planner.Samples() {
 			l.layouts[t.Family] = nft.Fingerprint(t)
 		}

@@ -70,7 +70,6 @@ func BenchmarkSetMany(b *testing.B) {
 	p.ReportTo(&counter{})
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
-		p.Expect(changed)
 		for k := range changed {
 			i := n*changed + k
 			s := rounds[(1+i/services)%2][i%services]
@@ -82,9 +81,10 @@ func BenchmarkSetMany(b *testing.B) {
 // counter is a sink that counts the calls of Put.
 type counter struct{ puts int }
 
-func (c *counter) Put(nft.Element)  { c.puts++ }
-func (*counter) Remove(nft.Element) {}
-func (*counter) Expect(int)         {}
+func (c *counter) Put(nft.Element)   { c.puts++ }
+func (*counter) Remove(nft.Element)  {}
+func (*counter) Discard(nft.Element) {}
+func (*counter) ChangeRules()        {}
 
 // BenchmarkSetOne replaces an endpoint of one Service among many.
 func BenchmarkSetOne(b *testing.B) {

@@ -18,8 +18,10 @@ type Sink interface {
 	Put(nft.Element)
 	// Remove receives an element that is not wanted any more.
 	Remove(nft.Element)
-	// Expect announces the approximate number of calls of Put and Remove that follow.
-	Expect(int)
+	// Discard receives an element that must not stay if packets have added it.
+	Discard(nft.Element)
+	// ChangeRules announces that the constant rules have changed.
+	ChangeRules()
 }
 
 // ReportTo makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an earlier one.
@@ -28,18 +30,20 @@ func (p *Planner) ReportTo(to Sink) {
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
 }
 
-// ReportsTo reports whether the planner reports to a sink.
-func (p *Planner) ReportsTo(s Sink) bool { return p.sink == s }
-
 func (p *Planner) put(e nft.Element) {
 	if p.sink != nil {
 		p.sink.Put(e)
 	}
 }
 
+// remove also forgets the element that packets may have added as long as e existed.
 func (p *Planner) remove(e nft.Element) {
-	if p.sink != nil {
-		p.sink.Remove(e)
+	if p.sink == nil {
+		return
+	}
+	p.sink.Remove(e)
+	if l := p.layouts[e.Set.Family]; e.Set == l.clusterIPs || e.Set == l.refused {
+		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
 	}
 }
 
@@ -193,13 +197,6 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		}
 	})
 	return nil
-}
-
-// AddedByPackets returns the element that packets may add as long as the element e exists. It reports false if there is
-// none.
-func (p *Planner) AddedByPackets(e *nft.Element) (nft.Element, bool) {
-	l := p.layouts[e.Set.Family]
-	return nft.Element{Set: l.unusedPorts, Key: e.Key}, e.Set == l.clusterIPs || e.Set == l.refused
 }
 
 // ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than source ranges and port ranges, it visits all

@@ -99,35 +99,25 @@ func (p *Planner) held(s *model.Service, f inet.Family) bool {
 	})
 }
 
-// noteHolders records that the ports of a Service hold packets or remember clients, or that they do not any more.
-func (p *Planner) noteHolders(s *service, present bool) {
+// noteHolders records that the ports of a Service hold packets or remember clients, or that they do not any more. Then
+// the packets that a port held are forgotten, unless it also holds packets in other, the later version of the Service.
+func (p *Planner) noteHolders(s, other *service, present bool) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
 		if port.holds {
-			h := Holder{port.Family, port.number}
-			p.holders.note(h, s.name, present)
-			if present {
-				delete(p.awoken, h)
-			} else {
-				p.awoken[h] = struct{}{}
+			p.holders.note(Holder{port.Family, port.number}, s.name, present)
+			if is := other.port(port.id()); !present && p.sink != nil && (!is.holds || is.number != port.number) {
+				l, key := p.layouts[port.Family], nft.Value{}.Uint32(port.number)
+				p.sink.Discard(nft.Element{Set: l.held, Key: key})
+				p.sink.Discard(nft.Element{Set: l.holding, Key: key})
 			}
 		}
 		if port.timeout > 0 {
 			p.sticky.note(Number{port.Family, port.number}, s.name, present)
 		}
 	}
-}
-
-// TakeAwoken calls each for the elements that packets may have added for the service ports that stopped to hold packets since the last call.
-func (p *Planner) TakeAwoken(each func(nft.Element)) {
-	for h := range p.awoken {
-		l, key := p.layouts[h.Family], nft.Value{}.Uint32(h.Number)
-		each(nft.Element{Set: l.held, Key: key})
-		each(nft.Element{Set: l.holding, Key: key})
-	}
-	clear(p.awoken)
 }
 
 // HeldSets returns the sets [HeldSet] of all families.

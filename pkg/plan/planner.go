@@ -37,8 +37,6 @@ type Planner struct {
 	waiting map[types.NamespacedName]struct{}
 	freed   bool
 	holders owners[Holder]
-	// awoken are the service ports that stopped to hold packets since the last call of [Planner.TakeAwoken].
-	awoken map[Holder]struct{}
 	// sticky are the service ports that remember clients.
 	sticky owners[Number]
 	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the number of calls of [Planner.Age].
@@ -122,7 +120,6 @@ func New(o Options) *Planner {
 		rooms:        newRooms(o.Room),
 		waiting:      map[types.NamespacedName]struct{}{},
 		holders:      newOwners[Holder](),
-		awoken:       map[Holder]struct{}{},
 		sticky:       newOwners[Number](),
 		keeping:      map[types.NamespacedName]struct{}{},
 		nodeElements: map[*nft.Set][]nft.Element{},
@@ -144,25 +141,8 @@ func New(o Options) *Planner {
 	return p
 }
 
-// Expect allocates memory for a number of Services that are about to change. Without Expect, the growth of Go maps takes as long as the planning.
-func (p *Planner) Expect(services int) {
-	// A change of one of ten endpoints changes about `each` elements. `most` limits the memory, because many of the Services may be unchanged.
-	const each, most = 4, 8192
-	if p.sink != nil {
-		p.sink.Expect(min(each*services, most))
-	}
-	if len(p.services) > 0 {
-		return
-	}
-	p.services = make(map[types.NamespacedName]*service, services)
-	p.claims.byKey = make(map[model.Key]contenders, services)
-}
-
 // buildTable builds the constant part of a family's table.
 func (p *Planner) buildTable(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
-
-// LocalPods returns, for each family, the property by which the rules recognise traffic of this node's pods.
-func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
 
 // SetLocalPods changes the property by which the rules of a family recognise traffic of this node's pods. After the first call of Set, no other
 // function changes the constant rules.
@@ -172,6 +152,9 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	}
 	p.options.LocalPods[f] = pods
 	p.buildTable(f)
+	if p.sink != nil {
+		p.sink.ChangeRules()
+	}
 }
 
 // Leases returns the elements of the lease of each family. Renew them within [Lease].
@@ -228,8 +211,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.noteHolders(old, false)
-	p.noteHolders(now, true)
+	p.noteHolders(old, now, false)
+	p.noteHolders(now, nil, true)
 	p.noteWaiting(name, now)
 	p.noteKeeping(name, now)
 }

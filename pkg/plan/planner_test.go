@@ -60,7 +60,9 @@ func (r *recorder) Remove(e nft.Element) {
 	delete(r.elements, e.ID())
 }
 
-func (*recorder) Expect(int) {}
+// Discard and ChangeRules do nothing: packets add no elements to a recorder, and it has no rules.
+func (*recorder) Discard(nft.Element) {}
+func (*recorder) ChangeRules()        {}
 
 // canonical returns all wanted elements and chains as text. It replaces the assigned numbers with names, because the numbers depend on history.
 func (r *recorder) canonical(p *Planner) string {

@@ -114,6 +114,10 @@ func (s *service) compareAge(o *service) int {
 // Services that were created later take nothing from Services that were served before, and new nodes decide alike.
 // Unless the planner recalls numbers, names must be in the order of age.
 func (p *Planner) Begin(names []types.NamespacedName, set func([]types.NamespacedName)) {
+	if len(p.services) == 0 { // the growth of Go maps takes as long as the planning
+		p.services = make(map[types.NamespacedName]*service, len(names))
+		p.claims.byKey = make(map[model.Key]contenders, len(names))
+	}
 	set(names)
 	p.EndRecall()
 	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {

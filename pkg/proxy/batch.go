@@ -32,7 +32,6 @@ type timeSlice struct {
 // Services of an earlier process.
 func (p *Proxy) planFirst(names []types.NamespacedName) []types.NamespacedName {
 	const answerEvery = 8 // Services
-	p.Planner.Expect(len(names))
 	handled := 0
 	p.rebuilder.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
 		if handled++; handled%answerEvery == 0 {
@@ -57,7 +56,6 @@ func (p *Proxy) planNext() []types.NamespacedName {
 		if len(batch) == 0 {
 			break
 		}
-		p.Planner.Expect(len(batch))
 		if of == givers {
 			s.planGivers(batch)
 		} else {

@@ -125,6 +125,8 @@ type fakeKernel struct {
 	// rules is a fingerprint of the rules of IPv4 as of the last sync.
 	rules uint64
 	fail  func(sync int) error
+	// planner is the planner that reports to the kernel.
+	planner *plan.Planner
 	// committed, if not nil, is called with all elements after each sync.
 	committed func([]string)
 }
@@ -140,12 +142,15 @@ func (k *fakeKernel) Put(e nft.Element) {
 
 func (k *fakeKernel) Remove(e nft.Element) { k.changes = append(k.changes, fakeChange{id: e.ID()}) }
 
-func (k *fakeKernel) Expect(int) {}
+func (k *fakeKernel) Discard(nft.Element) {}
+
+func (k *fakeKernel) ChangeRules() {}
 
 func (k *fakeKernel) Prepare(*plan.Planner) {}
 
 func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
-	if !p.ReportsTo(k) {
+	if k.planner != p {
+		k.planner = p
 		p.ReportTo(k)
 	}
 	return nil

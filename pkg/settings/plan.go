@@ -54,7 +54,6 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 		}
 	}
 	names := source.Services()
-	p.Expect(len(names))
 	built := make(map[types.NamespacedName]*model.Service, len(names))
 	for _, name := range names {
 		options.Starts = starts[name]
