@@ -123,7 +123,7 @@ func (l *ledger) remakeSet(c *change, s *nft.Set) {
 		}
 	}
 	l.eachRetained(add)
-	l.planner.ElementsOf(s, add)
+	l.planner.Elements(add, s)
 	c.remade = append(c.remade, r)
 }
 

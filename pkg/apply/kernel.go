@@ -267,7 +267,7 @@ func (k *Kernel) update() (Result, error) {
 	b := k.emptyBatch()
 	b.Report = k.counts != nil
 	for _, name := range c.chains {
-		t, chain := k.table(name.family), k.ledger.planner.ClassChain(name.family, name.name)
+		t, chain := k.table(name.family), k.ledger.planner.Rules().ClassChain(name.family, name.name)
 		b.AddChain(t, chain)
 		b.AddRules(t, chain)
 	}

@@ -16,8 +16,8 @@ import (
 // renewal changes nothing else.
 func (k *Kernel) Renew(p *plan.Planner, lasts time.Duration) error {
 	start, b := k.Now(), nft.NewBatch(0)
-	for _, lease := range p.Leases() {
-		exists, err := k.hasSet(lease[0].Set)
+	for _, lease := range leases(p) {
+		exists, err := k.hasSet(lease)
 		if err != nil {
 			return fmt.Errorf("renew the lease: %w", err)
 		}
@@ -35,10 +35,12 @@ func (k *Kernel) Renew(p *plan.Planner, lasts time.Duration) error {
 	return nil
 }
 
+func leases(p *plan.Planner) []*nft.Set { return plan.SetsNamed(p.Tables(), plan.LeaseSet) }
+
 // restart adds commands to a batch that replace the elements of a family's lease, so that their timeouts restart.
-func restart(b *nft.Batch, lease []nft.Element, lasts time.Duration) {
-	b.FlushSet(lease[0].Set, 0) // the kernel cannot delete an expired element by its key
-	for _, e := range lease {
+func restart(b *nft.Batch, lease *nft.Set, lasts time.Duration) {
+	b.FlushSet(lease, 0) // the kernel cannot delete an expired element by its key
+	for _, e := range plan.LeaseElements(lease) {
 		e.Timeout = uint16(lasts / time.Second)
 		b.AddElement(&e)
 	}
@@ -65,8 +67,8 @@ func (k *Kernel) Leased() time.Time { return k.leased }
 // LeasedByAny returns the time of the last renewal of the lease by any process. It is zero if no lease can be read.
 // Only a process with CAP_NET_ADMIN can renew the lease, so no other process can pretend to serve.
 func (k *Kernel) LeasedByAny(p *plan.Planner) (last time.Time) {
-	for _, lease := range p.Leases() {
-		_, _ = k.conn.Each(lease[0].Set, func(f *nft.Found) bool { // a lease in a missing table is not renewed
+	for _, lease := range leases(p) {
+		_, _ = k.conn.Each(lease, func(f *nft.Found) bool { // a lease in a missing table is not renewed
 			if at := k.Now().Add(f.Expires - plan.Lease); at.After(last) {
 				last = at
 			}

@@ -58,11 +58,11 @@ func TestALeaseRunsOut(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", `flush set ip kube-nftproxy lease; add element ip kube-nftproxy lease { tcp timeout 50ms, udp timeout 50ms }`)
 	eventually(t, func() bool {
-		list, err := k.conn.Elements(p.Leases()[0][0].Set)
+		list, err := k.conn.Elements(leases(p)[0])
 		return err == nil && len(list) == 0
 	})
 	lab.Must(t, k.Renew(p, 0))
-	if list, err := k.conn.Elements(p.Leases()[0][0].Set); err != nil || len(list) != 3 {
+	if list, err := k.conn.Elements(leases(p)[0]); err != nil || len(list) != 3 {
 		t.Errorf("%d elements, %v; want 3", len(list), err)
 	}
 }

@@ -44,10 +44,8 @@ func newLedger(p *plan.Planner) *ledger {
 		l.sets = append(l.sets, t.Sets...)
 		l.digests[t.Family].key = newDigestKey()
 	}
-	for _, s := range l.sets {
-		if s.Name == plan.StateSet {
-			l.stateSets[s.Family] = s
-		}
+	for _, s := range plan.SetsNamed(p.Tables(), plan.StateSet) {
+		l.stateSets[s.Family] = s
 	}
 	p.ReportTo(l)
 	return l

@@ -95,7 +95,7 @@ func (f *fakeTables) check(l *ledger) {
 		f.apply(l.take(time.Unix(2, 0)))
 	}
 	fresh := &fakeTables{f.T, map[nft.ID]nft.Element{}, map[chainName]bool{}}
-	fresh.hold(l.planner.Tables(), l.planner.Elements)
+	fresh.hold(l.planner.Tables(), func(add func(*nft.Element)) { l.planner.Elements(add) })
 	if diff := cmp.Diff(fresh.lines(), f.lines()); diff != "" {
 		f.Fatalf("tables (-from scratch +by increments):\n%s", diff)
 	}

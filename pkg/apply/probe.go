@@ -15,7 +15,7 @@ import (
 // unknown.
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	var unproven []*nft.Table
-	for _, t := range plan.New(o).Samples() {
+	for _, t := range plan.New(o).Rules().Samples() {
 		proven, err := k.hasForm(t)
 		if err != nil {
 			return nil, err

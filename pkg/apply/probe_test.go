@@ -21,7 +21,7 @@ func TestTheProbeSkipsTablesOfTheSameForm(t *testing.T) {
 	other.MasqueradeMark <<= 1
 	check := func(o plan.Options, want bool) {
 		t.Helper()
-		for _, table := range plan.New(o).Samples() {
+		for _, table := range plan.New(o).Rules().Samples() {
 			if got, err := k.hasForm(table); err != nil || got != want {
 				t.Errorf("table %s has the form: %v, %v, want %v", table.Family.Keyword(), got, err, want)
 			}

@@ -69,7 +69,7 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 		return nil // another version wrote the state
 	}
 	p.Resume(t.Family, state.next)
-	if set := p.DeletedUDP(t.Family); k.readable[set] {
+	if set := plan.SetsNamed([]*nft.Table{t}, plan.DeletedUDPSet)[0]; k.readable[set] {
 		left, err := k.conn.Elements(set)
 		if err != nil {
 			return err

@@ -36,7 +36,7 @@ type heldChain struct {
 func (l *ledger) countLeading(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	c, held := l.chains[name]
-	if !held && l.planner.ClassChain(name.family, name.name) == nil {
+	if !held && l.planner.Rules().ClassChain(name.family, name.name) == nil {
 		return // a constant chain
 	}
 	if l.delta != nil && (!held || c.empty) {
@@ -94,14 +94,13 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 	if l.chains[name].empty {
 		return &nft.Chain{Name: name.name}
 	}
-	return l.planner.ClassChain(name.family, name.name)
+	return l.planner.Rules().ClassChain(name.family, name.name)
 }
 
-// retainElement retains an element of the kernel that leads to the chain of a class and is not wanted. An earlier process exited before it retired
-// the element.
+// retainElement retains an element of the kernel that is not wanted, if it leads to the chain of a class. An earlier
+// process exited before it retired the element.
 func (l *ledger) retainElement(e *nft.Element) {
-	leads, wanted := l.planner.LeadsToClass(e)
-	if _, known := l.retained[e.ID()]; leads && !wanted && !known {
+	if _, known := l.retained[e.ID()]; !known && l.planner.Rules().LeadsToClass(e) {
 		l.add(e)
 		l.retained[e.ID()] = *e
 	}
@@ -110,7 +109,7 @@ func (l *ledger) retainElement(e *nft.Element) {
 // retainChain retains a chain of a class of the kernel, for the same reason as retainElement.
 func (l *ledger) retainChain(f inet.Family, name string) {
 	key := chainName{f, name}
-	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
+	if _, held := l.chains[key]; !held && l.planner.Rules().ClassChain(f, name) != nil {
 		l.chains[key] = heldChain{}
 	}
 }

@@ -103,7 +103,7 @@ func (l *ledger) state(f inet.Family) *nft.Element {
 func (l *ledger) layout(f inet.Family) uint64 {
 	if l.layouts == nil {
 		l.layouts = map[inet.Family]uint64{}
-		for _, t := range l.planner.Samples() {
+		for _, t := range l.planner.Rules().Samples() {
 			l.layouts[t.Family] = nft.Fingerprint(t)
 		}
 	}

@@ -93,8 +93,12 @@ func (k *Kernel) readTables() (map[inet.Family]kernelTable, error) {
 			if err != nil {
 				return nil, err
 			}
+			wanted := map[nft.ID]bool{}
+			k.ledger.planner.Elements(func(e *nft.Element) { wanted[e.ID()] = true }, s)
 			for i := range list {
-				k.ledger.retainElement(&list[i])
+				if e := &list[i]; !wanted[e.ID()] {
+					k.ledger.retainElement(e)
+				}
 			}
 		}
 		all[t.Family] = f
@@ -219,7 +223,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 		start, kind := k.Now(), Full
 		if r.Elements > 0 {
 			kind = Partial
-			for _, lease := range l.planner.Leases() {
+			for _, lease := range leases(l.planner) {
 				restart(b, lease, 0)
 			}
 		}

@@ -16,7 +16,7 @@ import (
 
 // count opens the counters of connections to Services. With --count-connections=false, their metrics are missing instead of 0.
 func (d *daemon) count(logger klog.Logger) (err error) {
-	if d.counts, err = counters.Open(d.planner.Counters()); err != nil {
+	if d.counts, err = counters.Open(d.planner.Rules().Counters()); err != nil {
 		return err
 	}
 	d.kernel.Count(d.counts)

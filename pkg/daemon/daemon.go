@@ -277,7 +277,8 @@ func (d *daemon) openDemand() error {
 		return fmt.Errorf("open connection for demand: %w", err)
 	}
 	d.demand = demand.New(demand.Config{
-		Reader: conn, Sets: d.planner.HeldSets(), Changed: d.planner.TakeHolders, Wanted: d.reporter.Wanted, Now: time.Now,
+		Reader: conn, Sets: plan.SetsNamed(d.planner.Tables(), plan.HeldSet), Changed: d.planner.TakeHolders,
+		Wanted: d.reporter.Wanted, Now: time.Now,
 	})
 	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
 		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
@@ -295,7 +296,7 @@ func (d *daemon) openClients() error {
 		},
 		Report: d.reporter.Problem,
 	}
-	for _, set := range d.planner.Clients() {
+	for _, set := range plan.SetsNamed(d.planner.Tables(), plan.AffinitySet) {
 		conn, err := nft.Open()
 		if err != nil {
 			return fmt.Errorf("open connection for remembered clients: %w", err)

@@ -22,7 +22,7 @@ import (
 // slotsOf returns the endpoint of each slot of the only service port in a plan, by the elements.
 func slotsOf(t *testing.T, p *Planner) []netip.AddrPort {
 	t.Helper()
-	l := p.layouts[inet.IPv4]
+	l := p.rules.layouts[inet.IPv4]
 	ids, slots := map[uint32]netip.AddrPort{}, map[uint32]netip.AddrPort{}
 	last := func(e *nft.Element) uint32 { // the last word of a key
 		b := e.Key.Bytes()
@@ -82,7 +82,7 @@ func TestNodesAgree(t *testing.T) {
 			}
 			p.Set(name, service(final, weights, method))
 			if node == 4 {
-				again := New(p.options)
+				again := New(p.rules.options)
 				again.TakeNumbers(p.Numbers())
 				again.Set(name, service(final, weights, method))
 				p = again
@@ -108,7 +108,7 @@ func TestWithoutHash(t *testing.T) {
 	o := testOptions()
 	o.WithoutHash = true
 	p := New(o)
-	for _, table := range p.Samples() {
+	for _, table := range p.Rules().Samples() {
 		for _, c := range table.Chains {
 			for i := range c.Rules {
 				if slices.ContainsFunc(c.Rules[i].Exprs, func(e expr.Any) bool { _, hash := e.(*expr.Hash); return hash }) {

@@ -7,32 +7,44 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of any other chain.
-func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
+// Rules are the part of a plan that depends on no Service: the sets, the constant chains, and the chains of classes.
+type Rules struct {
+	options Options
+	layouts [2]*layout
+	// tables have the sets and the constant chains.
+	tables [2]*nft.Table
+}
+
+// Rules returns the rules of the plan. [Planner.SetLocalPods] changes them.
+func (p *Planner) Rules() *Rules { return &p.rules }
+
+// ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of
+// any other chain.
+func (r *Rules) ClassChain(f inet.Family, name string) *nft.Chain {
 	c, ok := classOf(f, name)
 	if !ok {
 		return nil
 	}
-	return p.layouts[f].classChain(&p.options, c)
+	return r.layouts[f].classChain(&r.options, c)
 }
 
-// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has its
-// key. Elements that every plan has do not count.
-func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
+// LeadsToClass reports whether an element of a dispatch map is one that leads to the chain of a class, and that is in
+// the plan only while a Service needs it.
+func (r *Rules) LeadsToClass(e *nft.Element) bool {
 	if !e.Set.Verdict {
-		return false, false
+		return false
 	}
-	l := p.layouts[e.Set.Family]
+	l := r.layouts[e.Set.Family]
 	st := step(slices.Index(l.dispatch[:], e.Set))
 	c, ok := classOf(l.family, e.Chain)
 	if !ok {
 		c, ok = classOfConstant(e.Chain)
 	}
 	if !ok || c.isFixed(st) {
-		return false, false
+		return false
 	}
 	if c.kind.hasRoute() {
 		c.of = uint8(e.Key.AsUint32()&routeBits>>8) - 1 // the chain can be of several routes
 	}
-	return l.dispatchElement(st, c) == *e, p.classes.Has(e.ID())
+	return l.dispatchElement(st, c) == *e
 }

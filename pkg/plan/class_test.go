@@ -47,20 +47,20 @@ func TestSelectorsHaveAllLengths(t *testing.T) {
 }
 
 // TestRetainedElementsAreKnown: each element that Services need only for a while leads to a class that
-// [Planner.LeadsToClass] knows, also if every plan has its chain. All other elements of the dispatch maps are in every
+// [Rules.LeadsToClass] knows, also if every plan has its chain. All other elements of the dispatch maps are in every
 // plan.
 func TestRetainedElementsAreKnown(t *testing.T) {
 	p := New(testOptions())
-	l := p.layouts[inet.IPv4]
+	l := p.rules.layouts[inet.IPv4]
 	for c := range unnumberedClasses() {
 		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
 			e := l.dispatchElement(st, c)
-			if known, wanted := p.LeadsToClass(&e); known == c.isFixed(st) || wanted {
+			if known, wanted := p.Rules().LeadsToClass(&e), p.classes.Has(e.ID()); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
 			}
 			l.leadTo(c, st, emit{vote: p.vote})
-			if _, wanted := p.LeadsToClass(&e); wanted == c.isFixed(st) {
-				t.Errorf("%s is used, wanted %v", &e, wanted)
+			if p.classes.Has(e.ID()) == c.isFixed(st) {
+				t.Errorf("%s is used, wanted %v", &e, c.isFixed(st))
 			}
 			p.replace(func(to emit) { l.leadTo(c, st, to) }, func(emit) {})
 		}

@@ -48,22 +48,14 @@ func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
 // SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
 // already stay with their endpoints.
 func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
-	l, list := p.layouts[f], make([]nft.Element, 0, len(ports))
+	l, list := p.rules.layouts[f], make([]nft.Element, 0, len(ports))
 	for _, port := range ports {
 		list = append(list, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.number)})
 	}
 	p.setNodeElements(l.crowded, list)
 }
 
-// Clients returns the maps of remembered clients, one for each family.
-func (p *Planner) Clients() (maps []*nft.Set) {
-	for _, f := range p.options.Families {
-		maps = append(maps, p.layouts[f].affinity)
-	}
-	return maps
-}
-
-// NumberOfClient returns the service port of a remembered client, an element of one of the maps [Planner.Clients].
+// NumberOfClient returns the service port of a remembered client, an element of a map [AffinitySet].
 func NumberOfClient(e *nft.Element) Number {
 	return Number{e.Set.Family, e.Key.AsUint32() & affineBits}
 }

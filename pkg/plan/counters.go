@@ -63,7 +63,7 @@ func (c *Counters) Meaning(e *nft.Element) (m, also outcome.Code) {
 	return m, r.also
 }
 
-// Counters gives the meanings of the counters of a planner's elements. It is immutable, and any goroutine may use it.
+// Counters gives the meanings of the counters of a plan's elements. It is immutable, and any goroutine may use it.
 type Counters struct {
 	sets map[*nft.Set]role
 	list []*nft.Set
@@ -96,13 +96,13 @@ func (r *role) isCounted(o *Options) bool {
 }
 
 // Counters returns the meanings of the counters.
-func (p *Planner) Counters() *Counters {
-	c := &Counters{sets: map[*nft.Set]role{}, endpoints: p.options.CountEndpoints}
-	for _, f := range p.options.Families {
-		for _, r := range p.layouts[f].rows {
-			if r.counts != nil && (r.counts.of != ofEndpoint || c.endpoints) {
-				c.list = append(c.list, *r.to)
-				c.sets[*r.to] = *r.counts
+func (r *Rules) Counters() *Counters {
+	c := &Counters{sets: map[*nft.Set]role{}, endpoints: r.options.CountEndpoints}
+	for _, f := range r.options.Families {
+		for _, row := range r.layouts[f].rows {
+			if row.counts != nil && (row.counts.of != ofEndpoint || c.endpoints) {
+				c.list = append(c.list, *row.to)
+				c.sets[*row.to] = *row.counts
 			}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 // TestOutcomesHaveCounters: elements count exactly those outcomes whose rows name the elements.
 func TestOutcomesHaveCounters(t *testing.T) {
-	c := New(testOptions()).Counters()
+	c := New(testOptions()).Rules().Counters()
 	counted := map[outcome.Code]bool{}
 	for _, s := range c.Sets() {
 		for k := kindReject; k < kindPick; k++ {

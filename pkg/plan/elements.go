@@ -42,7 +42,7 @@ func (p *Planner) remove(e nft.Element) {
 		return
 	}
 	p.sink.Remove(e)
-	if l := p.layouts[e.Set.Family]; e.Set == l.clusterIPs || e.Set == l.refused {
+	if l := p.rules.layouts[e.Set.Family]; e.Set == l.clusterIPs || e.Set == l.refused {
 		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
 	}
 }
@@ -89,7 +89,7 @@ func (p *Planner) vote(e nft.Element, pro, contra int32) {
 	case want.Same:
 		return
 	}
-	if l := p.layouts[e.Set.Family]; e.Set == l.clusterIPs {
+	if l := p.rules.layouts[e.Set.Family]; e.Set == l.clusterIPs {
 		p.claims.unsettle(addrOf(e.Key), nil)
 	}
 }
@@ -101,11 +101,11 @@ func (p *Planner) serviceElements(s, other *service, to emit) {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.Family].portElements(port, other.port(port.id()), to)
+		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
 	}
 	for f, sources := range s.sources {
 		if sources != nil {
-			p.layouts[f].sourceElements(sources, other.sourcesOf(f), to.own)
+			p.rules.layouts[f].sourceElements(sources, other.sourcesOf(f), to.own)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func (p *Planner) serviceElements(s, other *service, to emit) {
 // frontendElements emits the elements of the frontend with which a Service has a key. The claim may be the zero claim.
 func (p *Planner) frontendElements(c claim, to emit) {
 	if c.service != nil {
-		p.layouts[c.port.Family].frontendElements(c.port, c.frontend, to)
+		p.rules.layouts[c.port.Family].frontendElements(c.port, c.frontend, to)
 	}
 }
 
@@ -127,20 +127,26 @@ func (p *Planner) Tables() []*nft.Table {
 			classes[f][c] = true
 		}
 	})
-	for _, f := range p.options.Families {
-		t := *p.tables[f]
+	for _, f := range p.rules.options.Families {
+		t := *p.rules.tables[f]
 		t.Chains = slices.Clip(t.Chains)
 		for _, c := range slices.SortedFunc(maps.Keys(classes[f]), class.compare) {
-			t.Chains = append(t.Chains, p.layouts[f].classChain(&p.options, c))
+			t.Chains = append(t.Chains, p.rules.layouts[f].classChain(&p.rules.options, c))
 		}
 		out = append(out, &t)
 	}
 	return out
 }
 
-// Elements calls f for every wanted element; f must not keep or change it.
-func (p *Planner) Elements(f func(*nft.Element)) {
-	_ = p.ElementsInParts(math.MaxInt, f, nil) // a single part, so next is not called
+// Elements calls f for every wanted element, or only for those of some sets; f must not keep or change it. For sets
+// other than those of classes, source ranges and port ranges, it visits all elements of the plan.
+func (p *Planner) Elements(f func(*nft.Element), of ...*nft.Set) {
+	for _, s := range of {
+		p.elementsOf(s, f)
+	}
+	if len(of) == 0 {
+		_ = p.ElementsInParts(math.MaxInt, f, nil) // a single part, so next is not called
+	}
 }
 
 // ElementsInParts calls f for every wanted element, in parts of about most elements. It calls next before each part but the first, and returns
@@ -151,8 +157,8 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		room = e
 		f(&room)
 	}
-	for _, fam := range p.options.Families {
-		for _, e := range p.layouts[fam].fixed() {
+	for _, fam := range p.rules.options.Families {
+		for _, e := range p.rules.layouts[fam].fixed() {
 			each(e)
 		}
 	}
@@ -199,16 +205,19 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	return nil
 }
 
-// ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than source ranges and port ranges, it visits all
-// elements of the plan.
-func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
-	l := p.layouts[s.Family]
+func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
+	l := p.rules.layouts[s.Family]
 	only := func(e nft.Element) {
 		if e.Set == s {
 			f(&e)
 		}
 	}
 	switch {
+	case s.Verdict:
+		for _, e := range l.fixed() {
+			only(e)
+		}
+		p.classes.Each(func(e *nft.Element) { only(*e) })
 	case s == l.ranges || s == l.restrictedRanges:
 		for _, keys := range p.claims.rangesAt {
 			for k := range keys {

@@ -35,10 +35,7 @@ func (p *Planner) FlowsDeleted(keys []model.Key) {
 	}
 }
 
-// DeletedUDP returns the set of a family's deleted UDP frontends.
-func (p *Planner) DeletedUDP(f inet.Family) *nft.Set { return p.layouts[f].deletedUDP }
-
-// ResumeDeleted continues the work of an earlier process, which left these elements in the set [Planner.DeletedUDP] of a family: it may not have deleted
+// ResumeDeleted continues the work of an earlier process, which left these elements in the set [DeletedUDPSet] of a family: it may not have deleted
 // the flows to these frontends. The next call of [Planner.TakeFlows] returns them.
 func (p *Planner) ResumeDeleted(f inet.Family, left []nft.Element) {
 	for i := range left {
@@ -56,7 +53,7 @@ func (p *Planner) deletedElement(k model.Key) nft.Element {
 	if !addr.IsValid() {
 		addr = inet.Unspecified[k.Family]
 	}
-	return nft.Element{Set: p.layouts[k.Family].deletedUDP, Key: nft.Value{}.Addr(addr).Proto(k.Protocol).Port(k.Port).Port(k.Last)}
+	return nft.Element{Set: p.rules.layouts[k.Family].deletedUDP, Key: nft.Value{}.Addr(addr).Proto(k.Protocol).Port(k.Port).Port(k.Last)}
 }
 
 // deletedKey returns the frontend of an element. It reports false if the key has another form.

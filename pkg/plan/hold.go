@@ -109,7 +109,7 @@ func (p *Planner) noteHolders(s, other *service, present bool) {
 		if port.holds {
 			p.holders.note(Holder{port.Family, port.number}, s.name, present)
 			if is := other.port(port.id()); !present && p.sink != nil && (!is.holds || is.number != port.number) {
-				l, key := p.layouts[port.Family], nft.Value{}.Uint32(port.number)
+				l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
 				p.sink.Discard(nft.Element{Set: l.held, Key: key})
 				p.sink.Discard(nft.Element{Set: l.holding, Key: key})
 			}
@@ -118,12 +118,4 @@ func (p *Planner) noteHolders(s, other *service, present bool) {
 			p.sticky.note(Number{port.Family, port.number}, s.name, present)
 		}
 	}
-}
-
-// HeldSets returns the sets [HeldSet] of all families.
-func (p *Planner) HeldSets() (sets []*nft.Set) {
-	for _, f := range p.options.Families {
-		sets = append(sets, p.layouts[f].held)
-	}
-	return sets
 }

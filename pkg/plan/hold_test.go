@@ -38,7 +38,7 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	s.Helper()
 	got := kind(0)
 	p := s.services[name].ports[0]
-	s.layouts[0].frontendElements(p, &p.Frontends[0], emit{
+	s.rules.layouts[0].frontendElements(p, &p.Frontends[0], emit{
 		own:  func(e nft.Element) { got = kindOf(e.Data.AsUint32()) },
 		vote: noVotes,
 	})

@@ -80,11 +80,15 @@ const (
 	LeaseSet    = "lease"
 )
 
-// StateSet is the name of the set with one element, which describes the table for a later process.
-const StateSet = "state"
-
-// affinitySet is the name of the map of remembered clients.
-const affinitySet = "affinity"
+// The names of sets that other packages read.
+const (
+	// StateSet has one element, which describes the table for a later process.
+	StateSet = "state"
+	// AffinitySet has the remembered clients.
+	AffinitySet = "affinity"
+	// DeletedUDPSet has the deleted UDP frontends, see [Planner.Resume].
+	DeletedUDPSet = "deleted-udp"
+)
 
 func newLayout(family inet.Family, o *Options) *layout {
 	l := &layout{family: family}

@@ -19,7 +19,7 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 	var is []*model.ServicePort
 	if s != nil {
 		for _, port := range s.Ports {
-			if p.layouts[port.Family] != nil {
+			if p.rules.layouts[port.Family] != nil {
 				is = append(is, port)
 			}
 		}

@@ -10,11 +10,11 @@ import (
 
 // SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
-	l := p.layouts[f]
+	l := p.rules.layouts[f]
 	if l != nil && l.pingHost != nil {
 		p.setNodeElements(l.pingHost, l.pingHosts(addrs))
 	}
-	if l == nil || p.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
+	if l == nil || p.rules.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
 		return
 	}
 	var elements []nft.Element
@@ -28,8 +28,8 @@ func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 // SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one. With RouteUnused,
 // it sets none, because only the rule that drops packets to unused addresses depends on them.
 func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
-	l := p.layouts[f]
-	if l == nil || p.options.RouteUnused {
+	l := p.rules.layouts[f]
+	if l == nil || p.rules.options.RouteUnused {
 		return
 	}
 	var elements []nft.Element

@@ -17,9 +17,7 @@ import (
 // Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.ReportTo].
 // Only one goroutine at a time may use it.
 type Planner struct {
-	options  Options
-	layouts  [2]*layout
-	tables   [2]*nft.Table
+	rules    Rules
 	services map[types.NamespacedName]*service
 	// list has the same Services, nearly in the order of their memory: a walk through the map would take longer.
 	list []*service
@@ -113,7 +111,7 @@ func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || 
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:      o,
+		rules:        Rules{options: o},
 		services:     map[types.NamespacedName]*service{},
 		shared:       want.New(),
 		classes:      want.New(),
@@ -132,42 +130,36 @@ func New(o Options) *Planner {
 		p.withdrawn = append(p.withdrawn, ballot{e, pro, contra})
 	}}
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
-		return p.shared.Has(nft.ID{Set: p.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
+		return p.shared.Has(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
 	})
 	for _, f := range o.Families {
-		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
+		p.rules.layouts[f], p.numbers[f] = newLayout(f, &p.rules.options), newNumbers()
 		p.buildTable(f)
 	}
 	return p
 }
 
 // buildTable builds the constant part of a family's table.
-func (p *Planner) buildTable(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
+func (p *Planner) buildTable(f inet.Family) {
+	p.rules.tables[f] = p.rules.layouts[f].table(&p.rules.options)
+}
 
 // SetLocalPods changes the property by which the rules of a family recognise traffic of this node's pods. After the first call of Set, no other
 // function changes the constant rules.
 func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
-	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
+	if p.rules.layouts[f] == nil || p.rules.options.LocalPods[f] == pods {
 		return
 	}
-	p.options.LocalPods[f] = pods
+	p.rules.options.LocalPods[f] = pods
 	p.buildTable(f)
 	if p.sink != nil {
 		p.sink.ChangeRules()
 	}
 }
 
-// Leases returns the elements of the lease of each family. Renew them within [Lease].
-func (p *Planner) Leases() (list [][]nft.Element) {
-	for _, f := range p.options.Families {
-		list = append(list, p.layouts[f].leases())
-	}
-	return list
-}
-
 // fixed returns the elements that every plan has.
 func (l *layout) fixed() []nft.Element {
-	out := l.leases()
+	out := LeaseElements(l.lease)
 	for c := range unnumberedClasses() {
 		if c.kind.onDemand() {
 			continue
@@ -177,14 +169,6 @@ func (l *layout) fixed() []nft.Element {
 		}
 	}
 	return out
-}
-
-// leases returns the elements of the set lease: one for each protocol that Services can have.
-func (l *layout) leases() (list []nft.Element) {
-	for _, proto := range inet.Protocols {
-		list = append(list, nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
-	}
-	return list
 }
 
 func (l *layout) dispatchElement(st step, c class) nft.Element {
@@ -286,7 +270,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	holds := p.assignHolders(out, s, old)
 	ranges := p.assignRanges(out, s, old)
 	for _, sp := range s.Ports {
-		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
+		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
 		n := &ports[0]
@@ -309,7 +293,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
-	limited, hashed := p.options.WithoutMaximum && sp.MaxConnections > 0, p.options.WithoutHash && sp.Method.Key != balance.Chance
+	limited, hashed := p.rules.options.WithoutMaximum && sp.MaxConnections > 0, p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
 	if !limited && !hashed {
 		return sp
 	}

@@ -320,7 +320,7 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 }
 
 func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []nft.Element) {
-	l := p.layouts[f]
+	l := p.rules.layouts[f]
 	var copied []nft.Element
 	for _, e := range elements {
 		e.Set = l.serviceCIDRs

@@ -117,13 +117,13 @@ func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
 // servesNodePorts reports whether node ports may be served at the address of a key.
 func (p *Planner) servesNodePorts(k model.Key) bool {
 	is := func(e nft.Element) bool { return e.Key == nft.Value{}.Addr(k.Addr) }
-	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.nodeElements[p.layouts[k.Family].nodeAddresses], is)
+	return p.rules.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.nodeElements[p.rules.layouts[k.Family].nodeAddresses], is)
 }
 
 // countRanges returns the number of ranges times addresses of a Service that the planner serves.
 func (p *Planner) countRanges(s *model.Service) (n int) {
 	for _, sp := range s.Ports {
-		if sp.Ranged() && p.layouts[sp.Family] != nil {
+		if sp.Ranged() && p.rules.layouts[sp.Family] != nil {
 			n += len(sp.Frontends)
 		}
 	}

@@ -71,9 +71,9 @@ type Numbers struct {
 // Numbers returns the assigned numbers and ids of all Services.
 func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
-	for _, f := range p.options.Families {
+	for _, f := range p.rules.options.Families {
 		n.next[f] = p.Next(f)
-		for _, e := range p.nodeElements[p.layouts[f].crowded] {
+		for _, e := range p.nodeElements[p.rules.layouts[f].crowded] {
 			n.crowded[f] = append(n.crowded[f], Number{f, e.Key.AsUint32()})
 		}
 	}
@@ -97,7 +97,7 @@ func (p *Planner) Numbers() *Numbers {
 // before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = n.recalled
-	for _, f := range p.options.Families {
+	for _, f := range p.rules.options.Families {
 		p.Resume(f, n.next[f])
 		p.SetCrowded(f, n.crowded[f])
 	}
@@ -193,7 +193,7 @@ const mostLookups = 4
 // lookUpNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another Service.
 func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
-		l := p.layouts[sp.Family]
+		l := p.rules.layouts[sp.Family]
 		if l == nil {
 			continue
 		}
@@ -247,7 +247,7 @@ func (r *recalled) note(id portID, g grant) {
 // lookUpIDs looks up the ids of the endpoints of affine service ports.
 func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
-		l := p.layouts[sp.Family]
+		l := p.rules.layouts[sp.Family]
 		id := portID{sp.Name, sp.Protocol, sp.Family}
 		number := p.recalled.grants[id].number
 		if l != nil && sp.Method.Key != balance.Chance && number != 0 { // the elements of frontends with policy Local have no table

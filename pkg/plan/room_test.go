@@ -117,12 +117,12 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 		sink := record(t, p)
 		p.Set(s.Name, s)
 		for i, f := range port.Frontends {
-			set, _ := p.layouts[0].mapsOf(&f)
+			set, _ := p.rules.layouts[0].mapsOf(&f)
 			e := sink.elements[nft.ID{Set: set, Key: frontendKey(&f.Key)}]
 			if got := kindOf(e.Data.AsUint32()); got != c.want[i] {
 				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, nameOf(got), nameOf(c.want[i]))
 			}
-			single, has := sink.elements[nft.ID{Set: p.layouts[0].singles, Key: frontendKey(&f.Key)}]
+			single, has := sink.elements[nft.ID{Set: p.rules.layouts[0].singles, Key: frontendKey(&f.Key)}]
 			if is := c.want[i] == kindSingle; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
 				t.Errorf("%s: frontend %d has the only endpoint %v", c.what, i, single)
 			}

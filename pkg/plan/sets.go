@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
@@ -128,7 +129,7 @@ func (l *layout) setRows(o *Options) []setRow {
 		[]setRow{
 			{to: &l.singles, name: "singles", key: vip, data: endpoint, form: hash,
 				comment: "address -> its only endpoint", found: "has one endpoint"},
-			{to: &l.affinity, name: affinitySet, key: []nft.Field{word[0], saddr}, data: word,
+			{to: &l.affinity, name: AffinitySet, key: []nft.Field{word[0], saddr}, data: word,
 				form: filled(affinityClients), comment: "service port . client -> endpoint id", oftenMissed: true},
 			{to: &l.crowded, name: "crowded", key: word, form: hash,
 				comment: "service ports of namespaces with too many remembered clients",
@@ -162,7 +163,7 @@ func (l *layout) setRows(o *Options) []setRow {
 			{to: &l.unusedPorts, name: "unused-ports", key: daddr, form: nft.Set{Dynamic: true, Size: unusedPortAddresses},
 				counts:  &role{fixed: outcome.UnusedPort},
 				comment: "cluster IPs with connections to a port that no service has"},
-			{to: &l.deletedUDP, name: "deleted-udp", key: append(vip, nft.DstPort()), form: hash, past: true,
+			{to: &l.deletedUDP, name: DeletedUDPSet, key: append(vip, nft.DstPort()), form: hash, past: true,
 				comment: "UDP ports that no service has any more, and whose flows may not be deleted yet"},
 			{to: &l.refused, name: "refused", absent: !o.RefuseUnused, key: daddr, form: hash, last: true,
 				comment: "load-balancer and external IPs, for ports that no service has", oftenMissed: true},
@@ -196,6 +197,27 @@ var namedRows = sync.OnceValue(func() map[string]setRow {
 	return rows
 })
 
+// SetsNamed returns the sets with a name in tables, one for each family.
+func SetsNamed(tables []*nft.Table, name string) (sets []*nft.Set) {
+	for _, t := range tables {
+		for _, s := range t.Sets {
+			if s.Name == name {
+				sets = append(sets, s)
+			}
+		}
+	}
+	return sets
+}
+
+// LeaseElements returns the elements of a set [LeaseSet]: one for each protocol that Services can have. Renew them
+// within [Lease].
+func LeaseElements(lease *nft.Set) (list []nft.Element) {
+	for _, proto := range inet.Protocols {
+		list = append(list, nft.Element{Set: lease, Key: nft.Value{}.OnlyProto(proto)})
+	}
+	return list
+}
+
 // Planned reports whether the elements of a set must be those of the plan at each moment. Packets add the elements of
 // some other sets, and some sets describe the past for the next process.
 func Planned(s *nft.Set) bool { return !s.Dynamic && !namedRows()[s.Name].past }
@@ -204,7 +226,7 @@ func Planned(s *nft.Set) bool { return !s.Dynamic && !namedRows()[s.Name].past }
 func FilledByPackets(set string) bool { return namedRows()[set].form.Dynamic }
 
 // Remembers reports whether the set with this name has the remembered clients.
-func Remembers(set string) bool { return set == affinitySet }
+func Remembers(set string) bool { return set == AffinitySet }
 
 // Found describes a packet for which a lookup in the set with this name finds an element. It is empty if the rules that
 // look up the set have a comment.

@@ -127,7 +127,7 @@ func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip
 		if p.claims.winner(c.frontend.Key).service != s {
 			return
 		}
-		l := p.layouts[c.port.Family]
+		l := p.rules.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
 			return s != nil && c.frontend.Addr.IsValid() && p.shared.Has(nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)})
 		}

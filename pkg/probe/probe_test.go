@@ -21,7 +21,7 @@ func ours() []*nft.Table {
 	pods := plan.LocalPods{Interface: "cni0"}
 	return plan.New(plan.Options{
 		Families: inet.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods},
-	}).Samples()
+	}).Rules().Samples()
 }
 
 // fake rejects messages.

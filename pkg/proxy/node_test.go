@@ -35,7 +35,7 @@ func (b *bench) recognises(prefix string) bool {
 	o.LocalPods[inet.IPv4].Prefix = netip.MustParsePrefix(prefix)
 	b.kernel.mu.Lock()
 	defer b.kernel.mu.Unlock()
-	return b.kernel.rules == nft.Fingerprint(plan.New(o).Samples()[0])
+	return b.kernel.rules == nft.Fingerprint(plan.New(o).Rules().Samples()[0])
 }
 
 func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {

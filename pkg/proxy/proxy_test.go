@@ -221,7 +221,7 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 			return apply.Result{}, err
 		}
 	}
-	k.rules = nft.Fingerprint(p.Samples()[0])
+	k.rules = nft.Fingerprint(p.Rules().Samples()[0])
 	defer func() {
 		if k.committed != nil {
 			k.committed(slices.Collect(maps.Values(k.elements)))

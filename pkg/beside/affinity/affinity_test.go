@@ -283,7 +283,7 @@ func kernelTable(b *testing.B, clients int) Map {
 	conn, err := nft.Open()
 	lab.Must(b, err)
 	b.Cleanup(func() { _ = conn.Close() })
-	set := p.Clients()[0]
+	set := plan.SetsNamed(p.Tables(), plan.AffinitySet)[0]
 	batch := nft.NewBatch(0)
 	batch.AddTable(&nft.Table{Family: set.Family, Name: set.Table})
 	batch.AddSet(set)

@@ -137,7 +137,7 @@ func TestDeletedFrontendsSettle(t *testing.T) {
 	s.sync(apply.Partial)
 	deleted := func() (n int) {
 		s.Planner.Elements(func(e *nft.Element) {
-			if e.Set == s.Planner.DeletedUDP(inet.IPv4) {
+			if e.Set.Family == inet.IPv4 && e.Set.Name == plan.DeletedUDPSet {
 				n++
 			}
 		})

@@ -58,7 +58,7 @@ func BenchmarkRead(b *testing.B) {
 	for _, services := range []int{1000, 10000, 100000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			p, _ := program(b, services)
-			c, err := Open(p.Counters())
+			c, err := Open(p.Rules().Counters())
 			lab.Must(b, err)
 			b.ReportAllocs()
 			for b.Loop() {

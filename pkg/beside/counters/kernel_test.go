@@ -79,7 +79,7 @@ func (n *node) start() {
 			return err
 		}
 		n.kernel = kernel
-		if n.counters, err = Open(n.planner.Counters()); err != nil {
+		if n.counters, err = Open(n.planner.Rules().Counters()); err != nil {
 			return err
 		}
 		return kernel.Recall(n.planner, nil)

@@ -162,7 +162,7 @@ func TestReadingsNeedAHolder(t *testing.T) {
 func kernelSets(t testing.TB, n int) (*nft.Conn, []*nft.Set) {
 	t.Helper()
 	lab.EnterNamespace(t)
-	sets := plan.New(plan.Options{Families: inet.Families[:]}).HeldSets()
+	sets := plan.SetsNamed(plan.New(plan.Options{Families: inet.Families[:]}).Tables(), plan.HeldSet)
 	for _, s := range sets {
 		var list []string
 		for i := range n {

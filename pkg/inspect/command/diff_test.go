@@ -79,7 +79,7 @@ func (r rejected) Check(*nft.Batch) ([]nft.Refused, error) {
 func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "all.yaml")
 	lab.Must(t, os.WriteFile(file, []byte(tracedManifests), 0o600))
-	tables := plan.New(plan.Options{Families: inet.Families[:]}).Samples()
+	tables := plan.New(plan.Options{Families: inet.Families[:]}).Rules().Samples()
 	var all []probe.Missing
 	const most = 120 // messages of a probe
 	for message := range most {
@@ -115,7 +115,7 @@ func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 			lab.Must(t, err)
 			var text strings.Builder
 			maximum, ipv6 := false, false
-			for _, table := range p.Samples() {
+			for _, table := range p.Rules().Samples() {
 				text.WriteString(read.Declare(table, nil))
 				ipv6 = ipv6 || table.Family == inet.IPv6
 				maximum = maximum || slices.ContainsFunc(table.Sets, func(s *nft.Set) bool { return s.MaxConnections > 0 })

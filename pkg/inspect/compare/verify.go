@@ -135,7 +135,7 @@ func chainName(c *nft.Chain) string { return c.Name }
 // chains compares all chains. It adds the chains of classes that pkg/apply retains to t.
 func (c *comparison) chains(t *nft.Table, name string, have *read.Table) {
 	for _, chain := range unplanned(have.Chains, t.Chains, chainName) {
-		if retained := c.planner.ClassChain(t.Family, chain); retained != nil {
+		if retained := c.planner.Rules().ClassChain(t.Family, chain); retained != nil {
 			t.Chains = append(t.Chains, retained)
 		} else {
 			c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "an unknown chain"})
@@ -212,7 +212,7 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 			wanted[hash] = true
 			c.out.Elements++
 		case is:
-		case c.isRetained(e):
+		case c.planner.Rules().LeadsToClass(e): // pkg/apply retains it
 			retained[e.ID()] = true
 		default:
 			unknown[e.ID()] = *e
@@ -227,12 +227,6 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	return nil
 }
 
-// isRetained reports whether pkg/apply retains an unplanned element because it leads to the chain of a class.
-func (c *comparison) isRetained(e *nft.Element) bool {
-	leads, planned := c.planner.LeadsToClass(e)
-	return leads && !planned
-}
-
 // missing returns the planned elements of a set that the kernel does not have.
 func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.Element {
 	missing := map[nft.ID]nft.Element{}
@@ -243,11 +237,11 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	if all {
 		return missing
 	}
-	c.planner.ElementsOf(s, func(e *nft.Element) {
+	c.planner.Elements(func(e *nft.Element) {
 		if !wanted[c.hash(e)] {
 			missing[e.ID()] = *e
 		}
-	})
+	}, s)
 	return missing
 }
 
