@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
@@ -24,7 +26,7 @@ func TestNewClientsFindPlaces(t *testing.T) {
 		defer conn.Close() //nolint:errcheck // a test
 		watcher := affinity.New(affinity.Config{
 			Maps:    []affinity.Map{{Set: clients, Reader: conn}},
-			Changed: p.TakeSticky,
+			Changed: func() map[plan.Number]types.NamespacedName { return p.TakeOwners(plan.Remembering) },
 			Forget:  func(_ context.Context, list []nft.Element) (int, error) { return k.Forget(list) },
 			Crowd: func(_ context.Context, f inet.Family, ports []plan.Number) error {
 				p.SetCrowded(f, ports)

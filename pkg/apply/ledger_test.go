@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -219,13 +220,13 @@ func startsAdoptThePlan(t *testing.T, mask uint64) {
 			tries = 60
 		}
 		for try := range tries {
-			first, second := plan.New(options()), plan.New(options())
+			first := plan.New(options())
 			for i := range services {
 				s := plain(i, 3, 0)
 				first.Set(s.Name, s)
 			}
 			left := newLedger(first)
-			second.TakeNumbers(first.Numbers())
+			second := plan.Continue(options(), first.Numbers())
 			for i := range services {
 				s := plain(i, 3, 0)
 				name := s.Name
@@ -234,7 +235,7 @@ func startsAdoptThePlan(t *testing.T, mask uint64) {
 				}
 				second.Set(name, s)
 			}
-			second.EndRecall()
+			second.Begin(nil, nil, func([]types.NamespacedName) {}) // ends the recall
 			found := newLedger(second)
 			found.resume(inet.IPv4, left.digests[inet.IPv4].key)
 			diff := cmp.Diff(write(t, left).lines(), write(t, found).lines())

@@ -271,8 +271,8 @@ func TestCountsOfGoneEndpointsEnd(t *testing.T) {
 			t.Errorf("round %d: %d endpoints have counts, want %d", round, got, want)
 		}
 	}
-	if p.Keeps() {
-		t.Error("an endpoint that left still has its count")
+	if names := append(p.Age(), p.Age()...); len(names) > 0 {
+		t.Errorf("endpoints that left still have their counts: %v", names)
 	}
 }
 
@@ -327,7 +327,7 @@ func TestWithoutMaximum(t *testing.T) {
 	if got := w.offer(inet.IPv4, 0, 64, destinations(inet.IPv4, 0)[0]); len(got) != 64 {
 		t.Errorf("%d of 64 connections arrive", len(got))
 	}
-	if got := p.Excess(s.Name); len(got) != 2 || got[0].Field != model.MaximumField {
+	if got := p.Service(s.Name).Excess(); len(got) != 2 || got[0].Field != model.MaximumField {
 		t.Errorf("left out: %v, want the maximum of both families", got)
 	}
 }

@@ -26,9 +26,6 @@ func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 			return err
 		}
 	}
-	if !p.Recalling() {
-		return nil
-	}
 	return p.Recall(func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
 		if !k.readable[s] {
 			return make([]*nft.Found, len(keys)), nil
@@ -68,13 +65,13 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	if err != nil {
 		return nil // another version wrote the state
 	}
-	p.Resume(t.Family, state.next)
+	var deleted []nft.Element
 	if set := plan.SetsNamed([]*nft.Table{t}, plan.DeletedUDPSet)[0]; k.readable[set] {
-		left, err := k.conn.Elements(set)
-		if err != nil {
-			return err
-		}
-		p.ResumeDeleted(t.Family, left)
+		deleted, err = k.conn.Elements(set)
+	}
+	p.Resume(t.Family, state.next, deleted)
+	if err != nil {
+		return err
 	}
 	k.ledger.resume(t.Family, state.key)
 	return nil

@@ -231,7 +231,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
 	pods := plan.LocalPods{Prefix: netip.MustParsePrefix("10.200.0.0/24")}
-	p.SetLocalPods(inet.IPv4, pods)
+	p.Rules().SetLocalPods(inet.IPv4, pods)
 	mustSync(t, k, p, Full)
 	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0/") || !strings.Contains(got, "10.200.0.0/24") {
 		t.Errorf("the rules recognise other pods:\n%s", got)
@@ -239,7 +239,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
 		t.Errorf("the client is not remembered any more:\n%s", got)
 	}
-	p.SetLocalPods(inet.IPv4, pods)
+	p.Rules().SetLocalPods(inet.IPv4, pods)
 	mustSync(t, k, p, Nothing)
 	o := options()
 	o.LocalPods[inet.IPv4] = pods

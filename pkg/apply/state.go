@@ -18,7 +18,7 @@ type state struct {
 	// layout is a fingerprint of sets, chains and rules.
 	layout uint64
 	digest
-	// next is [plan.Planner.Next].
+	// next is [plan.Totals.Next].
 	next uint32
 }
 
@@ -94,7 +94,7 @@ func (k digestKey) hash(e *nft.Element) uint64 {
 
 // state returns the state of a family's table, as an element.
 func (l *ledger) state(f inet.Family) *nft.Element {
-	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Next(f)}
+	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Totals().Next[f]}
 	set := l.stateSets[f]
 	return &nft.Element{Set: set, Key: nft.Value{}.Uint32(1), Comment: s.comment()}
 }

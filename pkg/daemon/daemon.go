@@ -277,8 +277,9 @@ func (d *daemon) openDemand() error {
 		return fmt.Errorf("open connection for demand: %w", err)
 	}
 	d.demand = demand.New(demand.Config{
-		Reader: conn, Sets: plan.SetsNamed(d.planner.Tables(), plan.HeldSet), Changed: d.planner.TakeHolders,
-		Wanted: d.reporter.Wanted, Now: time.Now,
+		Reader: conn, Sets: plan.SetsNamed(d.planner.Tables(), plan.HeldSet),
+		Changed: func() map[plan.Number]types.NamespacedName { return d.planner.TakeOwners(plan.Holding) },
+		Wanted:  d.reporter.Wanted, Now: time.Now,
 	})
 	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
 		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
@@ -289,7 +290,7 @@ func (d *daemon) openDemand() error {
 // openClients makes the watcher of remembered clients, and registers its metrics.
 func (d *daemon) openClients() error {
 	c := affinity.Config{
-		Changed: d.planner.TakeSticky,
+		Changed: func() map[plan.Number]types.NamespacedName { return d.planner.TakeOwners(plan.Remembering) },
 		Forget:  func(ctx context.Context, list []nft.Element) (int, error) { return d.loop.Forget(ctx, list) },
 		Crowd: func(ctx context.Context, f inet.Family, ports []plan.Number) error {
 			return d.loop.Crowd(ctx, f, ports)

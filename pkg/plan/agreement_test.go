@@ -82,8 +82,7 @@ func TestNodesAgree(t *testing.T) {
 			}
 			p.Set(name, service(final, weights, method))
 			if node == 4 {
-				again := New(p.rules.options)
-				again.TakeNumbers(p.Numbers())
+				again := Continue(p.rules.options, p.Numbers())
 				again.Set(name, service(final, weights, method))
 				p = again
 			}
@@ -120,7 +119,7 @@ func TestWithoutHash(t *testing.T) {
 	s := benchService(0, 3, 0)
 	s.Ports[0].Method = balance.Method{Key: balance.Flow}
 	p.Set(s.Name, s)
-	if got := slotsOf(t, p); len(got) != 3 || len(p.Excess(s.Name)) != 1 {
-		t.Errorf("%d slots for 3 endpoints, left out: %v", len(got), p.Excess(s.Name))
+	if got := slotsOf(t, p); len(got) != 3 || len(p.Service(s.Name).Excess()) != 1 {
+		t.Errorf("%d slots for 3 endpoints, left out: %v", len(got), p.Service(s.Name).Excess())
 	}
 }

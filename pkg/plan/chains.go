@@ -13,10 +13,25 @@ type Rules struct {
 	layouts [2]*layout
 	// tables have the sets and the constant chains.
 	tables [2]*nft.Table
+	// changed is called after a change.
+	changed func()
 }
 
-// Rules returns the rules of the plan. [Planner.SetLocalPods] changes them.
+// Rules returns the rules of the plan. Only [Rules.SetLocalPods] changes them.
 func (p *Planner) Rules() *Rules { return &p.rules }
+
+// build builds the constant part of a family's table.
+func (r *Rules) build(f inet.Family) { r.tables[f] = r.layouts[f].table(&r.options) }
+
+// SetLocalPods changes the property by which the rules of a family recognise traffic of this node's pods.
+func (r *Rules) SetLocalPods(f inet.Family, pods LocalPods) {
+	if r.layouts[f] == nil || r.options.LocalPods[f] == pods {
+		return
+	}
+	r.options.LocalPods[f] = pods
+	r.build(f)
+	r.changed()
+}
 
 // ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of
 // any other chain.

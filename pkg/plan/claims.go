@@ -100,7 +100,7 @@ type claims struct {
 	places              places
 	// isClusterIP reports whether an address of a family is a cluster IP of a Service.
 	isClusterIP func(inet.Family, netip.Addr) bool
-	// losers are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
+	// losers are the Services whose lost claims may have changed since the last [Conflicts.TakeLosers].
 	losers map[types.NamespacedName]struct{}
 	// contests has the results of one call, and its memory is reused by the next one.
 	contests []contest
@@ -258,32 +258,58 @@ func (cs *claims) noteLosers(l *losingClaims) {
 	}
 }
 
-// mostLosers is the number of Services that one call of [Planner.TakeLosers] returns: thousands of Services may claim one address.
+// mostLosers is the number of Services that one call of [Conflicts.TakeLosers] returns: thousands of Services may claim one address.
 const mostLosers = 100
+
+// Conflicts are the frontends that a Service claims and another Service has.
+type Conflicts struct{ planner *Planner }
+
+// Conflicts returns the conflicts between the planned Services.
+func (p *Planner) Conflicts() Conflicts { return Conflicts{p} }
+
+// Loser is a Service whose lost claims may have changed. Elements is the number of its elements.
+type Loser struct {
+	types.NamespacedName
+	Elements int
+}
 
 // TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned
 // them. more reports whether further Services wait for the next call.
-func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
-	losers := p.claims.losers
+func (cs Conflicts) TakeLosers() (list []Loser, more bool) {
+	losers := cs.planner.claims.losers
 	for name := range losers {
-		if len(names) == mostLosers {
+		if len(list) == mostLosers {
 			break
 		}
-		names = append(names, name)
+		list = append(list, Loser{name, cs.planner.Service(name).Elements()})
 		delete(losers, name)
 	}
-	slices.SortFunc(names, model.CompareNames)
-	return names, len(losers) > 0
+	slices.SortFunc(list, func(a, b Loser) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })
+	return list, len(losers) > 0
+}
+
+// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
+// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
+// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
+func (cs Conflicts) Settle(most int) (more bool) {
+	p := cs.planner
+	unsettled := p.claims.places.unsettled
+	for n := 0; len(unsettled) > 0 && n < most; {
+		contests := p.claims.settleOne()
+		n += len(contests)
+		p.changeFrontends(contests)
+	}
+	return len(unsettled) > 0
 }
 
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
 const mostConflicts = 20
 
-// ConflictsOf returns the first mostConflicts frontends that the named Service claims and another Service has, and the
+// Of returns the first mostConflicts frontends that the named Service claims and another Service has, and the
 // number of all. For a range of ports, these are also the single ports in it that another Service has. Call it when no
 // Service waits to be planned: while an address moves between Services, both claim it.
-func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
-	s, cs := p.services[name], p.claims
+func (cs Conflicts) Of(name types.NamespacedName) (list []Conflict, all int) {
+	s, claims := cs.planner.services[name], cs.planner.claims
 	add := func(k model.Key, of claim, winner claim) {
 		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.Name}
 		if winner.service != nil {
@@ -293,17 +319,17 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all i
 	}
 	s.eachFrontend(func(c claim) {
 		k := c.frontend.Key
-		if winner := cs.owner(k); winner.service != s {
+		if winner := claims.owner(k); winner.service != s {
 			if all++; all <= mostConflicts {
 				add(k, c, winner)
 			}
 			return
 		}
-		ports := cs.places.inFrontOf[k]
+		ports := claims.places.inFrontOf[k]
 		all += len(ports)
 		if room := mostConflicts - len(list); room > 0 {
 			for _, port := range firstKeys(ports, room) {
-				add(port, c, cs.winner(port))
+				add(port, c, claims.winner(port))
 			}
 		}
 	})
@@ -321,8 +347,5 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 	}
 	return first
 }
-
-// Conflicts returns the number of conflicts of all Services.
-func (p *Planner) Conflicts() int { return p.claims.conflicts() }
 
 func (cs *claims) conflicts() int { return cs.lost + len(cs.places.beaten) + len(cs.places.fronts) }

@@ -112,7 +112,7 @@ func (c class) chain() string {
 type route uint8
 
 const (
-	// routeCluster: a cluster IP. [Planner.LocalPods] and MasqueradeAll determine masquerading, see [layout.masqueradeRoute].
+	// routeCluster: a cluster IP. [Options.LocalPods] and MasqueradeAll determine masquerading, see [layout.masqueradeRoute].
 	routeCluster route = iota
 	// routeClusterLocal: the same with internalTrafficPolicy Local, to local endpoints only.
 	routeClusterLocal

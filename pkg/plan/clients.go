@@ -7,19 +7,30 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// owners are the Services of some service ports, by a number of the service port.
-type owners[K comparable] struct {
-	names map[K]types.NamespacedName
-	// changed are the service ports that may have got or lost their Service since the last call of take.
-	changed map[K]struct{}
+// Owned is a property of service ports whose Services the planner reports, see [Planner.TakeOwners].
+type Owned uint8
+
+const (
+	// Holding: the service port holds packets.
+	Holding Owned = iota
+	// Remembering: the service port remembers clients.
+	Remembering
+	owned
+)
+
+// owners are the Services of the service ports with a property.
+type owners struct {
+	names map[Number]types.NamespacedName
+	// changed are the service ports that may have got or lost their Service since the last call of TakeOwners.
+	changed map[Number]struct{}
 }
 
-func newOwners[K comparable]() owners[K] {
-	return owners[K]{names: map[K]types.NamespacedName{}, changed: map[K]struct{}{}}
+func newOwners() owners {
+	return owners{names: map[Number]types.NamespacedName{}, changed: map[Number]struct{}{}}
 }
 
 // note records that a service port belongs to a Service, or does not any more.
-func (o *owners[K]) note(port K, service types.NamespacedName, present bool) {
+func (o *owners) note(port Number, service types.NamespacedName, present bool) {
 	o.changed[port] = struct{}{}
 	if present {
 		o.names[port] = service
@@ -28,21 +39,16 @@ func (o *owners[K]) note(port K, service types.NamespacedName, present bool) {
 	}
 }
 
-// take calls each for the service ports in changed. The name is the zero name if the service port has no Service any
-// more.
-func (o *owners[K]) take(each func(K, types.NamespacedName)) {
+// TakeOwners returns the service ports that got or lost a property since the last call. The name is that of the Service,
+// or the zero name if the service port lost the property.
+func (p *Planner) TakeOwners(of Owned) map[Number]types.NamespacedName {
+	o := &p.owners[of]
+	taken := make(map[Number]types.NamespacedName, len(o.changed))
 	for port := range o.changed {
-		each(port, o.names[port])
+		taken[port] = o.names[port]
 	}
 	clear(o.changed)
-}
-
-// TakeSticky returns the service ports that began or stopped to remember clients since the last call. The name is that
-// of the Service, or the zero name if the service port stopped.
-func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
-	changed := make(map[Number]types.NamespacedName, len(p.sticky.changed))
-	p.sticky.take(func(port Number, service types.NamespacedName) { changed[port] = service })
-	return changed
+	return taken
 }
 
 // SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
@@ -50,7 +56,7 @@ func (p *Planner) TakeSticky() map[Number]types.NamespacedName {
 func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
 	l, list := p.rules.layouts[f], make([]nft.Element, 0, len(ports))
 	for _, port := range ports {
-		list = append(list, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.number)})
+		list = append(list, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.Number)})
 	}
 	p.setNodeElements(l.crowded, list)
 }

@@ -121,9 +121,6 @@ func (p *Planner) noteKeeping(name types.NamespacedName, now *service) {
 	}
 }
 
-// Keeps reports whether endpoints that have left their EndpointSlices keep their counts of connections.
-func (p *Planner) Keeps() bool { return len(p.keeping) > 0 }
-
 // Age returns the Services with endpoints that lose their counts of connections now: they had left when Age was called before. Plan them again.
 func (p *Planner) Age() (names []types.NamespacedName) {
 	p.round++

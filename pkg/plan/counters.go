@@ -127,10 +127,10 @@ func (c *Counters) OfPort(s *nft.Set) bool {
 // CountsEndpoints reports whether elements have the meaning ToEndpoint.
 func (c *Counters) CountsEndpoints() bool { return c.endpoints }
 
-// Number identifies a service port of one family in the elements of its endpoints.
+// Number identifies a service port in the elements of a family.
 type Number struct {
 	Family inet.Family
-	number uint32
+	Number uint32
 }
 
 // Owned returns the number of the service port that the comment of an element names. It returns false if the element has no such number.

@@ -12,7 +12,7 @@ import (
 
 // Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also remove an element and put an
 // equal one: the sink compares them.
-// A chain of a class is wanted as long as an element that leads to it is wanted, see [Planner.ClassChain].
+// A chain of a class is wanted as long as an element that leads to it is wanted, see [Rules.ClassChain].
 type Sink interface {
 	// Put receives an element that is wanted now.
 	Put(nft.Element)
@@ -176,7 +176,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			f(e)
 		}
 	})
-	services, part, contested := p.list, 0, p.Conflicts() > 0
+	services, part, contested := p.list, 0, p.claims.conflicts() > 0
 	if p.rooms.elements.Total() > most {
 		services = slices.Clone(services)
 		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })

@@ -28,21 +28,10 @@ func (p *Planner) noteDeleted(k model.Key, gone bool) {
 	}
 }
 
-// FlowsDeleted records that the flows to deleted frontends are deleted. It ignores other frontends.
-func (p *Planner) FlowsDeleted(keys []model.Key) {
+// Deleted records that the flows to deleted frontends are deleted. It ignores other frontends.
+func (fs Flows) Deleted(keys []model.Key) {
 	for _, k := range keys {
-		p.noteDeleted(k, false)
-	}
-}
-
-// ResumeDeleted continues the work of an earlier process, which left these elements in the set [DeletedUDPSet] of a family: it may not have deleted
-// the flows to these frontends. The next call of [Planner.TakeFlows] returns them.
-func (p *Planner) ResumeDeleted(f inet.Family, left []nft.Element) {
-	for i := range left {
-		if k, ok := deletedKey(f, &left[i]); ok {
-			p.noteDeleted(k, true)
-			p.touchFlows(k)
-		}
+		fs.planner.noteDeleted(k, false)
 	}
 }
 

@@ -3,8 +3,6 @@ package plan
 import (
 	"net/netip"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -20,9 +18,17 @@ func (p *Planner) touchFlows(k model.Key) {
 	}
 }
 
-// TakeFlows returns the changed frontends since the last call, and forgets them. For a range of ports, it also returns its [Planner.SinglePortsBeside]. For a deleted single port, it also returns the frontends
-// that serve its clients now. Call it after a successful sync.
-func (p *Planner) TakeFlows() map[model.Key]struct{} {
+// Flows answers which flows to the planned frontends may continue.
+type Flows struct{ planner *Planner }
+
+// Flows returns the flows to the planned frontends.
+func (p *Planner) Flows() Flows { return Flows{p} }
+
+// Take returns the changed frontends since the last call, and forgets them. For a range of ports, it also returns its
+// [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call it
+// after a successful sync.
+func (fs Flows) Take() map[model.Key]struct{} {
+	p := fs.planner
 	if len(p.flows) == 0 {
 		return nil
 	}
@@ -30,7 +36,7 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	p.flows = map[model.Key]struct{}{}
 	p.addHeirs(taken)
 	p.addRangesBefore(taken)
-	p.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
+	fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
 	return taken
 }
 
@@ -69,6 +75,8 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 
 // FlowPolicy restricts the flows to a frontend. Endpoints and Sources are shared: do not change them.
 type FlowPolicy struct {
+	// Port is the service port that has the frontend.
+	Port model.PortName
 	// Endpoints are the endpoints to which flows may continue, sorted.
 	Endpoints []netip.AddrPort
 	// Sources restricts the clients that may open flows; nil admits all.
@@ -81,55 +89,33 @@ func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
 	if c.service == nil {
 		return flows, false
 	}
-	return FlowPolicy{c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
+	return FlowPolicy{c.port.Name, c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
 
-// FlowPolicy returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
-func (p *Planner) FlowPolicy(k model.Key) (flows FlowPolicy, exists bool) {
-	c := p.claims.winner(k)
+// Of returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
+func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
+	c := fs.planner.claims.winner(k)
 	return c.flowPolicy()
 }
 
-// Frontends returns the number of frontends for which [Planner.EachFlowPolicy] calls f.
-func (p *Planner) Frontends() int { return len(p.claims.byKey) }
-
-// EachFlowPolicy calls f for every planned frontend of all protocols, with the result of [Planner.FlowPolicy].
-func (p *Planner) EachFlowPolicy(f func(k model.Key, flows FlowPolicy, exists bool)) {
-	for k, c := range p.claims.byKey {
-		if !p.claims.isBeaten(k) {
+// Each calls f for every planned frontend of all protocols, with the result of [Flows.Of].
+func (fs Flows) Each(f func(k model.Key, flows FlowPolicy, exists bool)) {
+	for k, c := range fs.planner.claims.byKey {
+		if !fs.planner.claims.isBeaten(k) {
 			flows, exists := c.winner.flowPolicy()
 			f(k, flows, exists)
 		}
 	}
 }
 
-// PortOf returns the service port that has a frontend. exists is false if no Service has it.
-func (p *Planner) PortOf(k model.Key) (name model.PortName, exists bool) {
-	c := p.claims.winner(k)
-	if c.service == nil {
-		return name, false
-	}
-	return c.port.Name, true
-}
-
-// FrontendsOf calls f for each frontend of a protocol that a Service has. It skips claimed frontends that another
+// Frontends calls f for each frontend of a protocol that the Service has. It skips claimed frontends that another
 // Service has. allocated is true if the API server or a load balancer has allocated the address or the node port to the
 // Service. It is false for external IPs: the author of a Service can write any address there, also one at which another
 // program has connections.
-func (p *Planner) FrontendsOf(name types.NamespacedName, protocol inet.Protocol, f func(k model.Key, allocated bool)) {
-	s := p.services[name]
-	if s == nil {
-		return
-	}
-	for _, port := range s.ports {
-		if port.Protocol != protocol {
-			continue
+func (s PlannedService) Frontends(protocol inet.Protocol, f func(k model.Key, allocated bool)) {
+	s.eachFrontend(func(c claim) {
+		if c.port.Protocol == protocol && s.planner.claims.winner(c.frontend.Key).service == s.service {
+			f(c.frontend.Key, isAllocated(c.frontend))
 		}
-		for i := range port.Frontends {
-			front := &port.Frontends[i]
-			if p.claims.winner(front.Key).service == s {
-				f(front.Key, isAllocated(front))
-			}
-		}
-	}
+	})
 }

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -60,16 +58,6 @@ func refuseBegun() []nft.Rule {
 	}
 }
 
-// Holder is a service port that holds packets, by its number in the set [HeldSet].
-type Holder struct {
-	Family inet.Family
-	Number uint32
-}
-
-// TakeHolders calls each for the service ports that began or stopped to hold packets since the last call. The name is that of the Service, or the
-// zero name if the service port stopped.
-func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) { p.holders.take(each) }
-
 // assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
 func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
 	var was, n [2]int
@@ -107,7 +95,7 @@ func (p *Planner) noteHolders(s, other *service, present bool) {
 	}
 	for _, port := range s.ports {
 		if port.holds {
-			p.holders.note(Holder{port.Family, port.number}, s.name, present)
+			p.owners[Holding].note(Number{port.Family, port.number}, s.name, present)
 			if is := other.port(port.id()); !present && p.sink != nil && (!is.holds || is.number != port.number) {
 				l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
 				p.sink.Discard(nft.Element{Set: l.held, Key: key})
@@ -115,7 +103,7 @@ func (p *Planner) noteHolders(s, other *service, present bool) {
 			}
 		}
 		if port.timeout > 0 {
-			p.sticky.note(Number{port.Family, port.number}, s.name, present)
+			p.owners[Remembering].note(Number{port.Family, port.number}, s.name, present)
 		}
 	}
 }

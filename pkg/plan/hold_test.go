@@ -15,13 +15,13 @@ import (
 type sleepers struct {
 	*testing.T
 	*Planner
-	holds map[Holder]types.NamespacedName
+	holds map[Number]types.NamespacedName
 }
 
 func newSleepers(t *testing.T) *sleepers {
 	o := testOptions()
 	o.Families = inet.Families[:1]
-	return &sleepers{t, New(o), map[Holder]types.NamespacedName{}}
+	return &sleepers{t, New(o), map[Number]types.NamespacedName{}}
 }
 
 // set plans a Service, with an endpoint or without.
@@ -42,15 +42,15 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 		own:  func(e nft.Element) { got = kindOf(e.Data.AsUint32()) },
 		vote: noVotes,
 	})
-	s.TakeHolders(func(h Holder, name types.NamespacedName) {
-		if s.holds[h] = name; name == (types.NamespacedName{}) {
-			delete(s.holds, h)
+	for port, name := range s.TakeOwners(Holding) {
+		if s.holds[port] = name; name == (types.NamespacedName{}) {
+			delete(s.holds, port)
 		}
-	})
-	if holder := s.holds[Holder{inet.IPv4, p.number}] == name; got != want || holder != (want == kindHold) {
+	}
+	if holder := s.holds[Number{inet.IPv4, p.number}] == name; got != want || holder != (want == kindHold) {
 		s.Errorf("Service %d has kind %d, want %d; it is a holder: %v", i, got, want, holder)
 	}
-	if left := s.Excess(name); (len(left) > 0) != (want == kindReject) || len(left) > 0 && (left[0].Field != model.ScaleToZeroField || !strings.Contains(left[0].Reason, "refuses connections")) {
+	if left := s.Service(name).Excess(); (len(left) > 0) != (want == kindReject) || len(left) > 0 && (left[0].Field != model.ScaleToZeroField || !strings.Contains(left[0].Reason, "refuses connections")) {
 		s.Errorf("parts of Service %d that are left out: %v", i, left)
 	}
 }

@@ -3,23 +3,20 @@ package plan
 import (
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Moves returns the frontends that the named Service gives up and takes if [Planner.Set] replaces it by s; nil stands for a deleted Service. It
-// returns none for a new Service.
-func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, taken []model.Frontend) {
-	old := p.services[name]
-	if old == nil {
+// Moves returns the frontends that the Service gives up and takes if [Planner.Set] replaces it by next; nil stands for a
+// deleted Service. It returns none for a new Service.
+func (s PlannedService) Moves(next *model.Service) (given, taken []model.Frontend) {
+	if !s.Exists() {
 		return nil, nil
 	}
-	was := old.ports
+	was := s.ports
 	var is []*model.ServicePort
-	if s != nil {
-		for _, port := range s.Ports {
-			if p.rules.layouts[port.Family] != nil {
+	if next != nil {
+		for _, port := range next.Ports {
+			if s.planner.rules.layouts[port.Family] != nil {
 				is = append(is, port)
 			}
 		}
@@ -50,14 +47,6 @@ func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, tak
 		}
 	}
 	return given, taken
-}
-
-// AgeOf returns the age of a planned Service; the zero Age if the plan does not have the Service.
-func (p *Planner) AgeOf(name types.NamespacedName) (a model.Age) {
-	if s := p.services[name]; s != nil {
-		a = s.age
-	}
-	return a
 }
 
 func sameKeys(a, b []model.Frontend) bool {

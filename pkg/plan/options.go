@@ -27,7 +27,7 @@ type Options struct {
 	MasqueradeMark uint32
 	// MasqueradeAll masquerades all traffic to cluster IPs, from any source.
 	MasqueradeAll bool
-	// LocalPods is the property of traffic from this node's pods, for each family; see [Planner.SetLocalPods].
+	// LocalPods is the property of traffic from this node's pods, for each family; see [Rules.SetLocalPods].
 	LocalPods [2]LocalPods
 	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses of
 	// [Planner.SetNodeAddresses].

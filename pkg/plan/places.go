@@ -18,7 +18,7 @@ import (
 // and single ports take precedence over ranges.
 //
 // A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about
-// the frontends of its Service and about overlapping ranges, whose number is limited. [Planner.Settle] decides about
+// the frontends of its Service and about overlapping ranges, whose number is limited. [Conflicts.Settle] decides about
 // the rest in parts.
 
 // places has the decisions that depend on other keys at the same address.
@@ -33,7 +33,7 @@ type places struct {
 	fronts    map[model.Key]model.Key
 	inFrontOf map[model.Key]map[model.Key]struct{}
 	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
-	// [Planner.Settle].
+	// [Conflicts.Settle].
 	sharing   map[netip.Addr][]*service
 	unsettled map[*service]struct{}
 }
@@ -90,7 +90,7 @@ func (s *service) listElsewhere() {
 // elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
 func (c *claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
 
-// unsettle leaves the frontends of the Services that share an address to [Planner.Settle], except those of one Service.
+// unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one Service.
 func (cs *claims) unsettle(a netip.Addr, except *service) {
 	for _, s := range cs.places.sharing[a] {
 		if s != except {

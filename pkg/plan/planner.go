@@ -25,7 +25,7 @@ type Planner struct {
 	claims *claims
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
-	noLocal [2]struct{ internal, external int }
+	noLocal [2]NoLocal
 	// shared has the elements that several Services may want, and classes those of them that lead to the chain of a class.
 	shared, classes *want.Table
 	numbers         [2]*numbers
@@ -34,9 +34,8 @@ type Planner struct {
 	// room now.
 	waiting map[types.NamespacedName]struct{}
 	freed   bool
-	holders owners[Holder]
-	// sticky are the service ports that remember clients.
-	sticky owners[Number]
+	// owners have the service ports that hold packets, and those that remember clients.
+	owners [owned]owners
 	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the number of calls of [Planner.Age].
 	keeping map[types.NamespacedName]struct{}
 	round   int
@@ -44,10 +43,10 @@ type Planner struct {
 	nodeElements map[*nft.Set][]nft.Element
 	regions      map[*nft.Set][]nft.Element
 
-	// recalled has the numbers of an earlier process or planner; nil after [Planner.EndRecall].
+	// recalled has the numbers of an earlier process or planner; nil after [Planner.Begin].
 	recalled *recalled
 
-	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].
+	// flows are the frontends whose flows may be stale, since the last [Flows.Take].
 	flows map[model.Key]struct{}
 	// deleted are the frontends of the sets deleted-udp. begun is true after [Planner.Begin].
 	deleted map[model.Key]struct{}
@@ -117,13 +116,17 @@ func New(o Options) *Planner {
 		classes:      want.New(),
 		rooms:        newRooms(o.Room),
 		waiting:      map[types.NamespacedName]struct{}{},
-		holders:      newOwners[Holder](),
-		sticky:       newOwners[Number](),
+		owners:       [owned]owners{newOwners(), newOwners()},
 		keeping:      map[types.NamespacedName]struct{}{},
 		nodeElements: map[*nft.Set][]nft.Element{},
 		regions:      map[*nft.Set][]nft.Element{},
 		flows:        map[model.Key]struct{}{},
 		deleted:      map[model.Key]struct{}{},
+	}
+	p.rules.changed = func() {
+		if p.sink != nil {
+			p.sink.ChangeRules()
+		}
 	}
 	p.adding = emit{p.put, p.vote}
 	p.withdrawing = emit{p.remove, func(e nft.Element, pro, contra int32) {
@@ -134,27 +137,9 @@ func New(o Options) *Planner {
 	})
 	for _, f := range o.Families {
 		p.rules.layouts[f], p.numbers[f] = newLayout(f, &p.rules.options), newNumbers()
-		p.buildTable(f)
+		p.rules.build(f)
 	}
 	return p
-}
-
-// buildTable builds the constant part of a family's table.
-func (p *Planner) buildTable(f inet.Family) {
-	p.rules.tables[f] = p.rules.layouts[f].table(&p.rules.options)
-}
-
-// SetLocalPods changes the property by which the rules of a family recognise traffic of this node's pods. After the first call of Set, no other
-// function changes the constant rules.
-func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
-	if p.rules.layouts[f] == nil || p.rules.options.LocalPods[f] == pods {
-		return
-	}
-	p.rules.options.LocalPods[f] = pods
-	p.buildTable(f)
-	if p.sink != nil {
-		p.sink.ChangeRules()
-	}
 }
 
 // fixed returns the elements that every plan has.
@@ -215,19 +200,6 @@ func (p *Planner) changeFrontends(contests []contest) {
 			p.replace(func(to emit) { p.frontendElements(c.was, to) }, func(to emit) { p.frontendElements(c.is, to) })
 		}
 	}
-}
-
-// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
-// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
-// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
-func (p *Planner) Settle(most int) (more bool) {
-	unsettled := p.claims.places.unsettled
-	for n := 0; len(unsettled) > 0 && n < most; {
-		contests := p.claims.settleOne()
-		n += len(contests)
-		p.changeFrontends(contests)
-	}
-	return len(unsettled) > 0
 }
 
 // enlist replaces a Service in the list. Either may be nil.

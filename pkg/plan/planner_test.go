@@ -358,31 +358,31 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	}
 	younger, older := service("a-younger", 2), service("b-older", 1)
 	p.Set(younger.Name, younger)
-	if got, all := p.ConflictsOf(younger.Name); all != 0 {
+	if got, all := p.Conflicts().Of(younger.Name); all != 0 {
 		t.Errorf("conflicts of the only Service: %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" {
 		t.Errorf("alone: owner is %q", got)
 	}
 	p.Set(older.Name, older)
-	if _, all := p.ConflictsOf(older.Name); all != 0 {
+	if _, all := p.Conflicts().Of(older.Name); all != 0 {
 		t.Errorf("the winner has lost %d", all)
 	}
-	if got, all := p.ConflictsOf(younger.Name); all != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
+	if got, all := p.Conflicts().Of(younger.Name); all != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
 		t.Errorf("conflicts: %+v, want b-older to win over a-younger", got)
 	}
-	if got, _ := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Elements: p.Service(younger.Name).Elements()}) {
 		t.Errorf("losers are %v", got)
 	}
-	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
-		t.Errorf("after the older Service was added: owner is %q, %d conflicts", got, p.Conflicts())
+	if got := owner(); got != "default/b-older:0" || p.Totals().Conflicts != 1 {
+		t.Errorf("after the older Service was added: owner is %q, %d conflicts", got, p.Totals().Conflicts)
 	}
 	p.Set(older.Name, nil)
-	if got, _ := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Elements: p.Service(younger.Name).Elements()}) {
 		t.Errorf("after the winner was deleted, losers are %v", got)
 	}
-	if got := owner(); got != "default/a-younger:0" || p.Conflicts() != 0 {
-		t.Errorf("after the older Service was deleted: owner is %q, %d conflicts", got, p.Conflicts())
+	if got := owner(); got != "default/a-younger:0" || p.Totals().Conflicts != 0 {
+		t.Errorf("after the older Service was deleted: owner is %q, %d conflicts", got, p.Totals().Conflicts)
 	}
 }
 
@@ -390,8 +390,8 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	p := New(testOptions())
 	expect := func(when string, internal, external int) {
 		t.Helper()
-		if i, e := p.NoLocalEndpoints(inet.IPv4); i != internal || e != external {
-			t.Errorf("%s: %d internal, %d external, want %d, %d", when, i, e, internal, external)
+		if n := p.Totals().NoLocal[inet.IPv4]; n != (NoLocal{internal, external}) {
+			t.Errorf("%s: %+v, want %d internal, %d external", when, n, internal, external)
 		}
 	}
 	one := []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:80")}
@@ -436,8 +436,8 @@ func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
 			t.Errorf("%v has the cluster IP of default/svc-2", e.String())
 		}
 	}
-	if p.Conflicts() != 2 {
-		t.Errorf("%d conflicts, want 2", p.Conflicts())
+	if p.Totals().Conflicts != 2 {
+		t.Errorf("%d conflicts, want 2", p.Totals().Conflicts)
 	}
 }
 

@@ -71,7 +71,8 @@ func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
 
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have the same address and
 // protocol, or are node ports of the protocol, if the address may serve node ports. f may add to keys.
-func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
+func (fs Flows) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
+	p := fs.planner
 	places := map[model.AddrProtocol]bool{}
 	for k := range keys {
 		if k.Last == 0 {

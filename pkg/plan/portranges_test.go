@@ -140,20 +140,20 @@ func TestOverlappingClaims(t *testing.T) {
 		if services[name] = s; s == nil {
 			delete(services, name)
 		}
-		for p.Settle(1 + random.IntN(100)) {
+		for p.Conflicts().Settle(1 + random.IntN(100)) {
 		}
 		want, lost := claimsByService(services)
 		got := map[model.Key]types.NamespacedName{}
-		p.EachFlowPolicy(func(k model.Key, _ FlowPolicy, _ bool) {
-			if name, has := p.PortOf(k); has && k.Protocol == inet.UDP {
-				got[k] = name.NamespacedName
+		p.Flows().Each(func(k model.Key, _ FlowPolicy, _ bool) {
+			if flows, has := p.Flows().Of(k); has && k.Protocol == inet.UDP {
+				got[k] = flows.Port.NamespacedName
 			}
 		})
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Fatalf("round %d: the plan has %v, want %v", round, got, want)
 		}
 		for name := range services {
-			p.FrontendsOf(name, inet.UDP, func(k model.Key, _ bool) {
+			p.Service(name).Frontends(inet.UDP, func(k model.Key, _ bool) {
 				if want[k] != name {
 					t.Fatalf("round %d: %v counts as a frontend of %s, and %s has it", round, k, name, want[k])
 				}
@@ -161,11 +161,11 @@ func TestOverlappingClaims(t *testing.T) {
 		}
 		conflicts := 0
 		for name := range services {
-			_, n := p.ConflictsOf(name)
+			_, n := p.Conflicts().Of(name)
 			conflicts += n
 		}
-		if conflicts != lost || p.Conflicts() != lost {
-			t.Fatalf("round %d: %d conflicts, %d in all, want %d", round, conflicts, p.Conflicts(), lost)
+		if conflicts != lost || p.Totals().Conflicts != lost {
+			t.Fatalf("round %d: %d conflicts, %d in all, want %d", round, conflicts, p.Totals().Conflicts, lost)
 		}
 		n := 0
 		p.Elements(func(e *nft.Element) {
@@ -180,7 +180,7 @@ func TestOverlappingClaims(t *testing.T) {
 	for name := range services {
 		p.Set(name, nil)
 	}
-	p.Settle(1)
+	p.Conflicts().Settle(1)
 	if l := &p.claims.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+p.shared.Len()+p.classes.Len() != 0 {
 		t.Errorf("after the deletion of all Services, this is left: %+v, %d shared elements", l, p.shared.Len())
 	}
@@ -211,7 +211,7 @@ func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
 		}
 		for calls, more := 1, true; more; calls++ {
 			before = len(r.elements)
-			more = p.Settle(ports)
+			more = p.Conflicts().Settle(ports)
 			if d := len(r.elements) - before; max(d, -d) > ports+5 {
 				t.Errorf("a part changes %d elements, want %d at most", d, ports)
 			}
@@ -219,7 +219,7 @@ func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
 				t.Fatalf("more than %d parts", services)
 			}
 		}
-		if lost := p.Conflicts(); lost != map[bool]int{true: services * ports}[s != nil] {
+		if lost := p.Totals().Conflicts; lost != map[bool]int{true: services * ports}[s != nil] {
 			t.Errorf("with the Service %v: %d conflicts", s != nil, lost)
 		}
 	}
@@ -233,13 +233,13 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 	a, b := rangedService(1, []byte{1}, [2]uint16{1, 2}, [2]uint16{4, 5}), rangedService(2, []byte{2}, [2]uint16{1, 2}, [2]uint16{4, 5})
 	p.Set(a.Name, a)
 	p.Set(b.Name, b)
-	if p.Excess(a.Name) != nil || len(p.Excess(b.Name)) != 1 || p.Excess(b.Name)[0].Field != model.PortRangesField {
-		t.Errorf("left out: %v and %v, want only the ranges of the second Service", p.Excess(a.Name), p.Excess(b.Name))
+	if p.Service(a.Name).Excess() != nil || len(p.Service(b.Name).Excess()) != 1 || p.Service(b.Name).Excess()[0].Field != model.PortRangesField {
+		t.Errorf("left out: %v and %v, want only the ranges of the second Service", p.Service(a.Name).Excess(), p.Service(b.Name).Excess())
 	}
-	if _, has := p.PortOf(b.Ports[0].Frontends[0].Key); !has {
+	if _, has := p.Flows().Of(b.Ports[0].Frontends[0].Key); !has {
 		t.Error("the second Service has no port")
 	}
-	if _, has := p.PortOf(b.Ports[1].Frontends[0].Key); has {
+	if _, has := p.Flows().Of(b.Ports[1].Frontends[0].Key); has {
 		t.Error("the second Service has a range")
 	}
 	p.Set(a.Name, nil)
@@ -247,7 +247,7 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 		t.Errorf("%v may have room now, want %s", again, b.Name)
 	}
 	p.Set(b.Name, b)
-	if _, has := p.PortOf(b.Ports[1].Frontends[0].Key); !has || p.Excess(b.Name) != nil {
+	if _, has := p.Flows().Of(b.Ports[1].Frontends[0].Key); !has || p.Service(b.Name).Excess() != nil {
 		t.Error("the second Service has no range after the first one was deleted")
 	}
 }
@@ -259,17 +259,17 @@ func TestFlowsOfARangeComeWithSinglePorts(t *testing.T) {
 	single := rangedService(3, []byte{1}, [2]uint16{7, 7})
 	single.Ports[1].Name.Port, single.Ports[1].Frontends[0].Last = "sip", 0
 	p.Set(single.Name, single)
-	p.TakeFlows()
+	p.Flows().Take()
 	s := rangedService(1, []byte{1}, [2]uint16{5, 9})
 	p.Set(s.Name, s)
-	changed := p.TakeFlows()
+	changed := p.Flows().Take()
 	for _, k := range []model.Key{s.Ports[1].Frontends[0].Key, single.Ports[1].Frontends[0].Key} {
 		if !has(changed, k) {
 			t.Errorf("changed are %v, want also %v", changed, k)
 		}
 	}
 	p.Set(single.Name, nil)
-	if changed := p.TakeFlows(); !has(changed, s.Ports[1].Frontends[0].Key) {
+	if changed := p.Flows().Take(); !has(changed, s.Ports[1].Frontends[0].Key) {
 		t.Errorf("after the single port was deleted, changed are %v, want also the range", changed)
 	}
 }

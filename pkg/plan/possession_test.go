@@ -48,8 +48,10 @@ func (r *rooms) all() []*quantity {
 }
 
 // fresh returns a planner with the same room and without Services.
-func (v *village) fresh() *Planner {
-	p := New(testOptions())
+func (v *village) fresh() *Planner { return v.limit(New(testOptions())) }
+
+// limit gives a planner the limits of the village.
+func (v *village) limit(p *Planner) *Planner {
 	for i, q := range p.rooms.all() {
 		q.Room = room.New(v.limits[i])
 	}
@@ -140,15 +142,13 @@ func (v *village) granted() map[portID]grant {
 	return v.Numbers().grants
 }
 
-// start plans all Services with a planner, in random order, or in the order of age on a new node.
+// start plans all Services with a planner, in random order. On a new node, the planner orders them by age.
 func (v *village) start(p *Planner) string {
 	names := slices.Collect(maps.Keys(v.services))
 	v.rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	if !p.Recalling() {
-		slices.SortFunc(names, func(a, b types.NamespacedName) int { return v.services[a].Age().Compare(v.services[b].Age()) })
-	}
 	sink := record(v.T, p)
-	p.Begin(names, func(names []types.NamespacedName) {
+	age := func(name types.NamespacedName) model.Age { return v.services[name].Age() }
+	p.Begin(names, age, func(names []types.NamespacedName) {
 		for _, name := range names {
 			p.Set(name, v.services[name])
 		}
@@ -159,7 +159,7 @@ func (v *village) start(p *Planner) string {
 // recall makes a planner recall numbers from the elements of the sink, as from the kernel.
 func (v *village) recall(p *Planner) {
 	for _, f := range inet.Families {
-		p.Resume(f, v.Next(f))
+		p.Resume(f, v.Totals().Next[f], nil)
 	}
 	byName := map[string]*nft.Found{}
 	at := func(s *nft.Set, key nft.Value) string { return fmt.Sprint(s.Family, s.Name, key.Bytes()) }
@@ -201,15 +201,14 @@ func TestRoomIsFair(t *testing.T) {
 			for name := range v.waiting {
 				lacks++
 				if name.Namespace >= v.namespace(v.greedy) {
-					t.Fatalf("seed %d, step %d: %s lacks %v", seed, step, name, v.Excess(name))
+					t.Fatalf("seed %d, step %d: %s lacks %v", seed, step, name, v.Service(name).Excess())
 				}
 			}
 			if step%150 != 149 {
 				continue
 			}
 			now := v.sink.canonical(v.Planner)
-			again := v.fresh()
-			again.TakeNumbers(v.Numbers())
+			again := v.limit(Continue(testOptions(), v.Numbers()))
 			if diff := cmp.Diff(now, v.start(again)); diff != "" {
 				t.Fatalf("seed %d, step %d: another planner with the same numbers (-before +after):\n%s", seed, step, diff)
 			}

@@ -16,11 +16,36 @@ type Present struct {
 	Endpoints []netip.AddrPort
 }
 
-// Present returns the planned frontends and endpoints of the named Service. planned is false if the plan does not have the Service.
-func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool) {
-	s := p.services[name]
-	if s == nil {
-		return out, false
+// PlannedService answers questions about a Service as it is in the plan now. If the plan does not have the Service, the answers
+// are those for a Service without ports.
+type PlannedService struct {
+	*service
+	planner *Planner
+}
+
+// Service returns the planned Service with a name.
+func (p *Planner) Service(name types.NamespacedName) PlannedService {
+	return PlannedService{p.services[name], p}
+}
+
+// Exists reports whether the plan has the Service.
+func (s PlannedService) Exists() bool { return s.service != nil }
+
+// Age returns the age of the Service.
+func (s PlannedService) Age() (a model.Age) {
+	if s.Exists() {
+		a = s.age
+	}
+	return a
+}
+
+// Elements returns the number of elements that the Service takes of [Room].
+func (s PlannedService) Elements() int { return s.elements() }
+
+// Present returns the planned frontends and endpoints of the Service.
+func (s PlannedService) Present() (out Present) {
+	if !s.Exists() {
+		return out
 	}
 	for _, port := range s.ports {
 		for i := range port.Frontends {
@@ -31,7 +56,7 @@ func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool)
 		}
 	}
 	out.tidy()
-	return out, true
+	return out
 }
 
 // PresentOf returns the frontends and endpoints of a Service that is not planned yet.
@@ -57,6 +82,3 @@ func compareKeys(a, b model.Key) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(a.Family, b.Family))
 }
-
-// Services returns the number of planned Services.
-func (p *Planner) Services() int { return len(p.services) }

@@ -15,7 +15,7 @@ import (
 type recalled struct {
 	grants map[portID]grant
 	ids    map[portID]map[netip.AddrPort]uint16
-	// strict is true for a family whose Services get only the room that they had, until [Planner.EndRecall].
+	// strict is true for a family whose Services get only the room that they had, until [Planner.Begin].
 	strict [2]bool
 }
 
@@ -31,9 +31,20 @@ func newRecalled() *recalled {
 	return &recalled{grants: map[portID]grant{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's
-// [Planner.Next]. Call Resume before [Planner.Set].
-func (p *Planner) Resume(f inet.Family, next uint32) {
+// Resume continues the work of an earlier process, whose [Totals.Next] is next: it prepares a planner to recall a
+// family's numbers. deleted are the elements of the set [DeletedUDPSet]: the earlier process may not have deleted the
+// flows to these frontends, so the next call of [Flows.Take] returns them. Call Resume before [Planner.Set].
+func (p *Planner) Resume(f inet.Family, next uint32, deleted []nft.Element) {
+	p.resume(f, next)
+	for i := range deleted {
+		if k, ok := deletedKey(f, &deleted[i]); ok {
+			p.noteDeleted(k, true)
+			p.touchFlows(k)
+		}
+	}
+}
+
+func (p *Planner) resume(f inet.Family, next uint32) {
 	if next >= firstNumber && next < endOthers {
 		p.numbers[f].others.next = next
 	}
@@ -72,7 +83,7 @@ type Numbers struct {
 func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.rules.options.Families {
-		n.next[f] = p.Next(f)
+		n.next[f] = p.numbers[f].others.next
 		for _, e := range p.nodeElements[p.rules.layouts[f].crowded] {
 			n.crowded[f] = append(n.crowded[f], Number{f, e.Key.AsUint32()})
 		}
@@ -93,25 +104,20 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers prepares a planner to grant the same Services the same room, numbers and ids as another planner. Call it
-// before [Planner.Set].
-func (p *Planner) TakeNumbers(n *Numbers) {
+// Continue returns a planner that grants the same Services the same room, numbers and ids as the planner of n did.
+func Continue(o Options, n *Numbers) *Planner {
+	p := New(o)
 	p.recalled = n.recalled
 	for _, f := range p.rules.options.Families {
-		p.Resume(f, n.next[f])
+		p.resume(f, n.next[f])
 		p.SetCrowded(f, n.crowded[f])
 	}
+	return p
 }
 
-// Next returns the number at which a family starts its next search for a free number for service ports that are not affine.
-func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
-
-// Recalling reports whether the planner still recalls numbers of an earlier process.
-func (p *Planner) Recalling() bool { return p.recalled != nil }
-
-// EndRecall stops the recall of numbers. Services that were left out of the plan for the sake of others may then have
-// room. [Planner.Begin] calls it.
-func (p *Planner) EndRecall() {
+// endRecall stops the recall of numbers. Services that were left out of the plan for the sake of others may then have
+// room.
+func (p *Planner) endRecall() {
 	if p.recalled == nil {
 		return
 	}
@@ -124,28 +130,32 @@ func (p *Planner) EndRecall() {
 // Get reads elements by their keys, see [nft.Conn.Get].
 type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 
-// Recall reads back the numbers and ids that an earlier process assigned to Services. Call it before [Planner.Set] of these Services.
-func (p *Planner) Recall(get Get, services []*model.Service) error {
+// Recall reads back the numbers and ids that an earlier process assigned to Services. Call it before [Planner.Set] of
+// these Services. After an error, the planner recalls no more numbers.
+func (p *Planner) Recall(get Get, services []*model.Service) (err error) {
+	if p.recalled == nil {
+		return nil
+	}
 	q := lookups{get: get}
 	for _, s := range services {
 		if s != nil {
 			p.lookUpNumbers(&q, s)
 		}
 	}
-	if err := q.run(); err != nil {
-		return err
-	}
-	for _, s := range services {
-		if s != nil {
-			p.lookUpIDs(&q, s)
+	if err = q.run(); err == nil {
+		for _, s := range services {
+			if s != nil {
+				p.lookUpIDs(&q, s)
+			}
 		}
 	}
-	for q.pending() { // the size of each table, the ids in its slots, their endpoints; more rounds for many ids without a slot
-		if err := q.run(); err != nil {
-			return err
-		}
+	for err == nil && q.pending() { // the size of each table, the ids in its slots, their endpoints; more rounds for many ids without a slot
+		err = q.run()
 	}
-	return nil
+	if err != nil {
+		p.endRecall()
+	}
+	return err
 }
 
 // lookups has the keys to look up in each set, and for each key a function that takes the found element.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -106,21 +104,18 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first mostExcess parts, and one more with the
-// number of the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
-func (p *Planner) Excess(name types.NamespacedName) []Excess {
-	s := p.services[name]
+// Excess returns the parts of the Service that are left out: the first mostExcess parts, and one more with the number of
+// the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
+func (s PlannedService) Excess() []Excess {
 	switch n := s.leftOut(); {
-	case n == 0 || p.recalled != nil:
+	case n == 0 || s.planner.recalled != nil:
 		return nil
 	case n > mostExcess:
-		return append(slices.Clip(s.lacks.list), Excess{"spec", fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)})
+		rest := fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)
+		return append(slices.Clip(s.lacks.list), Excess{"spec", rest})
 	}
 	return s.lacks.list
 }
-
-// ElementsFor returns the number of elements that the named Service takes of [Room].
-func (p *Planner) ElementsFor(name types.NamespacedName) int { return p.services[name].elements() }
 
 // elements returns the number of elements that a Service takes of [Room]. The Service may be nil.
 func (s *service) elements() (n int) {

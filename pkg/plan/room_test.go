@@ -127,7 +127,7 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 				t.Errorf("%s: frontend %d has the only endpoint %v", c.what, i, single)
 			}
 		}
-		left := p.Excess(s.Name)
+		left := p.Service(s.Name).Excess()
 		if c.field == "" && len(left) > 0 || c.field != "" && (len(left) != 1 || left[0].Field != c.field) {
 			t.Errorf("%s: left out are %v", c.what, left)
 		}
@@ -147,7 +147,7 @@ func roomOfOne(most int) *room.Room {
 	return r
 }
 
-// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of these ports and the number of the
+// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [PlannedService.Excess] lists 20 of these ports and the number of the
 // rest.
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
@@ -160,7 +160,7 @@ func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 			s.Ports = append(s.Ports, &port)
 		}
 		p.Set(s.Name, s)
-		if list := p.Excess(s.Name); len(list) != want || want == 21 && !strings.Contains(list[20].Reason, fmt.Sprintf("and %d more", ports-20)) {
+		if list := p.Service(s.Name).Excess(); len(list) != want || want == 21 && !strings.Contains(list[20].Reason, fmt.Sprintf("and %d more", ports-20)) {
 			t.Errorf("%d ports without a number: %d reasons, want %d; the last is %v", ports, len(list), want, list[len(list)-1])
 		}
 	}
@@ -181,7 +181,7 @@ func TestConflictsAreBounded(t *testing.T) {
 			p.Set(s.Name, s)
 			loser = s.Name
 		}
-		if list, all := p.ConflictsOf(loser); len(list) != want || all != addresses {
+		if list, all := p.Conflicts().Of(loser); len(list) != want || all != addresses {
 			t.Errorf("%d of %d conflicts are listed, want %d of %d", len(list), all, want, addresses)
 		}
 	}
@@ -195,19 +195,19 @@ func TestConflictsAreBounded(t *testing.T) {
 	}
 	winner, list := benchService(0, 1, 0).Name, map[types.NamespacedName]bool{}
 	for more := true; more; {
-		var names []types.NamespacedName
-		if names, more = p.TakeLosers(); len(names) == 0 || len(names) > 100 {
-			t.Fatalf("%d losers at once", len(names))
+		var losers []Loser
+		if losers, more = p.Conflicts().TakeLosers(); len(losers) == 0 || len(losers) > 100 {
+			t.Fatalf("%d losers at once", len(losers))
 		}
-		for _, name := range names {
-			list[name] = true
+		for _, l := range losers {
+			list[l.NamespacedName] = true
 		}
 	}
 	if len(list) != 300 {
 		t.Errorf("%d losers, want 299 and the winner", len(list))
 	}
 	p.Set(winner, nil)
-	if names, _ := p.TakeLosers(); len(names) < 2 || len(names) > 20+2 {
+	if names, _ := p.Conflicts().TakeLosers(); len(names) < 2 || len(names) > 20+2 {
 		n := len(names)
 		t.Errorf("%d Services are reported after a change of the winner, want at most 20 and both winners", n)
 	}

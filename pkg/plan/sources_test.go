@@ -92,8 +92,8 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	within, above := guarded("a", 2, 2, 2, 2), guarded("ab", 1, 1, 1, 1)
 	p.Set(within.Name, within)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.rooms.sourceRanges.Total() != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
-		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.rooms.sourceRanges.Total(), p.Excess(within.Name), left)
+	if left := p.Service(above.Name).Excess(); p.rooms.sourceRanges.Total() != 8 || len(p.Service(within.Name).Excess()) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
+		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.rooms.sourceRanges.Total(), p.Service(within.Name).Excess(), left)
 	}
 	firewalls := 0
 	p.Elements(func(e *nft.Element) {
@@ -106,7 +106,7 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	}
 	p.Set(within.Name, nil)
 	p.Set(above.Name, above)
-	if left := p.Excess(above.Name); p.rooms.sourceRanges.Total() != 4 || len(left) != 0 {
+	if left := p.Service(above.Name).Excess(); p.rooms.sourceRanges.Total() != 4 || len(left) != 0 {
 		t.Errorf("%d ranges are taken, parts are left out: %v", p.rooms.sourceRanges.Total(), left)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -119,12 +118,12 @@ func inLoop() []expr.Any {
 	}
 }
 
-// Behaviours returns the addresses of the named Service that refuse connections to unused ports, apart from cluster IPs, and the addresses that
-// answer echo requests. Both lists are sorted.
-func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip.Addr) {
-	s := p.services[name]
+// Behaviours returns the addresses of the Service that refuse connections to unused ports, apart from cluster IPs, and
+// the addresses that answer echo requests. Both lists are sorted.
+func (s PlannedService) Behaviours() (refused, pinged []netip.Addr) {
+	p := s.planner
 	s.eachFrontend(func(c claim) {
-		if p.claims.winner(c.frontend.Key).service != s {
+		if p.claims.winner(c.frontend.Key).service != s.service {
 			return
 		}
 		l := p.rules.layouts[c.port.Family]

@@ -22,7 +22,7 @@ type lacking struct {
 	forOthers bool
 }
 
-// mostExcess is the number of parts that [Planner.Excess] lists for one Service.
+// mostExcess is the number of parts that [PlannedService.Excess] lists for one Service.
 const mostExcess = 20
 
 // lacking returns the parts that are left out, for changes.
@@ -79,9 +79,6 @@ func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
 	}
 }
 
-// Freed reports whether a Service that waits for room may have room since the last call of TakeWaiting.
-func (p *Planner) Freed() bool { return p.freed && len(p.waiting) > 0 }
-
 // TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again
 // in this order; then the next call may return more. If no room became free since the last call, it checks no Service
 // and returns nil.
@@ -112,17 +109,37 @@ func (s *service) compareAge(o *service) int {
 // Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the
 // room that an earlier process had granted, see [Planner.Recall]. All other room goes to the oldest Services. So
 // Services that were created later take nothing from Services that were served before, and new nodes decide alike.
-// Unless the planner recalls numbers, names must be in the order of age.
-func (p *Planner) Begin(names []types.NamespacedName, set func([]types.NamespacedName)) {
+func (p *Planner) Begin(names []types.NamespacedName, age func(types.NamespacedName) model.Age,
+	set func([]types.NamespacedName)) {
+	if p.recalled == nil {
+		names = byAge(names, age)
+	}
 	if len(p.services) == 0 { // the growth of Go maps takes as long as the planning
 		p.services = make(map[types.NamespacedName]*service, len(names))
 		p.claims.byKey = make(map[model.Key]contenders, len(names))
 	}
 	set(names)
-	p.EndRecall()
+	p.endRecall()
 	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {
 		set(again)
 	}
-	p.Settle(math.MaxInt)
+	p.Conflicts().Settle(math.MaxInt)
 	p.begun = true
+}
+
+// byAge returns names in the order of age.
+func byAge(names []types.NamespacedName, age func(types.NamespacedName) model.Age) []types.NamespacedName {
+	type aged struct {
+		types.NamespacedName
+		model.Age
+	}
+	list, sorted := make([]aged, len(names)), make([]types.NamespacedName, len(names))
+	for i, n := range names {
+		list[i] = aged{n, age(n)}
+	}
+	slices.SortStableFunc(list, func(a, b aged) int { return a.Age.Compare(b.Age) })
+	for i := range list {
+		sorted[i] = list[i].NamespacedName
+	}
+	return sorted
 }

@@ -89,15 +89,15 @@ func TestFreedRoomIsUsed(t *testing.T) {
 			}
 			first := c.set(tc.quantity, "a", 1, tc.first)
 			second := c.set(tc.quantity, "a", 2, tc.second)
-			if len(c.Excess(first)) != 0 || len(c.Excess(second)) == 0 {
-				t.Fatalf("left out are %v of the first, %v of the second", c.Excess(first), c.Excess(second))
+			if len(c.Service(first).Excess()) != 0 || len(c.Service(second).Excess()) == 0 {
+				t.Fatalf("left out are %v of the first, %v of the second", c.Service(first).Excess(), c.Service(second).Excess())
 			}
 			if n := c.again(); n != 0 {
 				t.Errorf("%d Services are planned again although no room has become free", n)
 			}
 			c.set(tc.quantity, "a", 1, tc.less)
-			if n := c.again(); n != 1 || len(c.Excess(second)) != 0 {
-				t.Errorf("%d Services are planned again, %v of the second is left out", n, c.Excess(second))
+			if n := c.again(); n != 1 || len(c.Service(second).Excess()) != 0 {
+				t.Errorf("%d Services are planned again, %v of the second is left out", n, c.Service(second).Excess())
 			}
 			for name := range c.services {
 				c.Set(name, nil)
@@ -118,11 +118,11 @@ func TestOneFreedElement(t *testing.T) {
 	c.rooms.elements.Room = roomOfOne(10)
 	c.set("elements", "a", 1, 8)
 	affine := c.set("affinity", "a", 2, 1) // takes two elements, and three with affinity
-	if len(c.Excess(affine)) == 0 || c.ElementsFor(affine) != 2 {
-		t.Fatalf("without room for affinity, the Service has %d elements, and lacks %v", c.ElementsFor(affine), c.Excess(affine))
+	if len(c.Service(affine).Excess()) == 0 || c.Service(affine).Elements() != 2 {
+		t.Fatalf("without room for affinity, the Service has %d elements, and lacks %v", c.Service(affine).Elements(), c.Service(affine).Excess())
 	}
 	c.set("elements", "a", 1, 7)
-	if c.again(); len(c.Excess(affine)) != 0 {
-		t.Errorf("after an element became free, the Service lacks %v", c.Excess(affine))
+	if c.again(); len(c.Service(affine).Excess()) != 0 {
+		t.Errorf("after an element became free, the Service lacks %v", c.Service(affine).Excess())
 	}
 }

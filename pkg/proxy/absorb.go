@@ -19,7 +19,7 @@ import (
 // absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans
 // the next batch of the queue, and returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
-	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Totals().Services > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {
@@ -33,16 +33,14 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	case p.started:
 		p.enqueue(names)
 		return p.planNext()
-	case p.Planner.Services() > 0: // the first sync has failed
+	case p.Planner.Totals().Services > 0: // the first sync has failed
 		return p.planFirst(names)
 	}
 	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 	}
-	if !p.Planner.Recalling() {
-		p.sortByAge(names)
-	}
-	p.Planner.Begin(names, func(names []types.NamespacedName) { p.planFirst(names) })
+	age := func(name types.NamespacedName) model.Age { return p.Source.Get(name).Age() }
+	p.Planner.Begin(names, age, func(names []types.NamespacedName) { p.planFirst(names) })
 	return names
 }
 
@@ -53,22 +51,6 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	}
 	slices.SortFunc(names, model.CompareNames)
 	return names
-}
-
-// sortByAge sorts the names of Services by the age of the Services.
-func (p *Proxy) sortByAge(names []types.NamespacedName) {
-	type aged struct {
-		types.NamespacedName
-		model.Age
-	}
-	list := make([]aged, len(names))
-	for i, n := range names {
-		list[i] = aged{n, p.Source.Get(n).Age()}
-	}
-	slices.SortStableFunc(list, func(a, b aged) int { return a.Age.Compare(b.Age) })
-	for i := range list {
-		names[i] = list[i].NamespacedName
-	}
 }
 
 // absorbNode reads this Node. It reports whether a field that affects the plan of Services has changed.
@@ -149,7 +131,7 @@ func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	klog.FromContext(ctx).Info("Recognising pods of this node by their addresses", "podCIDRs", object.Spec.PodCIDRs)
 	p.facts.PodCIDRs = cidrs
 	for _, f := range p.Families {
-		p.Planner.SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
+		p.Planner.Rules().SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
 	}
 }
 
@@ -174,7 +156,7 @@ func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
 	if s != nil {
 		problems = slices.Clip(s.Problems) // the list belongs to the Service, so append must copy it
 	}
-	for _, e := range p.Planner.Excess(name) {
+	for _, e := range p.Planner.Service(name).Excess() {
 		problems = append(problems, model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
 	}
 	p.reportNew(name, problems)

@@ -15,7 +15,7 @@ import (
 // apply to the first batch.
 const longestSlice = 50 * time.Millisecond
 
-// mostSettled is the number of frontends about which the planner decides again in one batch, see [plan.Planner.Settle].
+// mostSettled is the number of frontends about which the planner decides again in one batch, see [plan.Conflicts.Settle].
 // mostAgain is the largest number of Services that the loop plans again after room became free.
 const mostSettled, mostAgain = 2_000, 64
 
@@ -42,8 +42,8 @@ func (p *Proxy) planFirst(names []types.NamespacedName) []types.NamespacedName {
 		return true
 	})
 	p.unplanned = 0
-	p.Planner.Settle(math.MaxInt)
-	p.reportConflicts(p.Planner)
+	p.Planner.Conflicts().Settle(math.MaxInt)
+	p.reportConflicts(p.Planner.Conflicts())
 	return names
 }
 
@@ -62,8 +62,8 @@ func (p *Proxy) planNext() []types.NamespacedName {
 			s.plan(batch, of)
 		}
 	}
-	p.unsettled = p.Planner.Settle(mostSettled)
-	p.reportConflicts(p.Planner)
+	p.unsettled = p.Planner.Conflicts().Settle(mostSettled)
+	p.reportConflicts(p.Planner.Conflicts())
 	p.planWaiting()
 	return s.planned
 }
@@ -75,7 +75,7 @@ const restOfWaiting = 20
 // of them must not delay other changes.
 func (p *Proxy) planWaiting() {
 	start := p.Now()
-	if p.waitingRest.end(start); !p.waitingRest.active() && p.Planner.Freed() {
+	if p.waitingRest.end(start); !p.waitingRest.active() && p.Planner.Totals().Freed {
 		p.enqueue(p.Planner.TakeWaiting(mostAgain))
 		now := p.Now()
 		p.waitingRest.after(now, now.Sub(start), restOfWaiting)
@@ -88,7 +88,7 @@ func (p *Proxy) enqueue(names []types.NamespacedName) { p.queue.push(names, p.co
 // cost estimates the number of elements of a Service, without building it: building a large Service delays all other
 // changes.
 func (p *Proxy) cost(name types.NamespacedName) int {
-	n := p.Planner.ElementsFor(name)
+	n := p.Planner.Service(name).Elements()
 	if n > turnElements/8 {
 		return n // a Service of this size grows one EndpointSlice at a time, so its planned size is a good estimate
 	}
@@ -117,7 +117,7 @@ func (s *timeSlice) plan(batch []*waiting, of kind) {
 		w := batch[handled]
 		handled++
 		q.remove(w)
-		w.cost = max(1, plan.ElementsIn(service), s.Planner.ElementsFor(w.name))
+		w.cost = max(1, plan.ElementsIn(service), s.Planner.Service(w.name).Elements())
 		switch {
 		case of == small && w.cost > turnElements && (len(s.planned)+q.waiting() > 0 || q.rest.active()):
 			q.put(&waiting{name: w.name, cost: w.cost, arrived: w.arrived, giver: w.giver})
@@ -132,9 +132,10 @@ func (s *timeSlice) plan(batch []*waiting, of kind) {
 
 // postpone puts a Service that releases frontends back as a giver, and returns true.
 func (s *timeSlice) postpone(w *waiting, service *model.Service) bool {
-	given, taken := s.Planner.Moves(w.name, service)
+	planned := s.Planner.Service(w.name)
+	given, taken := planned.Moves(service)
 	if len(given) > 0 {
-		s.queue.putGiver(w, s.Planner.AgeOf(w.name), given, taken)
+		s.queue.putGiver(w, planned.Age(), given, taken)
 	}
 	return len(given) > 0
 }

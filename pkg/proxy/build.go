@@ -157,12 +157,8 @@ func (w *pool) await(b *block) {
 // recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. If the plan had different numbers, the tables
 // would need a full sync.
 func (b *rebuilder) recall(services []*model.Service) {
-	if !b.planner.Recalling() {
-		return
-	}
 	if err := b.kernel.Recall(b.planner, services); err != nil {
 		klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; session affinity of some clients may be lost")
-		b.planner.EndRecall()
 	}
 }
 

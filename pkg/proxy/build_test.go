@@ -53,7 +53,9 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	newRebuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
+	c := &Config{Source: s, Kernel: &fakeKernel{}, Planner: plan.New(plan.Options{})}
+	take := func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true }
+	newRebuilder(c, &model.Node{}, time.Now).build(names, nil, take)
 	lab.Same(t, names, taken, "Services that were taken")
 	if n := s.alone.Load(); n > 0 {
 		t.Errorf("%d of %d pairs of blocks were not built at the same time", n, blocks/2)

@@ -64,7 +64,7 @@ func (p *Proxy) step(ctx context.Context) {
 		return
 	}
 	p.queueSteps(now)
-	if p.queue.rest.end(now) && p.queue.waiting() > 0 || p.waitingRest.end(now) && p.Planner.Freed() {
+	if p.queue.rest.end(now) && p.queue.waiting() > 0 || p.waitingRest.end(now) && p.Planner.Totals().Freed {
 		p.Schedule.Urgent()
 	}
 	if at, due := p.Schedule.Next(now); due {
@@ -260,17 +260,13 @@ const countsAge = 5 * time.Minute
 
 // ageCounts queues the Services with endpoints that lose their counts of connections, because they left long ago.
 func (p *Proxy) ageCounts(now time.Time) {
-	switch {
-	case !p.Planner.Keeps():
-		p.agedAt = time.Time{}
-	case p.agedAt.IsZero():
-		p.agedAt = now
-	case now.Sub(p.agedAt) >= countsAge:
-		p.agedAt = now
-		if names := p.Planner.Age(); len(names) > 0 {
-			p.enqueue(names)
-			p.Schedule.Requested()
-		}
+	if now.Sub(p.agedAt) < countsAge {
+		return
+	}
+	p.agedAt = now
+	if names := p.Planner.Age(); len(names) > 0 {
+		p.enqueue(names)
+		p.Schedule.Requested()
 	}
 }
 

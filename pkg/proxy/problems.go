@@ -110,11 +110,10 @@ var fieldOf = [...]string{
 	model.NodePort: "spec.ports[].nodePort",
 }
 
-// conflictLister returns the conflicts between Services; see [plan.Planner].
+// conflictLister returns the conflicts between Services; see [plan.Conflicts].
 type conflictLister interface {
-	TakeLosers() (names []types.NamespacedName, more bool)
-	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
-	ElementsFor(loser types.NamespacedName) int
+	TakeLosers() (losers []plan.Loser, more bool)
+	Of(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
 // reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
@@ -123,13 +122,13 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 	const leastCost = batchElements / 100 // at most a hundred Services
 	b := &p.problems
 	for more := true; more; {
-		var names []types.NamespacedName
-		names, more = c.TakeLosers()
-		for _, name := range names {
-			if _, waits := b.losing[name]; !waits {
+		var losers []plan.Loser
+		losers, more = c.TakeLosers()
+		for _, l := range losers {
+			if _, waits := b.losing[l.NamespacedName]; !waits {
 				b.arrivals++
-				b.losing[name] = struct{}{}
-				b.losers.add(&waiting{name: name, cost: max(leastCost, c.ElementsFor(name)), arrived: b.arrivals})
+				b.losing[l.NamespacedName] = struct{}{}
+				b.losers.add(&waiting{name: l.NamespacedName, cost: max(leastCost, l.Elements), arrived: b.arrivals})
 			}
 		}
 	}
@@ -137,7 +136,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 	b.moving = len(batch) > 0
 	for _, w := range batch {
 		b.losers.remove(w)
-		list, all := c.ConflictsOf(w.name)
+		list, all := c.Of(w.name)
 		if slices.ContainsFunc(list, p.isMoving) {
 			b.arrivals++
 			b.losers.add(&waiting{name: w.name, cost: w.cost, arrived: b.arrivals}) // for the next sync

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -81,15 +80,16 @@ func TestProblemsThatDisappearAreWithdrawn(t *testing.T) {
 // fakeConflicts has the conflicts of each Service.
 type fakeConflicts map[types.NamespacedName][]plan.Conflict
 
-func (c fakeConflicts) TakeLosers() ([]types.NamespacedName, bool) {
-	return slices.Collect(maps.Keys(c)), false
+func (c fakeConflicts) TakeLosers() (losers []plan.Loser, more bool) {
+	for name := range c {
+		losers = append(losers, plan.Loser{NamespacedName: name, Elements: 1})
+	}
+	return losers, false
 }
 
-func (c fakeConflicts) ConflictsOf(loser types.NamespacedName) ([]plan.Conflict, int) {
+func (c fakeConflicts) Of(loser types.NamespacedName) ([]plan.Conflict, int) {
 	return c[loser], len(c[loser])
 }
-
-func (c fakeConflicts) ElementsFor(types.NamespacedName) int { return 1 }
 
 // BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.
 func BenchmarkProblems(b *testing.B) {
@@ -140,15 +140,18 @@ func TestObjectsWithProblemsAreCounted(t *testing.T) {
 // fakeClaims holds the number of conflicts of each losing Service.
 type fakeClaims map[types.NamespacedName]int
 
-func (c fakeClaims) TakeLosers() (names []types.NamespacedName, more bool) {
+func (c fakeClaims) TakeLosers() (losers []plan.Loser, more bool) {
 	set := map[types.NamespacedName]struct{}{}
 	for name := range c {
 		set[name] = struct{}{}
 	}
-	return sortedNames(set), false
+	for _, name := range sortedNames(set) {
+		losers = append(losers, plan.Loser{NamespacedName: name, Elements: c[name]})
+	}
+	return losers, false
 }
 
-func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int) {
+func (c fakeClaims) Of(loser types.NamespacedName) (list []plan.Conflict, all int) {
 	for i := range min(c[loser], 20) {
 		list = append(list, plan.Conflict{
 			Key: model.Key{Port: uint16(i + 1), Protocol: inet.TCP}, Kind: model.NodePort,
@@ -181,8 +184,6 @@ func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
 		}
 	}
 }
-
-func (c fakeClaims) ElementsFor(loser types.NamespacedName) int { return c[loser] }
 
 // A tenant with very many conflicts does not delay the report of another tenant's conflict, or much of one sync.
 func TestConflictsAreReportedInTurns(t *testing.T) {

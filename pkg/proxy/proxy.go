@@ -133,7 +133,7 @@ type Proxy struct {
 	addressesAt time.Time
 	// unaddressed is true if the Node has no known address.
 	unaddressed bool
-	// agedAt is the time of the last call of [plan.Planner.Age], or the time since which the planner keeps counts; zero if it keeps none.
+	// agedAt is the time of the last call of [plan.Planner.Age].
 	agedAt time.Time
 	// sockets are the addresses on which servers listen, see [beside.Node].
 	sockets [2][]netip.Addr

@@ -363,8 +363,7 @@ func (b *bench) check(t *testing.T) {
 	lab.Must(t, err)
 	starts, err := b.Starts(context.Background())
 	lab.Must(t, err)
-	fresh := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
-	fresh.TakeNumbers(numbers)
+	fresh := plan.Continue(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000}, numbers)
 	for _, name := range b.source.Services() {
 		fresh.Set(name, model.Build(b.source.Get(name), model.Node{Name: "node-1"}, model.Options{Starts: starts[name]}))
 	}

@@ -190,14 +190,14 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 }
 
 // Conflicts returns the frontends that one of the named Services claims and another Service has. For each Service, it returns the
-// first ones only (see [plan.Planner.ConflictsOf]).
+// first ones only (see [plan.Conflicts.Of]).
 func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]plan.Conflict, error) {
 	return ask(ctx, p, func() (list []plan.Conflict) {
-		if p.Planner.Conflicts() == 0 {
+		if p.Planner.Totals().Conflicts == 0 {
 			return nil
 		}
 		for _, n := range names {
-			conflicts, _ := p.Planner.ConflictsOf(n)
+			conflicts, _ := p.Planner.Conflicts().Of(n)
 			list = append(list, conflicts...)
 		}
 		return list
@@ -214,7 +214,7 @@ func (p *Proxy) Behaviours(ctx context.Context, names []types.NamespacedName) (m
 		out := map[types.NamespacedName]Behaviours{}
 		for _, n := range names {
 			var b Behaviours
-			b.Refused, b.Pinged = p.Planner.Behaviours(n)
+			b.Refused, b.Pinged = p.Planner.Service(n).Behaviours()
 			out[n] = b
 		}
 		return out

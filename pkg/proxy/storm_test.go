@@ -172,7 +172,7 @@ func TestARejectedChangeDoesNotBlockItsCorrection(t *testing.T) {
 		bad := types.NamespacedName{Namespace: "default", Name: "svc-7"}
 		b.kernel.mu.Lock()
 		b.kernel.fail = func(int) error {
-			if _, planned := b.Planner.Present(bad); planned {
+			if b.Planner.Service(bad).Exists() {
 				return errors.New("invalid argument")
 			}
 			return nil

@@ -1,8 +1,6 @@
 package settings
 
 import (
-	"slices"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -50,7 +48,7 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 		p.SetNodeAddresses(f, facts.NodeAddresses[f])
 		p.SetServiceCIDRs(f, facts.ServiceCIDRs[f])
 		if facts.PodCIDRs[inet.IPv4].IsValid() || facts.PodCIDRs[inet.IPv6].IsValid() {
-			p.SetLocalPods(f, plan.LocalPods{Prefix: facts.PodCIDRs[f]})
+			p.Rules().SetLocalPods(f, plan.LocalPods{Prefix: facts.PodCIDRs[f]})
 		}
 	}
 	names := source.Services()
@@ -68,8 +66,7 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 			problems = append(problems, service.Problems...)
 		}
 	}
-	slices.SortFunc(names, func(a, b types.NamespacedName) int { return built[a].Age().Compare(built[b].Age()) })
-	p.Begin(names, func(names []types.NamespacedName) {
+	p.Begin(names, func(name types.NamespacedName) model.Age { return built[name].Age() }, func(names []types.NamespacedName) {
 		for _, name := range names {
 			p.Set(name, built[name])
 		}

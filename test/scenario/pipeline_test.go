@@ -300,11 +300,12 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 		return nil, err
 	}
 	source := s.source(loaded)
-	f := &fresh{planner: plan.New(s.plan), node: model.NodeOf(nodeName, source.Node())}
-	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
+	planner := plan.New(s.plan)
 	if numbers != nil {
-		f.planner.TakeNumbers(numbers)
+		planner = plan.Continue(s.plan, numbers)
 	}
+	f := &fresh{planner: planner, node: model.NodeOf(nodeName, source.Node())}
+	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
 	for _, family := range s.plan.Families {
 		addrs, err := nodePorts(h, s).Addresses(family, f.node)
 		if err != nil {
@@ -323,7 +324,8 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, s
 			f.services = append(f.services, built[name])
 		}
 	}
-	f.planner.Begin(source.Services(), func(names []types.NamespacedName) {
+	age := func(types.NamespacedName) model.Age { return model.Age{} } // in the order of names, as in expected results
+	f.planner.Begin(source.Services(), age, func(names []types.NamespacedName) {
 		for _, name := range names {
 			f.planner.Set(name, built[name])
 		}
@@ -412,7 +414,6 @@ func (f *fresh) adopted(h *lab.Host) error {
 		if err := kernel.Recall(f.planner, nil); err != nil {
 			return errors.Join(err, kernel.Close())
 		}
-		f.planner.EndRecall()
 		result, err := kernel.Sync(f.planner)
 		if err == nil && result.Kind != apply.Adopted {
 			err = fmt.Errorf("a restart is %s: %s", result.Kind, result.Why)

@@ -57,7 +57,7 @@ type Reader interface {
 	Each(*nft.Set, func(*nft.Found) (more bool)) (whole bool, err error)
 }
 
-// Map is a family's map of remembered clients ([plan.Planner.Clients]), with its reader.
+// Map is a family's map of remembered clients ([plan.AffinitySet]), with its reader.
 type Map struct {
 	Set    *nft.Set
 	Reader Reader
@@ -66,7 +66,7 @@ type Map struct {
 // Config has the parts of a Watcher.
 type Config struct {
 	Maps []Map
-	// Changed returns the service ports whose Service has changed since the last call ([plan.Planner.TakeSticky]).
+	// Changed returns the service ports whose Service has changed since the last call ([plan.Planner.TakeOwners]).
 	Changed func() map[plan.Number]types.NamespacedName
 	// Forget deletes clients, and returns the number of deleted ones.
 	Forget func(context.Context, []nft.Element) (int, error)

@@ -182,7 +182,7 @@ func (d *Departures) Serve(on bool) {
 			request = &Desired{}
 		}
 		request.For(e.name.Namespace)
-		d.Planner.FrontendsOf(e.name, inet.TCP, func(k model.Key, allocated bool) {
+		d.Planner.Service(e.name).Frontends(inet.TCP, func(k model.Key, allocated bool) {
 			if allocated {
 				request.Terminate(k, e.service.departed)
 				terminated[k] = struct{}{}
@@ -200,7 +200,7 @@ func (d *Departures) Serve(on bool) {
 	if request == nil {
 		return
 	}
-	d.Planner.SinglePortsBeside(terminated, request.Exempt)
+	d.Planner.Flows().SinglePortsBeside(terminated, request.Exempt)
 	for _, f := range d.Families {
 		request.NodeAddresses(f, d.addresses[f])
 	}

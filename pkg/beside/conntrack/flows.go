@@ -48,7 +48,7 @@ func NewFlows(c FlowsConfig) *Flows {
 // Service records the owner of each frontend, which the Service may lose.
 func (f *Flows) Service(name types.NamespacedName, _ *model.Service) {
 	for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
-		f.Planner.FrontendsOf(name, protocol, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
+		f.Planner.Service(name).Frontends(protocol, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
 	}
 }
 
@@ -89,7 +89,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 	if s.Err != nil {
 		return
 	}
-	changed, owners := f.Planner.TakeFlows(), f.owners
+	changed, owners := f.Planner.Flows().Take(), f.owners
 	f.owners = map[model.Key]string{}
 	all := s.Result.Kind == apply.Full || s.First
 	added := f.noteServed()
@@ -97,27 +97,24 @@ func (f *Flows) Synced(s *beside.Sync) {
 		return
 	}
 	d := &Desired{Urgent: all || added}
-	if all {
-		d.Expect(f.Planner.Frontends())
-	}
 	var deleted []model.Key
-	addKey := func(k model.Key) {
-		flows, exists := f.Planner.FlowPolicy(k)
+	addKey := func(k model.Key) (flows plan.FlowPolicy, exists bool) {
+		flows, exists = f.Planner.Flows().Of(k)
 		add(d, k, flows, exists)
 		if !exists && k.Protocol == inet.UDP {
 			deleted = append(deleted, k)
 		}
+		return flows, exists
 	}
 	for k := range changed {
-		addKey(k)
-		if port, exists := f.Planner.PortOf(k); exists {
-			d.For(port.Namespace)
+		if flows, exists := addKey(k); exists {
+			d.For(flows.Port.Namespace)
 		} else if namespace, known := owners[k]; known {
 			d.For(namespace)
 		}
 	}
 	if all || added {
-		f.Planner.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, exists bool) {
+		f.Planner.Flows().Each(func(k model.Key, flows plan.FlowPolicy, exists bool) {
 			if all || !k.Addr.IsValid() {
 				add(d, k, flows, exists)
 			}
@@ -150,7 +147,7 @@ func (f *Flows) Serve(on bool) {
 		}
 	}
 	if len(settled) > 0 {
-		f.Change(func() { f.Planner.FlowsDeleted(settled) })
+		f.Change(func() { f.Planner.Flows().Deleted(settled) })
 	}
 }
 

@@ -43,7 +43,7 @@ func newSearching(earlier ...model.Key) *searching {
 
 // start plans Services before the first sync.
 func (s *searching) start(set func()) *Desired {
-	s.Planner.Begin(nil, func([]types.NamespacedName) { set() })
+	s.Planner.Begin(nil, nil, func([]types.NamespacedName) { set() })
 	return s.sync(apply.Full)
 }
 

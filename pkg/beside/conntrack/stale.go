@@ -84,9 +84,6 @@ func (f *frontend) serves(to, e netip.AddrPort) bool {
 	return found
 }
 
-// Expect allocates memory for a number of frontends. Call it first.
-func (d *Desired) Expect(frontends int) { d.frontends = make(map[model.Key]frontend, frontends) }
-
 // For adds a namespace to those for which the pass is made. Each namespace pays for its passes, see [Reconciler].
 func (d *Desired) For(namespace string) {
 	if d.namespaces == nil {

@@ -125,7 +125,7 @@ func (n *node) plan(s shape) {
 	n.Helper()
 	next := n.service(s)
 	lab.Must(n, n.kernel.Recall(n.planner, []*model.Service{next}))
-	n.planner.Begin([]types.NamespacedName{service}, func([]types.NamespacedName) { n.planner.Set(service, next) })
+	n.planner.Begin([]types.NamespacedName{service}, func(types.NamespacedName) model.Age { return next.Age() }, func([]types.NamespacedName) { n.planner.Set(service, next) })
 }
 
 func (n *node) sync(want apply.Kind) {
@@ -384,7 +384,7 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.set(open, apply.Partial)
 	n.everyWay()
 	// The full sync comes before any reading has seen the last connections.
-	n.planner.SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
+	n.planner.Rules().SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	n.sync(apply.Full)
 	n.check("after a full sync")
 	n.everyWay()
@@ -587,7 +587,7 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 	for changes, ended := 0, 0; ended < len(inet.Families); changes++ {
 		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: allSources}))
 		if changes%20 == 19 {
-			n.planner.SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
+			n.planner.Rules().SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
 		}
 		if _, err := n.kernel.Sync(n.planner); err != nil {
 			t.Fatal(err)

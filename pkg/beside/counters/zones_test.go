@@ -146,7 +146,7 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 		n.set(s, apply.Partial)
 		n.connect(n.Pods[0], clusterIP, servicePort, 2)
 		if i%3 == 2 {
-			n.planner.SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 17+i%2).Masked()})
+			n.planner.Rules().SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 17+i%2).Masked()})
 			n.sync(apply.Full)
 		}
 	}

@@ -33,12 +33,12 @@ type Reader interface {
 
 // Config has the parts of a Watcher.
 type Config struct {
-	// Reader reads Sets, the sets of service ports with demand ([plan.Planner.HeldSets]).
+	// Reader reads Sets, the sets of service ports with demand ([plan.HeldSet]).
 	Reader Reader
 	Sets   []*nft.Set
-	// Changed calls a function with each service port that has begun or stopped to hold packets since the last call,
-	// and with its Service ([plan.Planner.TakeHolders]).
-	Changed func(func(plan.Holder, types.NamespacedName))
+	// Changed returns the service ports that began or stopped to hold packets since the last call, with their Services
+	// ([plan.Planner.TakeOwners]).
+	Changed func() map[plan.Number]types.NamespacedName
 	// Wanted receives each Service with a new episode of demand.
 	Wanted func(types.NamespacedName)
 	Now    func() time.Time
@@ -52,7 +52,7 @@ type Watcher struct {
 	runner *beside.Runner
 
 	mu    sync.Mutex
-	ports map[plan.Holder]port
+	ports map[plan.Number]port
 	// asleep are the Services with service ports that hold packets.
 	asleep map[types.NamespacedName]*sleep
 	// last is the time of the last held packet of each Service with demand.
@@ -74,7 +74,7 @@ type port struct {
 // New returns a watcher. [Watcher.Run] reads the sets.
 func New(c Config) *Watcher {
 	w := &Watcher{
-		Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]*sleep{},
+		Config: c, ports: map[plan.Number]port{}, asleep: map[types.NamespacedName]*sleep{},
 		last: map[types.NamespacedName]time.Time{},
 	}
 	w.runner = beside.NewRunner(beside.Runner{
@@ -93,12 +93,14 @@ func (w *Watcher) Synced(s *beside.Sync) {
 	if s.First {
 		since = time.Time{}
 	}
-	w.Changed(func(h plan.Holder, service types.NamespacedName) { w.holds(h, service, since) })
+	for port, service := range w.Changed() {
+		w.holds(port, service, since)
+	}
 }
 
 // holds records that a service port holds packets for a Service since a time, or does not hold packets if the name is
 // the zero name. Earlier packets are those of an earlier Service with the same number.
-func (w *Watcher) holds(h plan.Holder, service types.NamespacedName, since time.Time) {
+func (w *Watcher) holds(h plan.Number, service types.NamespacedName, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p, held := w.ports[h]; held {
@@ -139,7 +141,7 @@ func (w *Watcher) read(context.Context) (beside.Pause, error) {
 	for _, s := range w.Sets {
 		var wanted []types.NamespacedName
 		_, err := w.Reader.Each(s, func(f *nft.Found) bool {
-			if name, isNew := w.note(plan.Holder{Family: s.Family, Number: f.Key.AsUint32()}, plan.DemandTime-f.Expires); isNew {
+			if name, isNew := w.note(plan.Number{Family: s.Family, Number: f.Key.AsUint32()}, plan.DemandTime-f.Expires); isNew {
 				wanted = append(wanted, name)
 			}
 			return true
@@ -156,7 +158,7 @@ func (w *Watcher) read(context.Context) (beside.Pause, error) {
 
 // note records the age of a service port's last held packet. It reports whether an episode of its Service begins: no packet was held for DemandTime, or
 // an endpoint has served in between.
-func (w *Watcher) note(h plan.Holder, age time.Duration) (service types.NamespacedName, isNew bool) {
+func (w *Watcher) note(h plan.Number, age time.Duration) (service types.NamespacedName, isNew bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p, holds := w.ports[h]

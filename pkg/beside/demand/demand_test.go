@@ -23,14 +23,14 @@ import (
 type sets struct {
 	*Watcher
 	now    time.Time
-	held   map[plan.Holder]time.Time
+	held   map[plan.Number]time.Time
 	failed error
 	// events are the Services with a new episode.
 	events []string
 }
 
 func newSets() *sets {
-	s := &sets{now: time.Unix(1_700_000_000, 0), held: map[plan.Holder]time.Time{}}
+	s := &sets{now: time.Unix(1_700_000_000, 0), held: map[plan.Number]time.Time{}}
 	list := []*nft.Set{{Name: plan.HeldSet, Family: inet.IPv4}, {Name: plan.HeldSet, Family: inet.IPv6}}
 	s.Watcher = New(Config{
 		Reader: reader{s}, Sets: list, Now: func() time.Time { return s.now },
@@ -69,8 +69,8 @@ func (s *sets) after(t *testing.T, d time.Duration, events string, demand map[st
 func name(n string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: n} }
 
 func TestEpisodes(t *testing.T) {
-	s, web, web6, db := newSets(), plan.Holder{Number: 1}, plan.Holder{Family: inet.IPv6, Number: 1}, plan.Holder{Number: 2}
-	for h, n := range map[plan.Holder]string{web: "web", web6: "web", db: "db"} {
+	s, web, web6, db := newSets(), plan.Number{Number: 1}, plan.Number{Family: inet.IPv6, Number: 1}, plan.Number{Number: 2}
+	for h, n := range map[plan.Number]string{web: "web", web6: "web", db: "db"} {
 		s.holds(h, name(n), s.now)
 	}
 	s.after(t, time.Second, "", map[string]bool{"web": false, "db": false})
@@ -106,7 +106,7 @@ func TestEpisodes(t *testing.T) {
 
 // A Service that gets the number of a deleted one does not get its demand. After a restart, the demand of the earlier process counts.
 func TestNumbersOfOthers(t *testing.T) {
-	s, h := newSets(), plan.Holder{Number: 7}
+	s, h := newSets(), plan.Number{Number: 7}
 	s.held[h] = s.now
 	s.after(t, time.Second, "", map[string]bool{})
 	s.holds(h, name("new"), s.now)
@@ -121,11 +121,11 @@ func TestNumbersOfOthers(t *testing.T) {
 
 // The watcher takes the changes of a plan after a successful sync only. After the first one, earlier packets count.
 func TestHoldersOfAPlan(t *testing.T) {
-	s, h := newSets(), plan.Holder{Number: 7}
+	s, h := newSets(), plan.Number{Number: 7}
 	service, taken := name("web"), 0
-	s.Changed = func(f func(plan.Holder, types.NamespacedName)) {
+	s.Changed = func() map[plan.Number]types.NamespacedName {
 		taken++
-		f(h, service)
+		return map[plan.Number]types.NamespacedName{h: service}
 	}
 	s.held[h] = s.now.Add(-time.Second)
 	s.Synced(&beside.Sync{First: true, Begun: s.now, Err: errors.New("no")})
@@ -146,7 +146,7 @@ func TestReadingsNeedAHolder(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended, wanted := make(chan struct{}), make(chan struct{}, 1)
 	s.Wanted = func(types.NamespacedName) { wanted <- struct{}{} }
-	h := plan.Holder{Number: 7}
+	h := plan.Number{Number: 7}
 	s.held[h] = s.now
 	go func() { s.Run(ctx); close(ended) }()
 	s.holds(h, name("web"), s.now)
@@ -210,7 +210,7 @@ func BenchmarkRead(b *testing.B) {
 			conn, sets := kernelSets(b, n)
 			w := New(Config{Reader: conn, Sets: sets, Now: time.Now, Wanted: func(types.NamespacedName) {}})
 			for i := range n {
-				w.holds(plan.Holder{Number: uint32(i + 1)}, name(fmt.Sprint(i)), time.Time{})
+				w.holds(plan.Number{Number: uint32(i + 1)}, name(fmt.Sprint(i)), time.Time{})
 			}
 			b.ResetTimer()
 			for range b.N {

@@ -87,6 +87,7 @@ func (l *Loop) Synced(s *beside.Sync) {
 
 // count updates the metrics of the tables' sizes.
 func (l *Loop) count() {
+	totals := l.planner.Totals()
 	for _, f := range l.families {
 		classChains := l.sizes(f, func(s *nft.Set, n int) {
 			now := [2]int{n, int(s.Size)}
@@ -96,10 +97,9 @@ func (l *Loop) count() {
 			}
 		})
 		l.ClassChains(f, classChains)
-		internal, external := l.planner.NoLocalEndpoints(f)
-		l.NoLocalEndpoints(f, internal, external)
+		l.NoLocalEndpoints(f, totals.NoLocal[f].Internal, totals.NoLocal[f].External)
 	}
-	l.Conflicts(l.planner.Conflicts())
+	l.Conflicts(totals.Conflicts)
 }
 
 // programmed measures the time from each change to its commit.

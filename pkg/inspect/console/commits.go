@@ -41,7 +41,8 @@ func (c *Commits) Service(name types.NamespacedName, s *model.Service) {
 		c.unlisted++
 		return
 	}
-	was, planned := c.planner.Present(name)
+	old := c.planner.Service(name)
+	was, planned := old.Present(), old.Exists()
 	change := view.Change{Service: name.String(), What: "changed"}
 	var is plan.Present
 	if s != nil {

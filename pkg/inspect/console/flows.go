@@ -92,7 +92,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	if first != nil {
 		s.before = first.stale.ids
 	}
-	p.EachFlowPolicy(func(k model.Key, flows plan.FlowPolicy, _ bool) {
+	p.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 		desired.Frontend(k, flows.Endpoints)
 		desired.Restrict(k, flows.Sources)
 	})
@@ -120,7 +120,8 @@ func (s *search) judge(c *Console, p *plan.Planner, desired *conntrack.Desired, 
 	if !known {
 		return
 	}
-	name, _ := p.PortOf(k)
+	policy, _ := p.Flows().Of(k)
+	name := policy.Port
 	switch {
 	case desired.Stale(flow):
 		if _, before := s.before[flow.ID]; s.before == nil || before {

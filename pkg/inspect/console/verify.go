@@ -88,12 +88,11 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 // planAgain makes a new plan of all Services, with the numbers and the starting endpoints of the loop. It also returns the starting endpoints.
 func (c *Console) planAgain(ctx context.Context) (*plan.Planner, map[types.NamespacedName]*model.Starts, error) {
 	facts := c.Loop.Facts()
-	p := plan.New(c.Tables)
 	numbers, err := c.Loop.Numbers(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	p.TakeNumbers(numbers)
+	p := plan.Continue(c.Tables, numbers)
 	starts, err := c.Loop.Starts(ctx)
 	if err != nil {
 		return nil, nil, err
