@@ -87,23 +87,33 @@ func (p *Planner) held(s *model.Service, f inet.Family) bool {
 	})
 }
 
-// noteHolders records that the ports of a Service hold packets or remember clients, or that they do not any more. Then
-// the packets that a port held are forgotten, unless it also holds packets in other, the later version of the Service.
-func (p *Planner) noteHolders(s, other *service, present bool) {
-	if s == nil {
-		return
-	}
-	for _, port := range s.ports {
-		if port.holds {
-			p.owners[Holding].note(Number{port.Family, port.number}, s.name, present)
-			if is := other.port(port.id()); !present && p.sink != nil && (!is.holds || is.number != port.number) {
-				l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
-				p.sink.Discard(nft.Element{Set: l.held, Key: key})
-				p.sink.Discard(nft.Element{Set: l.holding, Key: key})
+// noteHolders records which ports of a Service hold packets or remember clients. The packets that a port held are
+// forgotten when it stops. Either version of the Service may be nil.
+func (p *Planner) noteHolders(old, now *service) {
+	holding, remembering := &p.owners[Holding], &p.owners[Remembering]
+	versions := [...]*service{old, now}
+	for i, s := range versions {
+		if s == nil {
+			continue
+		}
+		for _, port := range s.ports {
+			n := Number{port.Family, port.number}
+			if port.holds {
+				holding.note(n, s.name, i == 1)
+			}
+			if port.timeout > 0 {
+				remembering.note(n, s.name, i == 1)
 			}
 		}
-		if port.timeout > 0 {
-			p.owners[Remembering].note(Number{port.Family, port.number}, s.name, present)
+	}
+	if old == nil || p.sink == nil {
+		return
+	}
+	for _, port := range old.ports {
+		if _, holds := holding.names[Number{port.Family, port.number}]; port.holds && !holds {
+			l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
+			p.sink.Discard(nft.Element{Set: l.held, Key: key})
+			p.sink.Discard(nft.Element{Set: l.holding, Key: key})
 		}
 	}
 }

@@ -180,8 +180,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.noteHolders(old, now, false)
-	p.noteHolders(now, nil, true)
+	p.noteHolders(old, now)
 	p.noteWaiting(name, now)
 	p.noteKeeping(name, now)
 }

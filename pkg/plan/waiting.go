@@ -11,52 +11,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// lacking has the parts of a Service that are left out, and the room that they need.
-type lacking struct {
-	// parts is the number of these parts. list has the first ones.
-	parts int
-	list  []Excess
-	// least has the smallest request of each quantity that was refused.
-	least map[*quantity]int
-	// forOthers is true if a part waits only because the planner recalls numbers.
-	forOthers bool
-}
-
-// mostExcess is the number of parts that [PlannedService.Excess] lists for one Service.
-const mostExcess = 20
-
-// lacking returns the parts that are left out, for changes.
-func (s *service) lacking() *lacking {
-	if s.lacks == nil {
-		s.lacks = &lacking{least: map[*quantity]int{}}
-	}
-	return s.lacks
-}
-
-// leaveOut records that a part of a Service is left out.
-func (s *service) leaveOut(field, reason string) *lacking {
-	l := s.lacking()
-	if l.parts++; l.parts <= mostExcess {
-		l.list = append(l.list, Excess{field, reason})
-	}
-	return l
-}
-
-// needs records a request of more units that was refused.
-func (l *lacking) needs(q *quantity, more int) {
-	if least, known := l.least[q]; !known || more < least {
-		l.least[q] = more
-	}
-}
-
-// leftOut returns the number of parts that are left out. The Service may be nil.
-func (s *service) leftOut() int {
-	if s == nil || s.lacks == nil {
-		return 0
-	}
-	return s.lacks.parts
-}
-
 // fits reports whether there may be room now for at least one part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
 	if s.lacks.forOthers {
