@@ -1,122 +1,246 @@
 package model
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
 
-// An Annotation is an annotation that Build reads.
+// An Annotation has everything that is particular to an annotation, apart from the behaviour that its value selects.
 type Annotation struct {
 	Name string
-	// Slice is set for annotations of EndpointSlices. All other annotations are annotations of Services.
-	Slice bool
-	// List is set if the value is a list with commas.
-	List bool
 	// Alias, if not empty, is the annotation of the program for the same purpose. It takes precedence.
 	Alias string
-	// Values are the valid values, and Meaning is their effect, in Markdown. Page is the page in docs with the details.
-	Values, Meaning, Page string
+	// List is set if the value is a list with commas.
+	List bool
+	// Value has the values, and sets the fields that the annotation controls.
+	Value
+	// Meaning is the effect in Markdown, and Page is the page in docs with the details.
+	Meaning, Page string
+	// Else is the effect of an invalid value, for the problem.
+	Else string
+	// inUse reports whether the annotation has an effect, so that its value is read; nil for always.
+	inUse func(*builder) bool
 }
+
+// OfSlices reports whether the annotation is one of EndpointSlices. All others are annotations of Services.
+func (a *Annotation) OfSlices() bool { return a.weigh != nil }
 
 // prefix is the prefix of the program's own annotations.
 const prefix = "kube-nftproxy.io/"
 
-// The names of annotations. Each one has a row in [Annotations].
+// The names of annotations that are not only in their row.
 const (
 	annotationAlgorithm         = prefix + "lb-algorithm"
-	annotationTableSize         = prefix + "lb-table-size"
-	annotationSlowStart         = prefix + "slow-start"
 	annotationMaximum           = prefix + "max-connections"
-	annotationAtMaximum         = prefix + "at-max-connections"
 	annotationScaleToZero       = prefix + "scale-to-zero"
 	annotationTerminate         = prefix + "terminate-connections"
-	annotationRefuseUnused      = prefix + "refuse-unused-ports"
-	annotationAnswerPing        = prefix + "answer-ping"
 	annotationPortRanges        = prefix + "port-ranges"
 	annotationNodePortSources   = prefix + "node-port-source-ranges"
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
 	annotationDeniedSources     = prefix + "denied-source-ranges"
-	annotationWeights           = prefix + "weights"
-
-	// Annotations of Cilium, Calico and Cozystack.
-	annotationCiliumAlgorithm    = "service.cilium.io/lb-algorithm"
-	annotationCiliumScaleToZero  = "service.cilium.io/scale-to-zero"
-	annotationCiliumSourcePolicy = "service.cilium.io/src-ranges-policy"
-	annotationCiliumWeight       = "service.cilium.io/weight"
-	annotationCalicoStrategy     = "lb.projectcalico.org/external-traffic-strategy"
-	annotationWholeIP            = "networking.cozystack.io/wholeIP"
+	annotationSourcePolicy      = "service.cilium.io/src-ranges-policy"
+	annotationWholeIP           = "networking.cozystack.io/wholeIP"
 )
 
-// Annotations are all annotations that Build reads. pkg/watch stores these, and a few unknown names with prefix, which become problems.
-// docs/annotations.md has the table.
+// Annotations are all annotations that Build reads, in this order: a value may depend on values of earlier rows. An
+// alias follows the annotation that takes precedence. pkg/watch stores these annotations, and a few unknown names with
+// prefix, which become problems. docs/annotations.md has the table.
 var Annotations = []Annotation{
-	{Name: annotationAlgorithm, Values: "`random`, `source-hash`, `maglev`", Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md"},
-	{Name: annotationCiliumAlgorithm, Alias: annotationAlgorithm, Values: "`random`, `maglev`", Meaning: "the same", Page: "algorithms.md"},
-	{Name: annotationCalicoStrategy, Alias: annotationAlgorithm, Values: "`maglev`", Meaning: "the same", Page: "algorithms.md"},
-	{Name: annotationTableSize, Values: "a prime of a fixed list, such as `1021`", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md"},
-	{Name: annotationSlowStart, Values: "`1` to `3600`", Meaning: "the seconds until a new endpoint has its full weight", Page: "algorithms.md"},
-	{Name: annotationMaximum, Values: "`1` to `1000`", Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md"},
-	{Name: annotationAtMaximum, Values: "`refuse`, `queue`", Meaning: "the treatment of a new connection while all endpoints are full", Page: "algorithms.md"},
-	{Name: annotationWeights, Slice: true, List: true, Values: "such as `10.0.0.1=3,10.0.0.2=0`", Meaning: "the weights of individual endpoints", Page: "algorithms.md"},
-	{Name: annotationCiliumWeight, Slice: true, Values: "`0` to `65535`", Meaning: "the weight of all endpoints without an individual weight", Page: "algorithms.md"},
-	{Name: annotationScaleToZero, Values: boolean, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md"},
-	{Name: annotationCiliumScaleToZero, Alias: annotationScaleToZero, Values: boolean, Meaning: "the same", Page: "scale-to-zero.md"},
-	{Name: annotationTerminate, Values: "`gone`, `off`", Meaning: "TCP connections to endpoints that left all slices get a reset", Page: "stale-connections.md"},
-	{Name: annotationRefuseUnused, Values: boolean, Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md"},
-	{Name: annotationAnswerPing, Values: "`always`, `ready`, `never`", Meaning: "the addresses answer echo requests", Page: "vips.md"},
-	{Name: annotationPortRanges, List: true, Values: "such as `udp/10000-20000,tcp/8000`, or `all`", Meaning: "additional ports of the addresses", Page: "port-ranges.md"},
-	{Name: annotationWholeIP, Alias: annotationPortRanges, Values: "`true`", Meaning: "all ports of the addresses", Page: "port-ranges.md"},
-	{Name: annotationNodePortSources, List: true, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use node ports", Page: "source-ranges.md"},
-	{Name: annotationExternalIPSources, List: true, Values: "CIDRs with commas, or `none`", Meaning: "the sources that may use external IPs", Page: "source-ranges.md"},
-	{Name: annotationDeniedSources, List: true, Values: "CIDRs with commas", Meaning: "the sources that may use only cluster IPs", Page: "source-ranges.md"},
-	{Name: annotationCiliumSourcePolicy, Values: "`allow`, `deny`", Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources", Page: "source-ranges.md"},
+	{
+		Name: annotationAlgorithm, Meaning: "the method by which a connection gets its endpoint", Page: "algorithms.md",
+		Value: Value{
+			Values:  "`random`, `source-hash`, `maglev`",
+			Samples: []string{"random", "source-hash", "source-hash/28,64", "maglev"},
+			Wrong:   []string{"", "least-conn", "maglev/24"},
+			set:     (*builder).setAlgorithm,
+		},
+		Else: "endpoints are chosen at random",
+	},
+	{
+		Name: "service.cilium.io/lb-algorithm", Alias: annotationAlgorithm,
+		Value:   oneOf((*builder).setNamedAlgorithm, balance.Random, balance.Maglev),
+		Meaning: "the same", Page: "algorithms.md", Else: "endpoints are chosen at random",
+	},
+	{
+		Name: "lb.projectcalico.org/external-traffic-strategy", Alias: annotationAlgorithm,
+		Value:   oneOf((*builder).setNamedAlgorithm, balance.Maglev),
+		Meaning: "the same", Page: "algorithms.md", Else: "endpoints are chosen at random",
+	},
+	{
+		Name: prefix + "lb-table-size", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md",
+		Value: Value{
+			Values:  "a prime of a fixed list, such as `1021`",
+			Samples: []string{"251", "1021"}, Wrong: []string{"", "1000", "-251"},
+			set: (*builder).setTableSize,
+		},
+		Else:  "the default size for the number of endpoints applies",
+		inUse: func(b *builder) bool { return b.method.Key != balance.Chance },
+	},
+	{
+		Name: prefix + "slow-start", Page: "algorithms.md",
+		Meaning: "the seconds until a new endpoint has its full weight",
+		Value: numbers(1, 3600, " of seconds", func(b *builder, seconds uint16) {
+			b.slow = time.Duration(seconds) * time.Second
+		}, "90", "900", "3600"),
+		Else: "endpoints start with their full weight",
+	},
+	{
+		Name: annotationMaximum, Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md",
+		Value: numbers(1, MostConnections, "", func(b *builder, n uint16) { b.maximum = n }, "1", "2", "1000"),
+		Else:  "endpoints have no maximum of connections",
+	},
+	{
+		Name: prefix + "at-max-connections", Page: "algorithms.md",
+		Meaning: "the treatment of a new connection while all endpoints are full",
+		Value: oneOf(func(b *builder, name string) {
+			b.atMaximum = cmp.Or(AtMaximum(name), Refuse)
+		}, string(Refuse), string(Queue)),
+		Else:  "the Service refuses connections",
+		inUse: (*builder).limited,
+	},
+	{
+		Name: prefix + "weights", List: true, Meaning: "the weights of individual endpoints", Page: "algorithms.md",
+		Value: Value{
+			Values:  "such as `10.0.0.1=3,10.0.0.2=0`",
+			Samples: []string{"10.0.0.1=3,10.0.0.2=0", "fd00::1=65535"},
+			Wrong:   []string{"", "10.0.0.1", "10.0.0.1=-1", "10.0.0.1=65536", "pod=1"},
+			weigh:   (*sliceWeights).setOwn,
+		},
+	},
+	{
+		Name: "service.cilium.io/weight", Page: "algorithms.md",
+		Meaning: "the weight of all endpoints without an individual weight",
+		Value: Value{
+			Values: "`0` to `65535`", Samples: []string{"0", "1", "3"}, Wrong: []string{"", "-1", "65536", "heavy"},
+			weigh: (*sliceWeights).setOthers,
+		},
+	},
+	{
+		Name: annotationScaleToZero, Meaning: "connections wait while the Service has no endpoint", Page: "scale-to-zero.md",
+		Value: boolean(scaleToZero), Else: "the Service refuses connections while it has no endpoint",
+	},
+	{
+		Name: "service.cilium.io/scale-to-zero", Alias: annotationScaleToZero, Meaning: "the same", Page: "scale-to-zero.md",
+		Value: boolean(scaleToZero), Else: "the Service refuses connections while it has no endpoint",
+	},
+	{
+		Name: annotationTerminate, Page: "stale-connections.md",
+		Meaning: "TCP connections to endpoints that left all slices get a reset",
+		Value: oneOf(func(b *builder, name string) {
+			b.out.TerminateGone = Termination(name) == TerminateGone
+		}, string(TerminateGone), string(TerminateOff)),
+		Else: "established connections stay",
+	},
+	{
+		Name: prefix + "refuse-unused-ports", Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md",
+		Value: either((*builder).setRefusal),
+		Else:  "unused ports of its load-balancer and external IPs are not refused",
+		inUse: func(b *builder) bool { return b.opts.UnusedPorts.Any() },
+	},
+	{
+		Name: prefix + "answer-ping", Meaning: "the addresses answer echo requests", Page: "vips.md",
+		Value: oneOf((*builder).setPing, string(PingAlways), string(PingReady), "never"),
+		Else:  "its addresses do not answer ping",
+		inUse: func(b *builder) bool { return b.opts.Ping.Answers() },
+	},
+	{
+		Name: annotationPortRanges, List: true, Meaning: "additional ports of the addresses", Page: "port-ranges.md",
+		Value: Value{
+			Values: "such as `udp/10000-20000,tcp/8000`, or `all`",
+			Samples: []string{
+				"all", "tcp/8080,udp/8080", "tcp/8000-9100", "udp/8080-9090,tcp/9090", " TCP/50-100 , udp/1-9000",
+				"tcp/443-8080,udp/443-8080", "udp/8000-8500,tcp/8080-8081", "tcp/8000-8079,tcp/8080,udp/9000-9100",
+				"tcp/1-65535,udp/9090,sctp/36412-36500", "udp/1-65535",
+			},
+			Wrong: []string{"", "tcp/9-8", "quic/443", "tcp/0", "udp/1-65536", "8000"},
+			set:   (*builder).setPortRanges,
+		},
+		Else: "only the ports of the Service are served",
+	},
+	{
+		Name: annotationWholeIP, Alias: annotationPortRanges, Meaning: "all ports of the addresses", Page: "port-ranges.md",
+		// Cozystack defines the other values.
+		Value: Value{Values: "`true`", Samples: []string{"true", "false"}, set: (*builder).setWholeIP},
+		Else:  "only the ports of the Service are served",
+	},
+	{
+		Name: annotationNodePortSources, List: true, Page: "source-ranges.md",
+		Meaning: "the sources that may use node ports",
+		Value:   sourcesFor(NodePort, NodePortSourcesField),
+	},
+	{
+		Name: annotationExternalIPSources, List: true, Page: "source-ranges.md",
+		Meaning: "the sources that may use external IPs",
+		Value:   sourcesFor(ExternalIP, ExternalIPSourcesField),
+	},
+	{
+		Name: annotationDeniedSources, List: true, Page: "source-ranges.md",
+		Meaning: "the sources that may use only cluster IPs",
+		Value: Value{
+			Values: "CIDRs with commas", Samples: []string{"192.0.2.0/25, 2001:db8::/64", "10.0.0.0/8"},
+			Wrong: []string{"10.0.0.0/33", "none", "192.0.2.1/32,bad"},
+			set:   (*builder).setDenied,
+		},
+	},
+	{
+		Name: annotationSourcePolicy, Page: "source-ranges.md",
+		Meaning: "with `deny`, `loadBalancerSourceRanges` are denied sources",
+		Value: Value{
+			Values: "`allow`, `deny`", Samples: []string{ciliumAllow, ciliumDeny}, Wrong: []string{"", "other"},
+			set: (*builder).setSourcePolicy,
+		},
+	},
 }
 
-// boolean are the values that [builder.boolean] reads.
-const boolean = "`true`, `false`"
+func scaleToZero(s *Service) *bool { return &s.ScaleToZero }
 
 // AnnotationsOf returns the names of the annotations of EndpointSlices, or of Services.
-func AnnotationsOf(slice bool) (names []string) {
-	for _, a := range Annotations {
-		if a.Slice == slice {
+func AnnotationsOf(endpointSlices bool) (names []string) {
+	for i := range Annotations {
+		if a := &Annotations[i]; a.OfSlices() == endpointSlices {
 			names = append(names, a.Name)
 		}
 	}
 	return names
 }
 
-// firstAnnotation returns the value and the path of the first of the named annotations that the Service has.
-func (b *builder) firstAnnotation(names ...string) (text, field string, given bool) {
-	for _, name := range names {
-		if text, given = b.svc.Annotations[name]; given {
-			return text, annotationField(name), true
+// readAnnotations sets the fields that annotations of the Service control. Each invalid value becomes a problem.
+func (b *builder) readAnnotations() {
+	if len(b.svc.Annotations) == 0 {
+		return
+	}
+	read := "" // the purpose of the last annotation
+	for i := range Annotations {
+		a := &Annotations[i]
+		text, given := b.svc.Annotations[a.Name]
+		purpose := cmp.Or(a.Alias, a.Name)
+		if !given || a.OfSlices() || purpose == read {
+			continue
+		}
+		if read = purpose; a.inUse != nil && !a.inUse(b) {
+			continue
+		}
+		if err := a.set(b, text); err != nil {
+			b.problem(annotationField(a.Name), quoted(text, err.Error()+"; "+a.Else))
 		}
 	}
-	return "", "", false
-}
-
-// boolean returns the value of the first of the named annotations that the Service has. For an invalid value, it returns false, and adds a problem
-// with the consequence.
-func (b *builder) boolean(consequence string, names ...string) (value, given bool) {
-	text, field, given := b.firstAnnotation(names...)
-	if given && text != "true" && text != "false" {
-		b.problem(field, quoted(text, `must be "true" or "false"; `+consequence))
-	}
-	return text == "true", given
 }
 
 // unknownAnnotations adds a problem for each annotation with the program's prefix that has no meaning for a Service.
 func (b *builder) unknownAnnotations() {
 	var unknown []string
 	for name := range b.svc.Annotations {
-		known := func(a Annotation) bool { return a.Name == name && !a.Slice }
+		known := func(a Annotation) bool { return a.Name == name && !a.OfSlices() }
 		if strings.HasPrefix(name, prefix) && !slices.ContainsFunc(Annotations, known) {
 			unknown = append(unknown, name)
 		}
@@ -125,16 +249,6 @@ func (b *builder) unknownAnnotations() {
 	for _, name := range unknown {
 		b.problem("metadata.annotations", quoted(name, "not an annotation of Services; it has no effect (docs/annotations.md lists all)"))
 	}
-}
-
-// algorithms are the annotations that name a method, in order of precedence, with the valid names in each of them.
-var algorithms = []struct {
-	annotation string
-	names      []string // nil for all
-}{
-	{annotationAlgorithm, nil},
-	{annotationCiliumAlgorithm, []string{balance.Random, balance.Maglev}},
-	{annotationCalicoStrategy, []string{balance.Maglev}},
 }
 
 // MostConnections is the largest valid maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
@@ -151,31 +265,17 @@ const (
 	Queue AtMaximum = "queue"
 )
 
-// maximum returns the maximum of connections of each endpoint, and the treatment at the maximum. If the maximum is invalid, maximum adds a problem
-// and returns 0. If the treatment is invalid, it adds a problem and returns Refuse. With session affinity, it adds a problem and returns no treatment.
-func (b *builder) maximum() (uint16, AtMaximum) {
-	text, given := b.svc.Annotations[annotationMaximum]
-	if !given {
-		return 0, ""
+// limited reports whether the Service has a maximum of connections that applies.
+func (b *builder) limited() bool {
+	return b.maximum > 0 && b.svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP
+}
+
+// checkMaximum adds a problem if the maximum of connections does not apply because of session affinity.
+func (b *builder) checkMaximum() {
+	if b.maximum > 0 && !b.limited() {
+		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+
+			"endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
 	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || n < 1 || n > MostConnections {
-		b.problem(MaximumField, quoted(text, fmt.Sprintf("must be a number from 1 to %d; endpoints have no maximum of connections", MostConnections)))
-		return 0, ""
-	}
-	if b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		b.problem(MaximumField, quoted(text, "the Service has session affinity, so its endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
-		return uint16(n), ""
-	}
-	at := AtMaximum(b.svc.Annotations[annotationAtMaximum])
-	switch at {
-	case Refuse, Queue:
-		return uint16(n), at
-	case "":
-	default:
-		b.problem(annotationField(annotationAtMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
-	}
-	return uint16(n), Refuse
 }
 
 // Paths of annotations.
@@ -194,35 +294,20 @@ const (
 // annotationField returns the path of an annotation.
 func annotationField(name string) string { return inAnnotations + name + "]" }
 
-// method returns the algorithm of the Service: from the first annotation of algorithms, or the node's default. If the annotation is invalid, it adds
-// a problem and returns the random algorithm.
-func (b *builder) method() balance.Method {
-	m := b.opts.Method
-	for _, a := range algorithms {
-		name, given := b.svc.Annotations[a.annotation]
-		if !given {
-			continue
-		}
-		var err error
-		if m, err = balance.Parse(name); a.names != nil && !slices.Contains(a.names, name) {
-			m, err = balance.Method{}, fmt.Errorf("must be %s", strings.Join(a.names, " or "))
-		}
-		if err != nil {
-			b.problem(annotationField(a.annotation), quoted(name, err.Error()+"; endpoints are chosen at random"))
-		}
-		break
-	}
-	size, given := b.svc.Annotations[annotationTableSize]
-	if !given || m.Key == balance.Chance {
-		return m
-	}
-	n, err := strconv.ParseUint(size, 10, 32)
+func (b *builder) setAlgorithm(name string) (err error) {
+	b.method, err = balance.Parse(name)
+	return err
+}
+
+func (b *builder) setNamedAlgorithm(name string) { b.method, _ = balance.Parse(name) }
+
+func (b *builder) setTableSize(text string) error {
+	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || !slices.Contains(balance.Sizes[:], uint32(n)) {
-		b.problem(annotationField(annotationTableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the default size for the number of endpoints applies"))
-		return m
+		return errors.New("must be one of " + strings.Trim(fmt.Sprint(balance.Sizes), "[]"))
 	}
-	m.Size = uint32(n)
-	return m
+	b.method.Size = uint32(n)
+	return nil
 }
 
 // sliceWeights are the weights of the endpoints of one slice.
@@ -241,27 +326,33 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 
 // readWeights returns the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
 func (s *Slice) readWeights(l *Limits) sliceWeights {
-	invalid := func(field, value, reason string) {
-		if !s.problems.full(l.Problems) {
-			s.problems.add(l.Problems, s.problemOf(annotationField(field), quoted(value, reason)))
-		}
-	}
 	w := sliceWeights{others: 1}
-	if text, given := s.Annotations[annotationCiliumWeight]; given {
-		if n, ok := weightOf(text); ok {
-			w.others = n
-		} else {
-			invalid(annotationCiliumWeight, text, notWeight)
+	for i := range Annotations {
+		a := &Annotations[i]
+		if text, given := s.Annotations[a.Name]; given && a.OfSlices() {
+			a.weigh(&w, l, text, func(value, reason string) {
+				if !s.problems.full(l.Problems) {
+					s.problems.add(l.Problems, s.problemOf(annotationField(a.Name), quoted(value, reason)))
+				}
+			})
 		}
 	}
-	list, given := s.Annotations[annotationWeights]
-	if !given {
-		return w
+	return w
+}
+
+func (w *sliceWeights) setOthers(_ *Limits, text string, invalid func(value, reason string)) {
+	if n, ok := weightOf(text); ok {
+		w.others = n
+	} else {
+		invalid(text, notWeight)
 	}
-	items, err := l.itemsOf(list)
+}
+
+func (w *sliceWeights) setOwn(l *Limits, text string, invalid func(value, reason string)) {
+	items, err := l.itemsOf(text)
 	if err != nil {
-		invalid(annotationWeights, list, err.Error()+"; its weights are ignored")
-		return w
+		invalid(text, err.Error()+"; its weights are ignored")
+		return
 	}
 	w.own = map[netip.Addr]uint16{}
 	for _, item := range items {
@@ -270,14 +361,13 @@ func (s *Slice) readWeights(l *Limits) sliceWeights {
 		n, ok := weightOf(right)
 		switch {
 		case err != nil:
-			invalid(annotationWeights, item, err.Error())
+			invalid(item, err.Error())
 		case !ok:
-			invalid(annotationWeights, item, notWeight)
+			invalid(item, notWeight)
 		default:
 			w.own[addr.Unmap()] = n
 		}
 	}
-	return w
 }
 
 func (s *Slice) problemOf(field, reason string) Problem {

@@ -17,46 +17,78 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestEachAnnotationHasARow: pkg/watch stores only the annotations in the table, so that Build would never see another one.
+// TestEachAnnotationHasARow: pkg/watch stores only the annotations in the table, so that Build would never see another
+// one. An alias has a row directly after the rows of the same purpose.
 func TestEachAnnotationHasARow(t *testing.T) {
-	rows := map[string]int{}
+	rows, last := map[string]int{}, ""
 	for _, a := range Annotations {
 		rows[a.Name]++
-		if a.Alias != "" && (rows[a.Alias] != 1 || a.Values == "") {
-			t.Errorf("%s is an alias of %q, which has no row before", a.Name, a.Alias)
+		if a.Alias == "" {
+			last = a.Name
+		} else if a.Alias != last {
+			t.Errorf("%s is an alias of %s, but follows %s", a.Name, a.Alias, last)
+		}
+		if (a.set == nil) == (a.weigh == nil) {
+			t.Errorf("%s is not an annotation of either Services or EndpointSlices", a.Name)
+		}
+		if len(a.Samples) == 0 || a.Values == "" || a.Meaning == "" || a.Page == "" {
+			t.Errorf("%s lacks samples, or texts for the page", a.Name)
 		}
 	}
 	text, err := os.ReadFile("annotations.go")
 	lab.Must(t, err)
-	names := 0
-	for _, m := range regexp.MustCompile(`(?m)^\t\w+ += (?:(prefix) \+ )?"([\w./-]+)"$`).FindAllStringSubmatch(string(text), -1) {
-		if name := strings.Replace(m[1], "prefix", prefix, 1) + m[2]; strings.Contains(name, "/") {
-			if names++; rows[name] != 1 {
-				t.Errorf("%s has %d rows, want one", name, rows[name])
-			}
+	names := regexp.MustCompile(`(?m)^\tannotation\w+ += (?:(prefix) \+ )?"(.*)"$`).FindAllStringSubmatch(string(text), -1)
+	for _, m := range names {
+		if name := strings.Replace(m[1], "prefix", prefix, 1) + m[2]; rows[name] != 1 {
+			t.Errorf("%s has %d rows, want one", name, rows[name])
 		}
 	}
-	if names != len(Annotations) {
-		t.Errorf("%d names, %d rows", names, len(Annotations))
+	if len(names) < 5 {
+		t.Errorf("only %d names have constants", len(names))
 	}
 }
 
-// TestInvalidAnnotations: an invalid value of any annotation of Services becomes a problem with its path.
-func TestInvalidAnnotations(t *testing.T) {
-	beside := map[string]map[string]string{annotationAtMaximum: {annotationMaximum: "5"}, annotationTableSize: {annotationAlgorithm: balance.Maglev}}
-	for _, name := range append(AnnotationsOf(false), prefix+"scale-to-one", annotationWeights) {
-		svc, field := service(), annotationField(name)
-		svc.Annotations = map[string]string{name: "?"}
-		maps.Copy(svc.Annotations, beside[name])
-		if name == annotationWeights || strings.HasSuffix(name, "-one") {
-			field = "metadata.annotations"
+// TestValuesOfAnnotations: each sample is valid. An invalid value of any annotation becomes a problem with its path.
+func TestValuesOfAnnotations(t *testing.T) {
+	beside := map[string]map[string]string{
+		prefix + "at-max-connections": {annotationMaximum: "5"}, prefix + "lb-table-size": {annotationAlgorithm: balance.Maglev},
+	}
+	opts := Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways}
+	for _, a := range Annotations {
+		problems := func(value string) []Problem {
+			svc, s := service(), slice("a", eps("1rs")...)
+			svc.Annotations, s.Annotations = map[string]string{}, map[string]string{}
+			maps.Copy(svc.Annotations, beside[a.Name])
+			if a.OfSlices() {
+				s.Annotations[a.Name] = value
+			} else {
+				svc.Annotations[a.Name] = value
+			}
+			return buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, opts).Problems
 		}
-		got := buildFrom(svc, nil, here, Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways})
-		reported := slices.ContainsFunc(got.Problems, func(p Problem) bool {
-			return p.Field == field && strings.Contains(p.Reason, `"?"`) != (field == "metadata.annotations")
-		})
-		if reported == (name == annotationWholeIP) { // Cozystack defines its values
-			t.Errorf("%s: problems %+v", name, got.Problems)
+		for _, value := range a.Samples {
+			if got := problems(value); len(got) > 0 {
+				t.Errorf("%s: %q: problems %+v", a.Name, value, got)
+			}
+		}
+		for _, value := range a.Wrong {
+			if got := problems(value); !slices.ContainsFunc(got, func(p Problem) bool {
+				return p.Field == annotationField(a.Name) && p.OfAnnotation() && strings.HasSuffix(p.Reason, a.Else)
+			}) {
+				t.Errorf("%s: %q: problems %+v", a.Name, value, got)
+			}
+		}
+	}
+}
+
+// TestUnknownAnnotations: an unknown annotation of a Service becomes a problem, and so does one of EndpointSlices.
+func TestUnknownAnnotations(t *testing.T) {
+	for _, name := range []string{prefix + "scale-to-one", prefix + "weights"} {
+		svc := service()
+		svc.Annotations = map[string]string{name: "?"}
+		got := buildFrom(svc, nil, here, Options{}).Problems
+		if len(got) != 1 || got[0].Field != "metadata.annotations" || !strings.Contains(got[0].Reason, name) {
+			t.Errorf("%s: problems %+v", name, got)
 		}
 	}
 }
@@ -239,7 +271,7 @@ func TestLimitOfSlots(t *testing.T) {
 			svc.Annotations = map[string]string{annotationAlgorithm: tc.algorithm}
 			s := slice("a", eps("1rs 2rs 3rs 4rs")...)
 			if tc.weights != "" {
-				s.Annotations = map[string]string{annotationWeights: tc.weights + ",10.1.0.4=0"}
+				s.Annotations = map[string]string{prefix + "weights": tc.weights + ",10.1.0.4=0"}
 			}
 			limits := DefaultLimits()
 			limits.Slots = tc.limit

@@ -73,7 +73,9 @@ func construct(o Objects, node Node, opts Options) *builder {
 	}
 	b := &builder{
 		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{Starts: opts.Starts},
+		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
+	b.out.TerminateGone = opts.Terminate == TerminateGone
 	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
 	// on this node are in two lists.
 	if _, limited := svc.Annotations[annotationMaximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -105,8 +107,20 @@ type builder struct {
 	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
 	out    *Service // the result
-	// slow is the time of slow start, or 0.
-	slow time.Duration
+
+	// The values of annotations, or the defaults: the algorithm, the time of slow start or 0, the maximum of connections
+	// of each endpoint or 0, the treatment at the maximum, the stances on refusing connections to unused ports and on
+	// answering ping, the ranges of ports, the allowed sources by kind of frontends or nil, and the denied sources.
+	method               balance.Method
+	slow                 time.Duration
+	maximum              uint16
+	atMaximum            AtMaximum
+	refuseUnused, answer Stance
+	ranges               []portRange
+	annotated            [NodePort + 1]*sourceList
+	denied               sourceList
+	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
+	deniesBalancers, closesBalancers bool
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
@@ -131,12 +145,10 @@ func (b *builder) service() {
 	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
+	b.readAnnotations()
 	b.addresses(len(ports), nodePorts)
 	b.setStances()
-	b.ports(ports, nodePorts, b.affinity(), b.method())
-	b.slow = b.slowStart()
-	b.out.ScaleToZero, _ = b.boolean("the Service refuses connections while it has no endpoint", annotationScaleToZero, annotationCiliumScaleToZero)
-	b.termination()
+	b.ports(ports, nodePorts, b.affinity())
 	b.healthCheck()
 	b.unknownAnnotations()
 }
@@ -425,7 +437,7 @@ type port struct {
 }
 
 // ports sets the service ports with their frontends, without endpoints.
-func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, method balance.Method) {
+func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 	nPorts, nFronts := 0, 0
 	for f := range inet.Families {
 		if b.cluster[f].IsValid() {
@@ -436,8 +448,12 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 	if nPorts == 0 {
 		return
 	}
-	most, atMost := b.maximum()
-	ranges := b.portRanges(most > 0 && affinity == 0)
+	b.checkMaximum()
+	ranges := b.portRanges()
+	at := AtMaximum("")
+	if b.limited() {
+		at = b.atMaximum
+	}
 	made := make([]ServicePort, 0, nPorts)
 	b.out.Ports = make([]*ServicePort, 0, nPorts)
 	fronts := make([]Frontend, 0, nFronts)
@@ -453,10 +469,10 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 				Protocol: ports[i].protocol,
 				Family:   f,
 				Affinity: affinity,
-				Method:   method,
+				Method:   b.method,
 
-				MaxConnections: most,
-				AtMaximum:      atMost,
+				MaxConnections: b.maximum,
+				AtMaximum:      at,
 
 				Frontends: fronts[start:len(fronts):len(fronts)],
 			})

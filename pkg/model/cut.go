@@ -50,7 +50,7 @@ func StoredAnnotations(all map[string]string, slice bool) (stored map[string]str
 	}
 	var unknown []string
 	for name, text := range all {
-		i := slices.IndexFunc(Annotations, func(a Annotation) bool { return a.Name == name && a.Slice == slice })
+		i := slices.IndexFunc(Annotations, func(a Annotation) bool { return a.Name == name && a.OfSlices() == slice })
 		if i >= 0 {
 			store(name, Cut(text, Annotations[i].Longest()))
 		} else if !slice && strings.HasPrefix(name, prefix) {

@@ -77,8 +77,8 @@ func TestTextsAboveTheirLimit(t *testing.T) {
 			s.Annotations[annotationPortRanges] = Cut(strings.Repeat("tcp/10000-20000,", 9_000), LongestList)
 		}, nil,
 			"1 ports, 10.1.0.1:8080 10.1.0.2:8080", "the list has more than 65536 bytes"},
-		{"weights at", nil, func(s *discoveryv1.EndpointSlice) { s.Annotations[annotationWeights] = weights[:len(weights)-11] }, "1 ports, 10.1.0.1:8080=5 10.1.0.2:8080=1", ""},
-		{"weights", nil, func(s *discoveryv1.EndpointSlice) { s.Annotations[annotationWeights] = weights }, "1 ports, 10.1.0.1:8080 10.1.0.2:8080", "the list has 2001 items"},
+		{"weights at", nil, func(s *discoveryv1.EndpointSlice) { s.Annotations[prefix+"weights"] = weights[:len(weights)-11] }, "1 ports, 10.1.0.1:8080=5 10.1.0.2:8080=1", ""},
+		{"weights", nil, func(s *discoveryv1.EndpointSlice) { s.Annotations[prefix+"weights"] = weights }, "1 ports, 10.1.0.1:8080 10.1.0.2:8080", "the list has 2001 items"},
 		{"families", func(s *corev1.Service) {
 			s.Spec.IPFamilies, s.Spec.ClusterIPs = slices.Repeat([]corev1.IPFamily{corev1.IPv4Protocol}, 3), slices.Repeat([]string{"10.0.0.1"}, 3)
 		}, nil,

@@ -100,12 +100,24 @@ func FuzzBuild(f *testing.F) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(-1))}}
 		svc.Spec.LoadBalancerSourceRanges = []string{"", "10.0.0.0/8", "10.0.0.0/33", "10.1.0.0/16", "::/0"}
-		svc.Annotations = map[string]string{annotationNodePortSources: "10.0.0.0/8,,10.0.0.0/33", annotationExternalIPSources: "none,::/0", annotationDeniedSources: "10.0.0.0/9,10.128.0.0/9,::1/128"}
 	})
 	for _, svc := range []*corev1.Service{service(), dual(), nasty} {
 		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v6), "here", false)
 		f.Add(mustMarshal(svc), mustMarshal(v6), mustMarshal(v4), "", true)
 		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v4), "other", false)
+	}
+	for i := range 6 { // all annotations at once, with their first values, and so on
+		svc := []*corev1.Service{nasty, dual()}[i%2]
+		svc.Annotations, v4.Annotations = map[string]string{}, map[string]string{}
+		for _, a := range Annotations {
+			of := svc.Annotations
+			if a.OfSlices() {
+				of = v4.Annotations
+			}
+			all := slices.Concat(a.Samples, a.Wrong)
+			of[a.Name] = all[i%len(all)]
+		}
+		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v6), "here", false)
 	}
 	f.Fuzz(func(t *testing.T, service, a, b []byte, nodeName string, ignore bool) {
 		var svc corev1.Service
@@ -181,7 +193,7 @@ func onePeer(a netip.Addr) bool {
 func checkEndpoints(t *testing.T, p *ServicePort, list []netip.AddrPort) {
 	t.Helper()
 	for i, e := range list {
-		if inet.FamilyOf(e.Addr()) != p.Family || e.Port() == 0 || !onePeer(e.Addr()) || e.Addr().Zone() != "" {
+		if inet.FamilyOf(e.Addr()) != p.Family || (e.Port() == 0) != p.Ranged() || !onePeer(e.Addr()) || e.Addr().Zone() != "" {
 			t.Errorf("endpoint %v of %+v", e, p.Name)
 		}
 		if i > 0 && list[i-1].Compare(e) >= 0 {

@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,23 +47,35 @@ func (k *Key) Address() string {
 // Has reports whether a port is among the ports of a key.
 func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
 
-// portRanges returns the ranges of ports. They are sorted, and neither overlap nor touch. If the annotation is invalid, or limited is true because of a
-// maximum of connections, it adds a problem and returns none. Above the limit of ranges times addresses, it skips the last ranges.
-func (b *builder) portRanges(limited bool) []portRange {
-	text, field, given := b.firstAnnotation(annotationPortRanges)
-	if !given && b.svc.Annotations[annotationWholeIP] == "true" {
-		text, field, given = allPorts, annotationField(annotationWholeIP), true
-	}
-	if !given {
-		return nil
-	}
+// setPortRanges sets the ranges of ports. They are sorted, and neither overlap nor touch. If the text is invalid, or the
+// Service has a maximum of connections, setPortRanges sets none.
+func (b *builder) setPortRanges(text string) error {
 	list, err := b.limits.parsePortRanges(text)
-	if err == nil && limited {
-		err = fmt.Errorf("a maximum of connections cannot count connections to port ranges")
+	if err == nil && b.limited() {
+		err = errors.New("a maximum of connections cannot count connections to port ranges")
 	}
-	if err != nil {
-		b.problem(field, quoted(text, err.Error()+"; only the ports of the Service are served"))
+	if err == nil {
+		b.ranges = list
+	}
+	return err
+}
+
+// setWholeIP sets all ports.
+func (b *builder) setWholeIP(text string) error {
+	if text != "true" {
 		return nil
+	}
+	return b.setPortRanges(allPorts)
+}
+
+// portRanges returns the ranges of ports. Above the limit of ranges times addresses, it skips the last ranges.
+func (b *builder) portRanges() []portRange {
+	if len(b.ranges) == 0 {
+		return nil
+	}
+	list, field := b.ranges, PortRangesField
+	if _, own := b.svc.Annotations[annotationPortRanges]; !own {
+		field = annotationField(annotationWholeIP)
 	}
 	addrs := 0
 	for _, f := range inet.Families {

@@ -1,11 +1,9 @@
 package model
 
 import (
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -14,12 +12,6 @@ import (
 
 // fullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to fullShare, by 1 in each step.
 const fullShare = 10
-
-// The limits of annotationSlowStart, in seconds.
-const (
-	leastSlowStart = 1
-	mostSlowStart  = 3600
-)
 
 // Starts are the starting endpoints of a Service with slow start: those with less than their full weight. It is immutable.
 type Starts struct {
@@ -82,21 +74,6 @@ func StartsOf(list []Share) *Starts {
 		s.ports[key] = p
 	}
 	return s
-}
-
-// slowStart returns the time from the lowest share to the full one, or 0 without slow start. An invalid annotation becomes a problem.
-func (b *builder) slowStart() time.Duration {
-	text, given := b.svc.Annotations[annotationSlowStart]
-	if !given {
-		return 0
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || n < leastSlowStart || n > mostSlowStart {
-		b.problem(annotationField(annotationSlowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
-			leastSlowStart, mostSlowStart)))
-		return 0
-	}
-	return time.Duration(n) * time.Second
 }
 
 // observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints for less than the time of slow

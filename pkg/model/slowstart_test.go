@@ -37,7 +37,7 @@ func (r *rebuilder) build(seconds int, endpoints, algorithmName string) *Service
 		now = began.Add(time.Duration(seconds) * time.Second)
 	}
 	svc := service()
-	svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: algorithmName}
+	svc.Annotations = map[string]string{prefix + "slow-start": "90", annotationAlgorithm: algorithmName}
 	built := buildAt(svc, slice("a", eps(endpoints)...), r.opts, r.starts, now)
 	r.starts = built.Starts
 	return built
@@ -115,7 +115,7 @@ func TestSlowStartOfANewService(t *testing.T) {
 		want      []uint16
 	}{{0, "1rs", []uint16{10}}, {1, "1rs 2rs", []uint16{10, 10}}, {30, "1rs 2rs 3rs", []uint16{10, 10, 1}}} {
 		svc := service()
-		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{annotationSlowStart: "30"}
+		svc.CreationTimestamp.Time, svc.Annotations = began, map[string]string{prefix + "slow-start": "30"}
 		built := buildAt(svc, slice("a", eps(tc.endpoints)...), Options{}, before, began.Add(tc.seconds*time.Second))
 		before = built.Starts
 		lab.Same(t, tc.want, built.Ports[0].ClusterWeights, "weights after %d s", tc.seconds)
@@ -125,7 +125,7 @@ func TestSlowStartOfANewService(t *testing.T) {
 func TestSlowStartSeconds(t *testing.T) {
 	for text, want := range map[string]time.Duration{"1": time.Second, "30": 30 * time.Second, "3600": time.Hour, "0": 0, "3601": 0, "-1": 0, "30s": 0, "": 0, "1.5": 0} {
 		svc := service()
-		svc.Annotations = map[string]string{annotationSlowStart: text}
+		svc.Annotations = map[string]string{prefix + "slow-start": text}
 		b := construct(Objects{Service: svc}, here, Options{})
 		if b.slow != want || (len(b.problems.list) == 0) != (want > 0) {
 			t.Errorf("%q: slow start of %v, problems %+v", text, b.slow, b.problems.list)
@@ -145,12 +145,12 @@ func TestSlowStartWithWeights(t *testing.T) {
 		{balance.Maglev, "10.1.0.1=5,10.1.0.2=5,10.1.0.3=50", nil},
 	} {
 		svc := service()
-		svc.Annotations = map[string]string{annotationSlowStart: "90", annotationAlgorithm: tc.name}
+		svc.Annotations = map[string]string{prefix + "slow-start": "90", annotationAlgorithm: tc.name}
 		var built *Service
 		var before *Starts
 		for step, endpoints := range []string{"1rs 2rs", "1rs 2rs 3rs"} {
 			s := slice("a", eps(endpoints)...)
-			s.Annotations = map[string]string{annotationWeights: tc.weights}
+			s.Annotations = map[string]string{prefix + "weights": tc.weights}
 			built = buildAt(svc, s, Options{}, before, began.Add(time.Duration(step)*time.Second))
 			before = built.Starts
 		}
@@ -203,7 +203,7 @@ func TestSharesAsJSON(t *testing.T) {
 		t.Fatalf("%v: %s, want three endpoints", err, text)
 	}
 	svc := service()
-	svc.Annotations = map[string]string{annotationSlowStart: "90"}
+	svc.Annotations = map[string]string{prefix + "slow-start": "90"}
 	got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs 4rs 5rs")...)}, here, Options{Starts: StartsOf(shares)})
 	want.Starts, got.Starts = nil, nil
 	if diff := cmp.Diff(want, got, exact); diff != "" {

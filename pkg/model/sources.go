@@ -13,14 +13,14 @@ import (
 // noSources, as the value of an annotation with allowed sources, closes a kind of frontends without a problem.
 const noSources = "none"
 
-// The values of annotationCiliumSourcePolicy.
+// The values of annotationSourcePolicy.
 const (
 	ciliumAllow = "allow"
 	ciliumDeny  = "deny"
 )
 
-// BalancerSourcesField is the path of the field with the allowed sources of load-balancer IPs. sourcesOf has the annotations for other kinds of
-// frontends.
+// BalancerSourcesField is the path of the field with the allowed sources of load-balancer IPs. Annotations have those
+// of other kinds of frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
 // Sources restricts the clients of a frontend by their addresses. The ranges of each list are of the frontend's family, sorted, and do not overlap.
@@ -43,9 +43,6 @@ func contain(ranges []AddrRange, a netip.Addr) bool {
 	return after > 0 && ranges[after-1].Contains(a)
 }
 
-// sourcesOf are the annotations with the allowed sources of a kind of frontends.
-var sourcesOf = [...]string{ExternalIP: annotationExternalIPSources, NodePort: annotationNodePortSources}
-
 // sources are the source ranges of a Service, by kind of frontends and by family.
 type sources [NodePort + 1][2]*Sources
 
@@ -64,7 +61,7 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 		return s
 	}
 	var allowed [NodePort + 1][2][]AddrRange
-	list, denied := b.balancerSources()
+	list := b.balancerSources()
 	for _, f := range inet.Families {
 		allowed[LoadBalancer][f] = b.allowedSources(f, &list, balancers)
 	}
@@ -73,44 +70,55 @@ func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 		kind Kind
 		own  []netip.Addr
 	}{{ExternalIP, external}, {NodePort, localhost}} {
-		if text, given := b.svc.Annotations[sourcesOf[at.kind]]; given {
-			list := b.annotatedSources(at.kind, text)
+		if list := b.annotated[at.kind]; list != nil {
 			for _, f := range inet.Families {
-				allowed[at.kind][f] = b.allowedSources(f, &list, at.own)
+				allowed[at.kind][f] = b.allowedSources(f, list, at.own)
 			}
 		}
 	}
-	b.addDenied(&denied)
 	all := slices.Concat(balancers, external, localhost)
 	for _, f := range inet.Families {
-		deniedHere := b.deniedSources(f, &denied, all)
+		deniedHere := b.deniedSources(f, all)
 		for kind := ClusterIP + 1; kind <= NodePort; kind++ {
 			if allowed[kind][f] != nil || deniedHere != nil {
 				s[kind][f] = &Sources{allowed[kind][f], deniedHere}
 			}
 		}
 	}
-	if denied.closed {
+	if b.denied.closed {
 		closed := &Sources{Allowed: []AddrRange{}}
 		s = sources{ExternalIP: {closed, closed}, LoadBalancer: {closed, closed}, NodePort: {closed, closed}}
 	}
 	return s
 }
 
-// balancerSources returns spec.loadBalancerSourceRanges as allowed or, with Cilium's annotation, as denied sources. Blank strings are ignored, as in
-// kube-proxy.
-func (b *builder) balancerSources() (allowed, denied sourceList) {
-	allowed, denied = sourceList{field: BalancerSourcesField}, sourceList{field: DeniedSourcesField}
+// setSourcePolicy sets the meaning of spec.loadBalancerSourceRanges.
+func (b *builder) setSourcePolicy(policy string) error {
+	switch policy {
+	case ciliumAllow:
+	case ciliumDeny:
+		b.deniesBalancers = true
+	default:
+		b.closesBalancers = true
+		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationSourcePolicy),
+			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
+	}
+	return nil
+}
+
+// balancerSources returns the allowed sources in spec.loadBalancerSourceRanges or, with Cilium's annotation, adds them
+// to the denied sources. Blank strings are ignored, as in kube-proxy.
+func (b *builder) balancerSources() sourceList {
+	allowed := sourceList{field: BalancerSourcesField, closed: b.closesBalancers}
 	list, invalid := &allowed, 0
-	policy, hasPolicy := b.svc.Annotations[annotationCiliumSourcePolicy]
-	if policy == ciliumDeny {
-		list = &denied
+	if b.deniesBalancers {
+		list = &b.denied
 	}
 	given := b.svc.Spec.LoadBalancerSourceRanges
 	if most := b.limits.Items(); len(given) > most {
 		reason := fmt.Sprintf("the list has more than %d items", most)
-		if policy == ciliumDeny {
-			b.cannotDeny(&denied, BalancerSourcesField, reason)
+		if b.deniesBalancers {
+			b.cannotDeny(BalancerSourcesField, reason)
 		} else {
 			allowed.closed = true
 			b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
@@ -128,23 +136,31 @@ func (b *builder) balancerSources() (allowed, denied sourceList) {
 		}
 	}
 	switch {
-	case hasPolicy && policy != ciliumAllow && policy != ciliumDeny:
-		allowed.closed = true
-		b.unlimited = append(b.unlimited, b.problemOf(annotationField(annotationCiliumSourcePolicy),
-			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
-	case invalid > 0 && policy == ciliumDeny:
-		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
-	case invalid > 0 && len(allowed.ranges) == 0:
+	case invalid > 0 && b.deniesBalancers:
+		b.cannotDeny(BalancerSourcesField, "a range is invalid")
+	case invalid > 0 && len(allowed.ranges) == 0 && !b.closesBalancers:
 		allowed.closed = true
 		b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
 			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
 	}
-	return allowed, denied
+	return allowed
+}
+
+// sourcesFor are the allowed sources of a kind of frontends. An invalid list closes these frontends.
+func sourcesFor(kind Kind, field string) Value {
+	return Value{
+		Values: "CIDRs with commas, or `none`", Samples: []string{noSources, "192.0.2.0/24, 2001:db8::/32", "0.0.0.0/0"},
+		Wrong: []string{"", "10.0.0.0/33", "192.0.2.0/24,bad"},
+		set: func(b *builder, text string) error {
+			b.annotated[kind] = b.annotatedSources(kind, field, text)
+			return nil
+		},
+	}
 }
 
 // annotatedSources returns the allowed sources in the annotation for a kind of frontends.
-func (b *builder) annotatedSources(kind Kind, text string) sourceList {
-	list := sourceList{field: annotationField(sourcesOf[kind])}
+func (b *builder) annotatedSources(kind Kind, field, text string) *sourceList {
+	list := &sourceList{field: field}
 	if strings.TrimSpace(text) == noSources {
 		list.closed = true
 		return list
@@ -157,7 +173,7 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 		return list
 	}
 	for _, item := range items {
-		b.addItem(&list, item)
+		b.addItem(list, item)
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
 		b.unlimited = append(b.unlimited, b.problemOf(list.field,
@@ -166,27 +182,28 @@ func (b *builder) annotatedSources(kind Kind, text string) sourceList {
 	return list
 }
 
-// addDenied adds the ranges of the annotation with denied sources to a list.
-func (b *builder) addDenied(list *sourceList) {
-	items, err := b.limits.itemsOf(b.svc.Annotations[annotationDeniedSources])
+// setDenied sets the denied sources.
+func (b *builder) setDenied(text string) error {
+	items, err := b.limits.itemsOf(text)
 	if err != nil {
-		b.cannotDeny(list, list.field, err.Error())
-		return
+		b.cannotDeny(DeniedSourcesField, err.Error())
+		return nil
 	}
 	for _, item := range items {
-		if !b.addItem(list, item) {
-			b.cannotDeny(list, list.field, "a range is invalid")
+		if !b.addItem(&b.denied, item) {
+			b.cannotDeny(DeniedSourcesField, "a range is invalid")
 		}
 	}
+	return nil
 }
 
 // cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
-func (b *builder) cannotDeny(list *sourceList, field, reason string) {
-	if !list.closed {
+func (b *builder) cannotDeny(field, reason string) {
+	if !b.denied.closed {
 		b.unlimited = append(b.unlimited, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
 			"except its cluster IPs are closed to all sources; correct the ranges"))
 	}
-	list.closed = true
+	b.denied.closed = true
 }
 
 // addItem adds an item of an annotation, which may be blank, to a list. If it is invalid, addItem adds a problem and returns false.
@@ -247,13 +264,13 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 
 // deniedSources returns the denied sources of one family; nil for none. If they contain the node's address, the result also contains own: the
 // addresses with which the node sends to the frontends, see [builder.allowedSources].
-func (b *builder) deniedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
-	denied, fromNode := b.prefixes(f, list.ranges)
+func (b *builder) deniedSources(f inet.Family, own []netip.Addr) []AddrRange {
+	denied, fromNode := b.prefixes(f, b.denied.ranges)
 	if fromNode {
 		denied = withAddrs(denied, ofFamily(f, own))
 	}
 	if n, most := len(denied), b.limits.SourceRanges; n > most {
-		b.cannotDeny(list, list.field, fmt.Sprintf("%d are above the limit of %d %s", n, most, limitSourceRanges))
+		b.cannotDeny(DeniedSourcesField, fmt.Sprintf("%d are above the limit of %d %s", n, most, limitSourceRanges))
 	}
 	if len(denied) == 0 {
 		return nil

@@ -14,7 +14,7 @@ import (
 
 // balanced returns a Service with every kind of frontend, and with annotations: pairs of the short name of a key and a value.
 func balanced(annotations ...string) *corev1.Service {
-	keys := map[string]string{"ports": annotationNodePortSources, "external": annotationExternalIPSources, "denied": annotationDeniedSources, "cilium": annotationCiliumSourcePolicy}
+	keys := map[string]string{"ports": annotationNodePortSources, "external": annotationExternalIPSources, "denied": annotationDeniedSources, "cilium": annotationSourcePolicy}
 	return edit(func(svc *corev1.Service) {
 		svc.Spec.Type, svc.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"1.1.1.1"}
 		svc.Spec.Ports[0].NodePort = 30080

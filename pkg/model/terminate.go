@@ -26,19 +26,6 @@ func ParseTermination(text string) (Termination, error) {
 	return TerminateOff, fmt.Errorf("must be %s or %s", TerminateGone, TerminateOff)
 }
 
-// termination sets whether the program terminates connections to endpoints that leave the slices: by the annotation, or by the node's default. An
-// invalid annotation becomes a problem, and connections stay.
-func (b *builder) termination() {
-	t := b.opts.Terminate
-	if text, given := b.svc.Annotations[annotationTerminate]; given {
-		var err error
-		if t, err = ParseTermination(text); err != nil {
-			b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))
-		}
-	}
-	b.out.TerminateGone = t == TerminateGone
-}
-
 // setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no
 // connections of the Service.
 func (b *builder) setListed() {

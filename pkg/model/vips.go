@@ -81,7 +81,27 @@ type stances struct {
 	ping, pingOutside, pingRestricted Stance
 }
 
-// stances reads the annotations. If an annotation is invalid, it adds a problem, and the Service is against the behaviour.
+// setRefusal sets the stance of an annotation.
+func (b *builder) setRefusal(on bool) {
+	b.refuseUnused = Against
+	if on {
+		b.refuseUnused = For
+	}
+}
+
+// setPing sets the stance of an annotation. An invalid value is against an answer.
+func (b *builder) setPing(name string) {
+	switch Ping(name) {
+	case PingAlways:
+		b.answer = For
+	case PingReady:
+		b.answer = WhileServing
+	default:
+		b.answer = Against
+	}
+}
+
+// stances returns the stances of the annotations, or those of the node's options.
 func (b *builder) stances() (s stances) {
 	if b.opts.UnusedPorts.Any() {
 		s.refuseAll, s.refuseWithin = For, For
@@ -91,13 +111,12 @@ func (b *builder) stances() (s stances) {
 		if b.svc.Annotations[annotationWholeIP] == "true" {
 			s.refuseAll, s.refuseWithin = Against, Against
 		}
-		if refuses, given := b.boolean("unused ports of its load-balancer and external IPs are not refused", annotationRefuseUnused); refuses {
-			s.refuseAll, s.refuseWithin = For, For
-		} else if given {
-			s.refuseAll, s.refuseWithin = Against, Against
+		if b.refuseUnused != Neutral {
+			s.refuseAll, s.refuseWithin = b.refuseUnused, b.refuseUnused
 		}
 	}
-	if !b.opts.Ping.Answers() {
+	if b.answer != Neutral {
+		s.ping, s.pingOutside, s.pingRestricted = b.answer, b.answer, b.answer
 		return s
 	}
 	switch b.opts.Ping {
@@ -106,23 +125,10 @@ func (b *builder) stances() (s stances) {
 	case PingAlways:
 		s.ping = For
 	}
-	switch text, given := b.svc.Annotations[annotationAnswerPing]; {
-	case !given: // an address with source ranges must not answer: all sources would get the reply
-		if s.pingOutside = s.ping; b.svc.Spec.LoadBalancerClass != nil {
-			s.pingOutside = Neutral
-		}
-		return s
-	case text == string(PingAlways):
-		s.ping = For
-	case text == string(PingReady):
-		s.ping = WhileServing
-	default:
-		s.ping = Against
-		if text != "never" {
-			b.problem(annotationField(annotationAnswerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
-		}
+	// An address with source ranges must not answer: all sources would get the reply.
+	if b.svc.Spec.LoadBalancerClass == nil {
+		s.pingOutside = s.ping
 	}
-	s.pingOutside, s.pingRestricted = s.ping, s.ping
 	return s
 }
 

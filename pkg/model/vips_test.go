@@ -42,27 +42,27 @@ func TestStances(t *testing.T) {
 		refused, ping [3]Stance
 		problem       string
 	}{
-		{"default", Options{}, annotationRefuseUnused, "no", true, false, none, none, ""},
-		{"default with ping", Options{}, annotationAnswerPing, "no", false, false, none, none, ""},
+		{"default", Options{}, prefix + "refuse-unused-ports", "no", true, false, none, none, ""},
+		{"default with ping", Options{}, prefix + "answer-ping", "no", false, false, none, none, ""},
 		{"all", all, "", "", false, true, [3]Stance{Neutral, For, For}, none, ""},
 		{"all, class", all, "", "", true, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, class, asked", all, annotationRefuseUnused, "true", true, false, [3]Stance{Neutral, For, For}, none, ""},
-		{"all, opted out", all, annotationRefuseUnused, "false", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, unreadable", all, annotationRefuseUnused, "True", false, false, [3]Stance{Neutral, Against, Against}, none, `must be "true" or "false"`},
+		{"all, class, asked", all, prefix + "refuse-unused-ports", "true", true, false, [3]Stance{Neutral, For, For}, none, ""},
+		{"all, opted out", all, prefix + "refuse-unused-ports", "false", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
+		{"all, unreadable", all, prefix + "refuse-unused-ports", "True", false, false, [3]Stance{Neutral, Against, Against}, none, `must be "true" or "false"`},
 		{"all, whole IP", all, annotationWholeIP, "true", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
 		{"all, not the whole IP", all, annotationWholeIP, "false", false, false, [3]Stance{Neutral, For, For}, none, ""},
 		{"within", within, "", "", true, false, [3]Stance{Neutral, For, Neutral}, none, ""},
-		{"within, opted out", within, annotationRefuseUnused, "false", false, false, [3]Stance{Neutral, Against, Neutral}, none, ""},
+		{"within, opted out", within, prefix + "refuse-unused-ports", "false", false, false, [3]Stance{Neutral, Against, Neutral}, none, ""},
 		{"within, whole IP", within, annotationWholeIP, "true", false, false, [3]Stance{Neutral, Against, Neutral}, none, ""},
 		{"annotated", ping(PingAnnotated), "", "", false, false, none, none, ""},
-		{"annotated, always", ping(PingAnnotated), annotationAnswerPing, "always", true, true, none, [3]Stance{For, For, For}, ""},
-		{"annotated, ready", ping(PingAnnotated), annotationAnswerPing, "ready", false, false, none, [3]Stance{WhileServing, WhileServing, WhileServing}, ""},
+		{"annotated, always", ping(PingAnnotated), prefix + "answer-ping", "always", true, true, none, [3]Stance{For, For, For}, ""},
+		{"annotated, ready", ping(PingAnnotated), prefix + "answer-ping", "ready", false, false, none, [3]Stance{WhileServing, WhileServing, WhileServing}, ""},
 		{"ready", ping(PingReady), "", "", false, false, none, [3]Stance{WhileServing, WhileServing, WhileServing}, ""},
 		{"always", ping(PingAlways), "", "", false, false, none, [3]Stance{For, For, For}, ""},
 		{"always, class", ping(PingAlways), "", "", true, false, none, [3]Stance{For, Neutral, Neutral}, ""},
 		{"always, source ranges", ping(PingAlways), "", "", false, true, none, [3]Stance{For, Neutral, For}, ""},
-		{"always, never", ping(PingAlways), annotationAnswerPing, "never", false, false, none, [3]Stance{Against, Against, Against}, ""},
-		{"always, unreadable", ping(PingAlways), annotationAnswerPing, "true", false, false, none, [3]Stance{Against, Against, Against}, "must be always, ready or never"},
+		{"always, never", ping(PingAlways), prefix + "answer-ping", "never", false, false, none, [3]Stance{Against, Against, Against}, ""},
+		{"always, unreadable", ping(PingAlways), prefix + "answer-ping", "true", false, false, none, [3]Stance{Against, Against, Against}, "must be always, ready or never"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{}}}

@@ -133,12 +133,21 @@ func random(r *rand.Rand, i int) *model.Service {
 			s.Ports = append(s.Ports, randomPort(r, s.Name, f, i, port, local, affinity))
 		}
 	}
-	if s.ScaleToZero = r.IntN(3) == 0; s.ScaleToZero && r.IntN(2) == 0 {
+	if randomFlags(r, s, 3); s.ScaleToZero && r.IntN(2) == 0 {
 		for _, p := range s.Ports {
 			p.Cluster, p.Local, p.Hairpin, p.ClusterWeights, p.LocalWeights, p.HasEndpoints = nil, nil, nil, nil, nil, false
 		}
 	}
 	return s
+}
+
+// randomFlags sets the fields of boolean annotations: one out of a number.
+func randomFlags(r *rand.Rand, s *model.Service, outOf int) {
+	for _, a := range model.Annotations {
+		if a.Flag != nil && a.Alias == "" {
+			*a.Flag(s) = r.IntN(outOf) == 0
+		}
+	}
 }
 
 func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port int, local bool, affinity time.Duration) *model.ServicePort {

@@ -69,7 +69,8 @@ func (v *village) service() *model.Service {
 		i = v.rand.IntN(20)
 	}
 	name := types.NamespacedName{Namespace: v.namespace(namespace), Name: fmt.Sprint("s", i)}
-	s := &model.Service{Name: name, Created: time.Unix(v.clock/3, 0), UID: fmt.Sprint(r.Uint64()), ScaleToZero: r.IntN(4) == 0}
+	s := &model.Service{Name: name, Created: time.Unix(v.clock/3, 0), UID: fmt.Sprint(r.Uint64())}
+	randomFlags(r, s, 4)
 	if old := v.services[name]; old != nil {
 		s.Created, s.UID = old.Created, old.UID
 	}

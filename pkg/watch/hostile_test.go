@@ -59,7 +59,7 @@ func hostileObjects() (list []hostileObject) {
 			"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"),
 			"zeros": repeated("0"), "prefixes": nested, "weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
 		} {
-			if a.Slice {
+			if a.OfSlices() {
 				ofSlice(a.Name+", "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
 			} else {
 				ofService(a.Name+", "+kind, func(s *corev1.Service) { s.Annotations[a.Name] = text })
@@ -77,7 +77,7 @@ func hostileObjects() (list []hostileObject) {
 	}
 	for _, a := range model.Annotations {
 		for kind, text := range atLimit {
-			if a.List && a.Slice {
+			if a.List && a.OfSlices() {
 				ofSlice(a.Name+" at the limit, "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
 			} else if a.List {
 				ofService(a.Name+" at the limit, "+kind, func(s *corev1.Service) { s.Annotations[a.Name] = text })
@@ -87,7 +87,7 @@ func hostileObjects() (list []hostileObject) {
 	ofService("all lists of sources at the limit", func(s *corev1.Service) {
 		s.Spec.LoadBalancerSourceRanges = strings.Split(atLimit["prefixes"], ",")
 		for _, a := range model.Annotations {
-			if a.List && !a.Slice {
+			if a.List && !a.OfSlices() {
 				s.Annotations[a.Name] = atLimit["prefixes"]
 			}
 		}

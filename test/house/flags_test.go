@@ -44,7 +44,7 @@ func annotationTable(list []model.Annotation) string {
 	b.WriteString("| Annotation | On | Values | Meaning | Page |\n|---|---|---|---|---|\n")
 	for _, a := range list {
 		on, meaning := "Service", a.Meaning
-		if a.Slice {
+		if a.OfSlices() {
 			on = "EndpointSlice"
 		}
 		if a.Alias != "" {
