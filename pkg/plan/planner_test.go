@@ -254,7 +254,7 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 		return list
 	}
 	for i := range sets {
-		sets[i] = sorted(draw(2 * 256))
+		sets[i] = slices.Compact(sorted(draw(2 * 256)))
 	}
 	for step := range 240 {
 		i := r.IntN(len(sets))
@@ -263,7 +263,7 @@ func TestThePlanOfManyEndpointsDoesNotDependOnHistory(t *testing.T) {
 			at := r.IntN(len(sets[i]) - 3)
 			sets[i] = slices.Delete(sets[i], at, at+r.IntN(4))
 		}
-		sets[i] = sorted(append(sets[i], draw(max(0, 2*256-len(sets[i])+r.IntN(5)))...))
+		sets[i] = slices.Compact(sorted(append(sets[i], draw(max(0, 2*256-len(sets[i])+r.IntN(5)))...)))
 		s := random(r, i)
 		for _, port := range s.Ports {
 			if port.Family == inet.IPv4 && r.IntN(20) > 0 {

@@ -56,16 +56,15 @@ func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 // continue existing ones (docs/algorithms.md).
 func weight(s *discoveryv1.EndpointSlice, a netip.Addr) int {
 	w := 1
-	if text, ok := s.Annotations["service.cilium.io/weight"]; ok {
-		if n, err := strconv.Atoi(text); err == nil {
-			w = n
+	read := func(text string) {
+		if n, err := strconv.ParseUint(text, 10, 16); err == nil {
+			w = int(n)
 		}
 	}
+	read(s.Annotations["service.cilium.io/weight"])
 	for _, item := range strings.Split(s.Annotations["kube-nftproxy.io/weights"], ",") {
 		if addr, text, ok := strings.Cut(item, "="); ok && addr == a.String() {
-			if n, err := strconv.Atoi(text); err == nil {
-				w = n
-			}
+			read(text)
 		}
 	}
 	return w

@@ -114,7 +114,8 @@ func algorithm(s *corev1.Service, endpoints int) (Algorithm, bool) {
 			a.Slots = t[1]
 		}
 	}
-	if size, err := strconv.Atoi(s.Annotations["kube-nftproxy.io/lb-table-size"]); err == nil && size >= endpoints {
+	size, _ := strconv.Atoi(s.Annotations["kube-nftproxy.io/lb-table-size"])
+	if slices.Contains([]int{251, 1021, 4093, 16381}, size) && size >= endpoints {
 		a.Slots = size
 	}
 	return a, true

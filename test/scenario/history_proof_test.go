@@ -68,8 +68,8 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 		steps, objects int
 	}{
 		"source-ranges-ignored":   {withoutSourceRanges, 16, 1, 2},
-		"internal-policy-ignored": {withoutInternalPolicy, 92, 1, 2},
-		"deletion-forgotten":      {withoutDeletions, 55, 2, 1},
+		"internal-policy-ignored": {withoutInternalPolicy, 100, 1, 2},
+		"deletion-forgotten":      {withoutDeletions, 56, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlayer(r.lab)

@@ -14,6 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -230,6 +231,7 @@ func (w *world) create(name string) *member {
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(1_700_000_000+int64(w.created), 0),
+			Annotations: map[string]string{},
 		},
 	}}
 	for _, f := range []func(*world, *member){
@@ -238,16 +240,7 @@ func (w *world) create(name string) *member {
 		f(w, m)
 	}
 	if w.rand.IntN(2) == 0 {
-		w.algorithm(m)
-	}
-	if w.rand.IntN(3) == 0 {
-		w.slowStart(m)
-	}
-	if w.rand.IntN(3) == 0 {
-		w.maximum(m)
-	}
-	if w.rand.IntN(3) == 0 {
-		w.portRanges(m)
+		w.annotations(m)
 	}
 	return m
 }
@@ -258,8 +251,8 @@ var changes = []func(*world, *member){
 	(*world).conditions, (*world).hints, (*world).ports, (*world).addresses, (*world).serviceType, (*world).externalIPs, (*world).balancers,
 	(*world).sourceRanges, (*world).sourceRanges, (*world).policies, (*world).policies, (*world).affinity, (*world).affinity,
 	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).weights, (*world).weights,
-	(*world).algorithm, (*world).algorithm, (*world).vips, (*world).annotatedSources, (*world).slowStart, (*world).slowStart, (*world).maximum, (*world).maximum,
-	(*world).portRanges, (*world).portRanges, (*world).scale, (*world).scale,
+	(*world).annotations, (*world).annotations, (*world).annotations, (*world).annotations, (*world).annotations,
+	(*world).annotations, (*world).annotatedSources, (*world).class, (*world).scale, (*world).scale,
 }
 
 // some draws up to most items of a list, without duplicates.
@@ -384,18 +377,11 @@ func (w *world) sourceRanges(m *member) {
 
 // annotatedSources draws the annotations with source ranges.
 func (w *world) annotatedSources(m *member) {
-	if m.service.Annotations == nil {
-		m.service.Annotations = map[string]string{}
-	}
 	for _, key := range []string{"kube-nftproxy.io/node-port-source-ranges", "kube-nftproxy.io/external-ip-source-ranges", "kube-nftproxy.io/denied-source-ranges"} {
 		delete(m.service.Annotations, key)
 		if w.rand.IntN(2) == 0 {
 			m.service.Annotations[key] = strings.Join(some(w, rangePool, 3), ",")
 		}
-	}
-	delete(m.service.Annotations, "service.cilium.io/src-ranges-policy")
-	if policy := one(w, "", "", "", "allow", "deny", "other"); policy != "" {
-		m.service.Annotations["service.cilium.io/src-ranges-policy"] = policy
 	}
 	if len(m.service.Spec.ExternalIPs) == 0 {
 		w.externalIPs(m)
@@ -449,8 +435,10 @@ func (w *world) weights(m *member) {
 	for i := range m.slices {
 		s := &m.slices[i]
 		s.Annotations = map[string]string{}
-		if w.rand.IntN(3) == 0 {
-			s.Annotations["service.cilium.io/weight"] = one(w, "0", "3", "1")
+		for _, a := range model.Annotations {
+			if a.OfSlices() && !a.List && w.rand.IntN(3) == 0 {
+				s.Annotations[a.Name] = w.value(&a)
+			}
 		}
 		if len(s.Endpoints) > 0 && w.rand.IntN(2) == 0 {
 			s.Annotations["kube-nftproxy.io/weights"] = one(w, s.Endpoints...).Addresses[0] + one(w, "=0", "=3", "=1")
@@ -458,43 +446,30 @@ func (w *world) weights(m *member) {
 	}
 }
 
-// algorithm draws the annotations of a Service.
-func (w *world) algorithm(m *member) {
-	const own, ciliums, calicos = "kube-nftproxy.io/lb-algorithm", "service.cilium.io/lb-algorithm", "lb.projectcalico.org/external-traffic-strategy"
-	m.service.Annotations = one(w, nil, map[string]string{own: "source-hash"}, map[string]string{own: "source-hash/28,64"}, map[string]string{own: "maglev"},
-		map[string]string{ciliums: "maglev"}, map[string]string{calicos: "maglev"}, map[string]string{own: one(w, "random", "least-conn"), ciliums: "maglev"},
-		map[string]string{"kube-nftproxy.io/scale-to-zero": "true"}, map[string]string{"service.cilium.io/scale-to-zero": one(w, "true", "false")})
-}
-
-// slowStart draws slow start. A step of a history that is not hasty takes three minutes.
-func (w *world) slowStart(m *member) {
-	w.annotate(m, "kube-nftproxy.io/slow-start", "", "90", "900", "3600", "900", "3600", "1m")
-}
-
-// maximum draws the maximum of connections of each endpoint: one that no history reaches, or one that some clients reach.
-func (w *world) maximum(m *member) {
-	w.annotate(m, "kube-nftproxy.io/max-connections", "", "1000", "1", "2", "0")
-	w.annotate(m, "kube-nftproxy.io/at-max-connections", "", "", "refuse", "queue", "wait")
-}
-
-// rangesPool are ranges of ports. Some overlap, some have single ports of Services and node ports, and some are invalid.
-var rangesPool = []string{
-	"all", "tcp/8080,udp/8080", "tcp/8000-9100", "udp/8080-9090,tcp/9090", " TCP/50-100 , udp/1-9000", "tcp/443-8080,udp/443-8080", "udp/8000-8500,tcp/8080-8081",
-	"tcp/8000-8079,tcp/8080,udp/9000-9100", "tcp/1-65535,udp/9090,sctp/36412-36500", "udp/1-65535", "tcp/9-8", "quic/443",
-}
-
-// portRanges draws ranges of ports. A Service with ranges mostly has no maximum of connections, because that excludes ranges.
-func (w *world) portRanges(m *member) {
-	w.annotate(m, "networking.cozystack.io/wholeIP", "", "", "", "true", "false")
-	w.annotate(m, "kube-nftproxy.io/port-ranges", append([]string{"", ""}, rangesPool...)...)
-	if w.rand.IntN(4) > 0 {
-		delete(m.service.Annotations, "kube-nftproxy.io/max-connections")
+// annotations draws the values of some annotations of a Service, or removes them. A step of a history that is not hasty
+// takes three minutes, the time of a short slow start. Some clients reach a maximum of connections of 1 or 2.
+func (w *world) annotations(m *member) {
+	for _, a := range model.Annotations {
+		if a.OfSlices() || w.rand.IntN(4) > 0 {
+			continue
+		}
+		if delete(m.service.Annotations, a.Name); w.rand.IntN(2) == 0 {
+			m.service.Annotations[a.Name] = w.value(&a)
+		}
 	}
+}
+
+// value draws a value of an annotation, which is sometimes invalid.
+func (w *world) value(a *model.Annotation) string {
+	if len(a.Wrong) > 0 && w.rand.IntN(8) == 0 {
+		return one(w, a.Wrong...)
+	}
+	return one(w, a.Samples...)
 }
 
 // scale makes a Service scale to zero without endpoints, or gives it endpoints.
 func (w *world) scale(m *member) {
-	w.annotate(m, "kube-nftproxy.io/scale-to-zero", "true")
+	m.service.Annotations["kube-nftproxy.io/scale-to-zero"] = "true"
 	if len(m.slices) == 0 {
 		w.endpoints(m)
 	} else {
@@ -502,27 +477,9 @@ func (w *world) scale(m *member) {
 	}
 }
 
-// annotate draws the value of an annotation; empty for none.
-func (w *world) annotate(m *member, name string, values ...string) {
-	m.service.Annotations = maps.Clone(m.service.Annotations)
-	delete(m.service.Annotations, name)
-	if value := one(w, values...); value != "" {
-		if m.service.Annotations == nil {
-			m.service.Annotations = map[string]string{}
-		}
-		m.service.Annotations[name] = value
-	}
-}
-
-// vips draws the behaviours of a Service's addresses.
-func (w *world) vips(m *member) {
+// class draws the class of the load balancer.
+func (w *world) class(m *member) {
 	m.service.Spec.LoadBalancerClass = one(w, nil, nil, new("example.org/other"))
-	for _, choice := range [][]string{
-		{"kube-nftproxy.io/answer-ping", "", "", "always", "ready", "never", "often"},
-		{"kube-nftproxy.io/refuse-unused-ports", "", "", "true", "false", "no"},
-	} {
-		w.annotate(m, choice[0], choice[1:]...)
-	}
 }
 
 // slicePorts draws the numbers of named ports, independently for each slice.
