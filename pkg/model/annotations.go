@@ -202,7 +202,7 @@ var Annotations = []Annotation{
 	},
 }
 
-func scaleToZero(s *Service) *bool { return &s.ScaleToZero }
+func scaleToZero(s *Switches) *bool { return &s.ScaleToZero }
 
 // AnnotationsOf returns the names of the annotations of EndpointSlices, or of Services.
 func AnnotationsOf(endpointSlices bool) (names []string) {

@@ -469,6 +469,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 				Protocol: ports[i].protocol,
 				Family:   f,
 				Affinity: affinity,
+				Switches: b.out.Switches,
 				Method:   b.method,
 
 				MaxConnections: b.maximum,

@@ -88,6 +88,8 @@ type ServicePort struct {
 	Name     PortName
 	Protocol inet.Protocol
 	Family   inet.Family
+	// Switches are those of the Service.
+	Switches
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
 	// Method is the algorithm that chooses an endpoint. With session affinity, it applies to new clients.
@@ -128,6 +130,12 @@ func (sp *ServicePort) Slots() int {
 	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) + sp.Method.Slots(len(sp.Local), sp.LocalWeights) + sp.Rising
 }
 
+// Switches are the boolean annotations of a Service. Each is false without the annotation.
+type Switches struct {
+	// ScaleToZero is true if the Service holds packets while it has no endpoint, so that demand can wake it.
+	ScaleToZero bool
+}
+
 // Service is one Service as this node sees it. It is immutable.
 type Service struct {
 	Name types.NamespacedName
@@ -140,8 +148,7 @@ type Service struct {
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
 	LocalReady [2]int
-	// ScaleToZero is true if the Service holds packets while it has no endpoint, so that demand can wake it.
-	ScaleToZero bool
+	Switches
 	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the addresses of all endpoints in
 	// the EndpointSlices, ready or not, regardless of their ports. It is sorted and free of duplicates. Without TerminateGone, it is nil.
 	TerminateGone bool

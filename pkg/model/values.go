@@ -14,8 +14,8 @@ type Value struct {
 	Values string
 	// Samples are valid values, and Wrong are values that become a problem. Tests draw from both.
 	Samples, Wrong []string
-	// Flag returns the field of a boolean annotation of Services; nil for all other annotations.
-	Flag func(*Service) *bool
+	// Switch returns the field of a boolean annotation of Services; nil for all other annotations.
+	Switch func(*Switches) *bool
 	// set sets the fields for the value of a Service, or the fields for an invalid value, and returns the reason why
 	// the value is invalid. A setter that adds its own problems returns nil.
 	set func(b *builder, text string) error
@@ -24,9 +24,9 @@ type Value struct {
 }
 
 // boolean is the type of a boolean annotation. An invalid value is false.
-func boolean(flag func(*Service) *bool) Value {
-	v := either(func(b *builder, on bool) { *flag(b.out) = on })
-	v.Flag = flag
+func boolean(field func(*Switches) *bool) Value {
+	v := either(func(b *builder, on bool) { *field(&b.out.Switches) = on })
+	v.Switch = field
 	return v
 }
 

@@ -133,7 +133,7 @@ func random(r *rand.Rand, i int) *model.Service {
 			s.Ports = append(s.Ports, randomPort(r, s.Name, f, i, port, local, affinity))
 		}
 	}
-	if randomFlags(r, s, 3); s.ScaleToZero && r.IntN(2) == 0 {
+	if flip(r, s, 3); s.ScaleToZero && r.IntN(2) == 0 {
 		for _, p := range s.Ports {
 			p.Cluster, p.Local, p.Hairpin, p.ClusterWeights, p.LocalWeights, p.HasEndpoints = nil, nil, nil, nil, nil, false
 		}
@@ -141,12 +141,15 @@ func random(r *rand.Rand, i int) *model.Service {
 	return s
 }
 
-// randomFlags sets the fields of boolean annotations: one out of a number.
-func randomFlags(r *rand.Rand, s *model.Service, outOf int) {
+// flip sets the switches of a Service and its ports: one out of a number.
+func flip(r *rand.Rand, s *model.Service, outOf int) {
 	for _, a := range model.Annotations {
-		if a.Flag != nil && a.Alias == "" {
-			*a.Flag(s) = r.IntN(outOf) == 0
+		if a.Switch != nil && a.Alias == "" {
+			*a.Switch(&s.Switches) = r.IntN(outOf) == 0
 		}
+	}
+	for _, p := range s.Ports {
+		p.Switches = s.Switches
 	}
 }
 

@@ -70,7 +70,7 @@ func (v *village) service() *model.Service {
 	}
 	name := types.NamespacedName{Namespace: v.namespace(namespace), Name: fmt.Sprint("s", i)}
 	s := &model.Service{Name: name, Created: time.Unix(v.clock/3, 0), UID: fmt.Sprint(r.Uint64())}
-	randomFlags(r, s, 4)
+	s.ScaleToZero = r.IntN(4) == 0
 	if old := v.services[name]; old != nil {
 		s.Created, s.UID = old.Created, old.UID
 	}
