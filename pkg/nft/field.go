@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"math/big"
 	"net/netip"
 	"strconv"
 
@@ -57,6 +58,7 @@ const (
 	etypeConcat  = 13
 	etypeNumgen  = 23
 
+	descRaw = 0
 	descTH  = 11
 	descIP  = 12
 	descIP6 = 13
@@ -110,6 +112,19 @@ func portField(name string, tmpl, offset uint32) Field {
 			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
 		},
 		print: func(b []byte) string { return strconv.Itoa(int(binary.BigEndian.Uint16(b))) },
+	}
+}
+
+// Transport is a field of bytes behind the start of the transport header.
+func Transport(offset, length uint32) Field {
+	const header, bits = 3, 8 // nft's enum proto_bases
+	return Field{
+		name: fmt.Sprintf("@th,%d,%d", offset*bits, length*bits), typ: 4, len: int(length), order: orderBig,
+		typeof: typeofExpr(etypePayload, tlvU32(0, descRaw), tlvU32(1, 0), tlvU32(2, header), tlvU32(3, offset*bits), tlvU32(4, length*bits)),
+		load: func(reg uint32) expr.Any {
+			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
+		},
+		print: func(b []byte) string { return new(big.Int).SetBytes(b).String() },
 	}
 }
 

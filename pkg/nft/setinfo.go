@@ -43,6 +43,9 @@ func fieldsOf(typ, length uint32) []Field {
 		fields = append(fields, f)
 		n += f.slot()
 	}
+	if first := int(length) - n + 4; len(fields) > 1 && fields[0].typ == Index().typ && first > 4 {
+		fields[0], n = Transport(0, uint32(first)), int(length) // an integer has any length; in direct-quoted, the first one is an address
+	}
 	if len(fields) == 0 || n != int(length) && fields[0].len != int(length) {
 		return []Field{opaque(int(length))}
 	}

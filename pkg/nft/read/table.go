@@ -170,6 +170,8 @@ func kindOf(name string) expr.Any {
 		return &expr.Counter{}
 	case "ct":
 		return &expr.Ct{}
+	case "dup":
+		return &expr.Dup{}
 	case "dynset":
 		return &expr.Dynset{}
 	case "fib":

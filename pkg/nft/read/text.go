@@ -2,6 +2,7 @@ package read
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -40,6 +41,8 @@ type held struct {
 	text string
 	// print formats a value that is compared with the content or masks it; nil for hexadecimal.
 	print func([]byte) string
+	// bits are those that a rule sets in the content.
+	bits []byte
 	// constant is the value itself if a rule sets it.
 	constant []byte
 	// flag is the condition that a bit is set, as nft writes it for ct, such as "ct status dnat"; "" if no mask was
@@ -131,6 +134,8 @@ func (w *writer) expression(given Expr) {
 		w.between(e)
 	case *expr.Lookup:
 		w.lookup(e)
+	case *expr.Dup:
+		w.say("dup to %s", w.get(e.RegAddr).text)
 	case *expr.Dynset:
 		w.dynset(e)
 	case *expr.NAT:
@@ -205,6 +210,10 @@ func VerdictText(code int32, chain string) string {
 const nfDrop, nfAccept = 0, 1
 
 func (w *writer) payload(e *expr.Payload) {
+	if e.OperationType == expr.PayloadWrite {
+		w.write(e)
+		return
+	}
 	known := []nft.Field{nft.SrcAddr(w.family), nft.DstAddr(w.family), nft.SrcPort(), nft.DstPort()}
 	for i, f := range known {
 		load, ok := f.Load(e.DestRegister).(*expr.Payload)
@@ -224,6 +233,17 @@ func (w *writer) payload(e *expr.Payload) {
 	}
 	base := [...]string{"ll", "nh", "th", "ih"}[e.Base&3]
 	w.hold(e.DestRegister, &held{text: fmt.Sprintf("@%s,%d,%d", base, e.Offset*8, e.Len*8)})
+}
+
+// write formats a rule that sets the TTL or the hop limit. The first byte of the value is the TTL.
+func (w *writer) write(e *expr.Payload) {
+	from, field := w.get(e.SourceRegister), [...]string{"ip ttl", "ip6 hoplimit"}[w.family]
+	value := cmp.Or(string(from.constant), string(from.bits))
+	if len(value) == 0 || e.Base != expr.PayloadBaseNetworkHeader || e.Offset != [...]uint32{8, 7}[w.family] {
+		w.say("?payload set?")
+		return
+	}
+	w.say("%s set %d", field, value[0])
 }
 
 func (w *writer) meta(e *expr.Meta) {
@@ -345,6 +365,7 @@ func (w *writer) bitwise(e *expr.Bitwise) {
 		h.text = from.text + " | " + from.value(e.Xor)
 	default:
 		h.text = from.text + " & " + from.value(e.Mask) + " ^ " + from.value(e.Xor)
+		h.bits = e.Xor
 	}
 	w.hold(e.DestRegister, h)
 }
