@@ -41,6 +41,8 @@ func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserv
 			o.WithoutHash = true
 		case m.Connlimit():
 			o.WithoutMaximum = true
+		case m.Dup():
+			o.DirectReturn = false
 		default:
 			required = append(required, m)
 			o.Families = slices.DeleteFunc(o.Families, func(f inet.Family) bool { return f == m.Family })

@@ -68,6 +68,9 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP only). Default: primary in mode nftables, otherwise all.")
 	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", o.RefuseUnusedPorts, "Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. \"all\": also load-balancer and external IPs, if the packet would leave by the interface by which it arrived. CIDRs: also load-balancer and external IPs in these CIDRs. See docs/vips.md.")
+	fs.BoolVar(&o.DirectReturn, "direct-server-return", o.DirectReturn, "Permit direct server return: a Service with the annotation "+
+		"kube-nftproxy.io/forwarding-mode=dsr gets its packets to load-balancer and external IPs with the client's address, and the endpoint's node "+
+		"sends the replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
 	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing, "Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), \"always\" (all). See docs/vips.md.")
 }
 

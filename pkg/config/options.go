@@ -56,6 +56,8 @@ type Options struct {
 	Limits map[string]int
 	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and [model.Ping].
 	RefuseUnusedPorts, AnswerPing string
+	// DirectReturn permits direct server return.
+	DirectReturn bool
 	// CountConnections enables counters of connections to Services, CountZones also those of the zones of endpoints.
 	CountConnections, CountZones bool
 	// TerminateConnections is a model.Termination: the default of Services without an annotation for it.

@@ -14,6 +14,7 @@ type Running struct {
 	Limits                        map[string]int
 	CountConnections, CountZones  bool
 	RefuseUnusedPorts, AnswerPing string
+	DirectReturn                  bool
 }
 
 // Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces the
@@ -27,6 +28,9 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 	}
 	if !fs.Changed("count-connections") {
 		o.CountConnections, o.CountZones = running.CountConnections, running.CountZones
+	}
+	if !fs.Changed("direct-server-return") {
+		o.DirectReturn = running.DirectReturn
 	}
 	for flag, is := range map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing} {
 		if is != "" && !fs.Changed(flag) {

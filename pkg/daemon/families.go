@@ -59,6 +59,9 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 	if served.WithoutMaximum {
 		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
 	}
+	if o.DirectReturn && !served.DirectReturn {
+		logger.Info("The kernel lacks dup (modules nft_dup_ipv4 and nft_dup_ipv6): no Service has direct server return")
+	}
 	return served, nil
 }
 

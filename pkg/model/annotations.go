@@ -48,6 +48,7 @@ const (
 	annotationNodePortSources   = prefix + "node-port-source-ranges"
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
 	annotationDeniedSources     = prefix + "denied-source-ranges"
+	annotationForwarding        = prefix + "forwarding-mode"
 	annotationSourcePolicy      = "service.cilium.io/src-ranges-policy"
 	annotationWholeIP           = "networking.cozystack.io/wholeIP"
 )
@@ -77,6 +78,19 @@ var Annotations = []Annotation{
 		Meaning: "the same", Page: "algorithms.md", Else: "endpoints are chosen at random",
 	},
 	{
+		Name: annotationForwarding, Page: "dsr.md",
+		Meaning: "with `dsr`, replies of load-balancer and external IPs leave from the endpoint's node",
+		Value:   oneOf((*builder).setForwarding, forwardDirect, "nat"), Else: usesNAT,
+	},
+	{
+		Name: "service.cilium.io/forwarding-mode", Alias: annotationForwarding, Meaning: "the same", Page: "dsr.md",
+		Value: oneOf((*builder).setForwarding, forwardDirect, "snat"), Else: usesNAT,
+	},
+	{
+		Name: "service.antrea.io/load-balancer-mode", Alias: annotationForwarding, Meaning: "the same", Page: "dsr.md",
+		Value: oneOf((*builder).setForwarding, forwardDirect, "nat"), Else: usesNAT,
+	},
+	{
 		Name: prefix + "lb-table-size", Meaning: "the number of slots of `source-hash` and `maglev`", Page: "algorithms.md",
 		Value: Value{
 			Values:  "a prime of a fixed list, such as `1021`",
@@ -84,7 +98,7 @@ var Annotations = []Annotation{
 			set: (*builder).setTableSize,
 		},
 		Else:  "the default size for the number of endpoints applies",
-		inUse: func(b *builder) bool { return b.method.Key != balance.Chance },
+		inUse: func(b *builder) bool { return b.method.Key != balance.Chance || b.direct },
 	},
 	{
 		Name: prefix + "slow-start", Page: "algorithms.md",
@@ -288,6 +302,7 @@ const (
 	PortRangesField        = inAnnotations + annotationPortRanges + "]"
 	ExternalIPSourcesField = inAnnotations + annotationExternalIPSources + "]"
 	NodePortSourcesField   = inAnnotations + annotationNodePortSources + "]"
+	ForwardingField        = inAnnotations + annotationForwarding + "]"
 	DeniedSourcesField     = inAnnotations + annotationDeniedSources + "]"
 )
 

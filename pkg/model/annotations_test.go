@@ -53,7 +53,7 @@ func TestValuesOfAnnotations(t *testing.T) {
 	beside := map[string]map[string]string{
 		prefix + "at-max-connections": {annotationMaximum: "5"}, prefix + "lb-table-size": {annotationAlgorithm: balance.Maglev},
 	}
-	opts := Options{UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways}
+	opts := Options{Direct: true, UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways}
 	for _, a := range Annotations {
 		problems := func(value string) []Problem {
 			svc, s := service(), slice("a", eps("1rs")...)

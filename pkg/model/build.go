@@ -29,6 +29,8 @@ type Options struct {
 	// UnusedPorts and Ping select the addresses that refuse unused ports, and the addresses that answer echo requests.
 	UnusedPorts UnusedPorts
 	Ping        Ping
+	// Direct permits direct server return.
+	Direct bool
 	// Terminate is the default of Services without an annotation for it. Empty stands for TerminateOff.
 	Terminate Termination
 	// Limits bound the cost of one Service.
@@ -119,6 +121,9 @@ type builder struct {
 	ranges               []portRange
 	annotated            [NodePort + 1]*sourceList
 	denied               sourceList
+	// direct is true with direct server return. nodeless are then the addresses of endpoints that have no node.
+	direct   bool
+	nodeless map[netip.Addr]bool
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
 	deniesBalancers, closesBalancers bool
 
@@ -146,6 +151,7 @@ func (b *builder) service() {
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.readAnnotations()
+	b.checkDirect()
 	b.addresses(len(ports), nodePorts)
 	b.setStances()
 	b.ports(ports, nodePorts, b.affinity())
@@ -645,7 +651,7 @@ func (b *builder) slots() (n int) {
 		if slots > balance.Most {
 			slots = b.limits.Slots + 1
 		}
-		if n += slots; slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Local }) {
+		if n += slots; b.direct || slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Local }) {
 			n += slots
 		}
 	}
@@ -654,7 +660,7 @@ func (b *builder) slots() (n int) {
 
 // finish selects the endpoints of each service port, counts those of this node, and lists the problems.
 func (b *builder) finish() {
-	most, excess, ports := b.limits.PortEndpoints, 0, 0
+	most, excess, ports, prevents := b.limits.PortEndpoints, 0, 0, ""
 	random := b.applySlotLimit()
 	switch {
 	case b.slow == 0:
@@ -677,7 +683,13 @@ func (b *builder) finish() {
 			m, shares = m.withoutPorts(shares)
 		}
 		sp.choose(&m, shares)
+		if reason := b.locate(sp, &m); reason != "" && prevents == "" {
+			prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
+		}
 		b.used = append(b.used, m)
+	}
+	if prevents != "" {
+		b.problem(ForwardingField, quoted(forwardDirect, prevents))
 	}
 	if ports > 0 {
 		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),

@@ -464,6 +464,12 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 func (b *builder) endpoint(in *Endpoint, port uint16) endpoint {
 	e := endpoint{AddrPort: netip.AddrPortFrom(in.Addr, port), traits: in.conditions}
 	at := in.at.Value()
+	if b.direct && at.node == "" {
+		if b.nodeless == nil {
+			b.nodeless = map[netip.Addr]bool{}
+		}
+		b.nodeless[in.Addr] = true
+	}
 	if b.node.Name != "" && at.node == b.node.Name {
 		e.traits |= local
 	}

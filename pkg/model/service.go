@@ -115,6 +115,8 @@ type ServicePort struct {
 	// Serving holds every endpoint that may continue an existing flow: ready or serving, regardless of termination,
 	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
+	// Direct has the places of endpoints, with direct server return; otherwise nil.
+	Direct *Direct
 	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets. If HasEndpoints
 	// is false, the frontend rejects them.
 	HasEndpoints bool

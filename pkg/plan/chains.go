@@ -37,7 +37,7 @@ func (r *Rules) SetLocalPods(f inet.Family, pods LocalPods) {
 // any other chain.
 func (r *Rules) ClassChain(f inet.Family, name string) *nft.Chain {
 	c, ok := classOf(f, name)
-	if !ok {
+	if !ok || c.kind.direct() && !r.options.DirectReturn {
 		return nil
 	}
 	return r.layouts[f].classChain(&r.options, c)

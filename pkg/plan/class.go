@@ -28,6 +28,9 @@ const (
 	affineShift  = 16
 	// affinityBit distinguishes the classes of the affinity kinds from direct classes, whose tables have lower indexes.
 	affinityBit = 0x0000_0080
+	// returnBits and passBits stand in place of a route in the classes of direct server return.
+	returnBits = 0x0000_0600
+	passBits   = 0x0000_0700
 )
 
 // A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
@@ -60,6 +63,10 @@ func (c class) number() uint32 {
 		return topBit | c.route().bits() | affinityBit | uint32(at)
 	case c.kind == kindDirect:
 		return topBit | c.route().bits() | c.table.index()
+	case c.kind == kindReturn:
+		return topBit | returnBits | c.table.index()
+	case c.kind == kindPass:
+		return topBit | passBits | c.table.index()
 	case kinds[c.kind].by == byTable:
 		return c.code()<<8 | c.table.index()
 	}
@@ -74,6 +81,10 @@ func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number 
 func kindOf(word uint32) kind {
 	code := word & classBits
 	switch {
+	case code&routeBits == returnBits:
+		return kindReturn
+	case code&routeBits == passBits:
+		return kindPass
 	case code&routeBits != 0 && code&affinityBit != 0:
 		return kindAffinity
 	case code&routeBits != 0:
@@ -168,6 +179,8 @@ const (
 	stepLocal
 	// stepFull: all endpoints have their maximum of connections.
 	stepFull
+	// stepPass: before conntrack, a rule has found a frontend with direct server return.
+	stepPass
 	// stepPick: a client needs an endpoint id of listCluster, stepPickLocal: of listLocal.
 	stepPick
 	stepPickLocal
@@ -190,6 +203,7 @@ var stepRows = [steps]struct {
 	stepLocal: {set: "dispatch-local", when: "after external-local",
 		found: "policy Local depends on its source"},
 	stepFull:      {set: "dispatch-full", when: "if all endpoints are full"},
+	stepPass:      {set: "dispatch-pass", when: "to pass packets on to the endpoint's node", found: "may be passed on"},
 	stepPick:      {set: "dispatch-pick", when: "for a new client", found: "needs an endpoint", jumps: true},
 	stepPickLocal: {set: "dispatch-pick-local", when: "for a new client, of local endpoints", jumps: true},
 	stepChoose: {set: "dispatch-choose", when: "for an endpoint that is not full",

@@ -98,6 +98,8 @@ func (p *port) class(f *model.Frontend) class {
 		return p.routeClass(routeClusterLocal)
 	case f.Kind == model.ClusterIP:
 		return p.routeClass(routeCluster)
+	case p.isDirect(f):
+		return class{kind: kindReturn, table: p.table(listCluster)}
 	case !f.Local:
 		return p.routeClass(routeExternal)
 	}
@@ -175,6 +177,9 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	if c.kind == kindSingle {
 		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.route().list()]))})
 	}
+	if c.kind == kindReturn {
+		l.directElements(p, f, to)
+	}
 	l.behaviourElements(p, f, to)
 }
 
@@ -188,6 +193,7 @@ func (l *layout) portElements(p, other *port, to emit) {
 		l.backendElements(p, other, ls, to.own)
 		l.slotElements(p, other, ls, to.own)
 	}
+	l.placeElements(p, other, to.own)
 }
 
 // numberElements emits the elements that have the number of a service port as their key. Each has a class.

@@ -24,6 +24,8 @@ const (
 	kindSingle
 	kindAffinity
 	kindDirect
+	kindReturn
+	kindPass
 	kindPick
 	kindChoose
 	kindEnd
@@ -126,6 +128,14 @@ var kinds = [kindEnd]kindRow{
 	kindDirect: {each: routeLists, random: "endpoints-", suffix: "of", by: byTable, words: func(c class) string {
 		return c.route().list().words() + "; " + c.table.share()
 	}},
+	// Selects an endpoint with direct server return, see direct.go.
+	kindReturn: {prefix: "direct-", suffix: "of", by: byTable, words: func(c class) string {
+		return "direct server return: an endpoint on this node, or any endpoint, masqueraded; " + c.table.share()
+	}},
+	// Passes a packet on to the node of its endpoint.
+	kindPass: {prefix: "pass-", suffix: "of", by: byTable, words: func(c class) string {
+		return "direct server return: passed on to the endpoint's node; " + c.table.share()
+	}},
 	// Picks the id of an endpoint for a new client.
 	kindPick: {prefix: "pick-", each: listNames, suffix: "of", code: 0, by: byTable, words: func(c class) string {
 		return "a new client: " + c.table.share()
@@ -147,6 +157,9 @@ func (k kind) classes() uint8 { return uint8(max(1, len(kinds[k].each))) }
 
 // onDemand reports whether the kind's chains are in the plan only while they are used.
 func (k kind) onDemand() bool { return kinds[k].fixed == nil }
+
+// direct reports whether the kind is in plans with [Options.DirectReturn] only.
+func (k kind) direct() bool { return k == kindReturn || k == kindPass }
 
 // hasRoute reports whether the routes of the kind have bits of the word for themselves.
 func (k kind) hasRoute() bool { return k == kindAffinity || k == kindDirect }

@@ -52,6 +52,8 @@ type layout struct {
 	refused, pinged, pingHost *nft.Set
 	serviceCIDRs              *nft.Set
 	nodeAddresses             *nft.Set
+	// dsr are the sets of direct server return; each is nil without the option for it.
+	dsr directSets
 	// regions has the networks of all addresses for which these rules look, see regions.go.
 	regions *nft.Set
 	lease   *nft.Set

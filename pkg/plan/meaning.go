@@ -13,6 +13,9 @@ const (
 	NodeAddressesSet = "node-addresses"
 )
 
+// DirectSet is the name of the map that the chain prerouting-direct looks up.
+const DirectSet = "direct"
+
 // ChainMeaning describes the chain of a class in words, such as "no endpoints". It returns "" for any other chain.
 func ChainMeaning(chain string) string {
 	c, constant := classOfConstant(chain)

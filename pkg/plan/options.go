@@ -37,6 +37,8 @@ type Options struct {
 	RefuseUnused, RefuseLoops bool
 	// AnswerPing answers echo requests to addresses whose model.Stance allows this.
 	AnswerPing bool
+	// DirectReturn permits direct server return.
+	DirectReturn bool
 	// RouteUnused sends packets to unused addresses of a ServiceCIDR along the routes of this node. Without it, they are dropped.
 	RouteUnused bool
 	// Uncounted omits the counters of elements. CountEndpoints adds counters to the elements of endpoints.

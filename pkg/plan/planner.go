@@ -265,10 +265,15 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
 	limited, hashed := p.rules.options.WithoutMaximum && sp.MaxConnections > 0, p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
-	if !limited && !hashed {
+	prevents := p.preventsDirect(sp)
+	if !limited && !hashed && prevents == "" {
 		return sp
 	}
 	out := *sp
+	if prevents != "" {
+		out.Direct = nil
+		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, prevents))
+	}
 	if limited {
 		out.MaxConnections = 0
 	}

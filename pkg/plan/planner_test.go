@@ -21,7 +21,7 @@ import (
 
 func testOptions() Options {
 	return Options{
-		Families: inet.Families[:], MasqueradeMark: 0x4000,
+		Families: inet.Families[:], MasqueradeMark: 0x4000, DirectReturn: true,
 		LocalPods: [2]LocalPods{
 			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 		},
@@ -167,6 +167,9 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 	}
 	p.Method = randomMethod(r)
 	p.ClusterWeights, p.LocalWeights = randomWeights(r, len(p.Cluster)), randomWeights(r, len(p.Local))
+	if p.Method.Key != balance.Chance && affinity == 0 {
+		p.Direct = randomPlaces(r, p.Cluster)
+	}
 	p.Hairpin = p.Local
 	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
 	add := func(kind model.Kind, addr netip.Addr, number int, sources []model.AddrRange) {
@@ -190,6 +193,23 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 		add(model.NodePort, netip.Addr{}, 30000+r.IntN(6)*2+port, nil)
 	}
 	return p
+}
+
+// randomPlaces returns places of endpoints; nil for a service port without direct server return.
+func randomPlaces(r *rand.Rand, endpoints []netip.AddrPort) *model.Direct {
+	if r.IntN(3) == 0 {
+		return nil
+	}
+	d := &model.Direct{}
+	for _, e := range endpoints {
+		switch r.IntN(3) {
+		case 0:
+			d.Here = append(d.Here, e)
+		case 1:
+			d.Elsewhere = append(d.Elsewhere, e)
+		}
+	}
+	return d
 }
 
 // randomMethod returns the random choice in most cases, because a hash needs many elements.

@@ -236,7 +236,7 @@ func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 	}
 	out := *sp
 	if f < formWeighted {
-		out.Method, out.ClusterWeights, out.LocalWeights = balance.Method{}, nil, nil
+		out.Method, out.ClusterWeights, out.LocalWeights, out.Direct = balance.Method{}, nil, nil, nil
 	}
 	if f < formAffine {
 		out.Affinity, out.MaxConnections = 0, 0
@@ -259,6 +259,9 @@ func (f form) elements(sp *model.ServicePort) int {
 			n += endpoints // an element that counts, and one that session affinity uses
 		}
 		return n
+	}
+	if sp.Direct != nil {
+		return 3 * (len(sp.Frontends) + sp.Slots())
 	}
 	return len(sp.Frontends) + sp.Slots()
 }

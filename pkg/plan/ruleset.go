@@ -85,6 +85,9 @@ func (l *layout) table(o *Options) *nft.Table {
 	}
 	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},
 		&nft.Chain{Name: allFull, Comment: "no endpoint has a place: refused, or dropped so that the client retries", Rules: l.refuse()})
+	if o.DirectReturn {
+		chains = append(chains, l.directChains(o)...)
+	}
 	return &nft.Table{Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
 
@@ -279,6 +282,10 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 		ch.Rules = l.pick(c)
 	case kindDirect:
 		ch.Rules = l.direct(o, c.route().list(), c.table)
+	case kindReturn:
+		ch.Rules = l.serveDirect(o, c.table)
+	case kindPass:
+		ch.Rules = l.pass(c.table)
 	case kindAffinity:
 		ch.Rules = l.sticky(o, c.route().list(), c.timeout)
 	case kindSingle:

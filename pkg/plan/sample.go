@@ -14,7 +14,7 @@ func (r *Rules) Samples() []*nft.Table {
 	for _, f := range r.options.Families {
 		l, t := r.layouts[f], *r.tables[f]
 		t.Chains = slices.Clip(t.Chains)
-		for _, c := range l.samples(r.options.WithoutHash) {
+		for _, c := range l.samples(&r.options) {
 			t.Chains = append(t.Chains, l.classChain(&r.options, c))
 		}
 		list = append(list, &t)
@@ -23,11 +23,11 @@ func (r *Rules) Samples() []*nft.Table {
 }
 
 // samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot, an exact table, a rounded table,
-// and, unless withoutHash, one for each kind of hash.
-func (l *layout) samples(withoutHash bool) []class {
+// and, unless WithoutHash is set, one for each kind of hash.
+func (l *layout) samples(o *Options) []class {
 	var list []class
 	tables := []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}}
-	if !withoutHash {
+	if !o.WithoutHash {
 		tables = append(tables,
 			table{balance.Sizes[0], selector{key: balance.Flow}},
 			table{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}},
@@ -36,7 +36,7 @@ func (l *layout) samples(withoutHash bool) []class {
 	for k := kindReject; k < kindEnd; k++ {
 		for of := range k.classes() {
 			switch c := (class{kind: k, of: of}); {
-			case !k.onDemand():
+			case !k.onDemand(), k.direct() && !o.DirectReturn:
 			case kinds[k].by == unnumbered:
 				list = append(list, c)
 			case kinds[k].by == byTimeout:

@@ -56,7 +56,8 @@ func (l *layout) setRows(o *Options) []setRow {
 	var dispatch, sources []setRow
 	for st, s := range stepRows {
 		dispatch = append(dispatch, setRow{to: &l.dispatch[st], name: s.set, key: word,
-			form: nft.Set{Size: MinimumSize, Verdict: true}, comment: "class -> chain, " + s.when, found: s.found})
+			absent: step(st) == stepPass && !o.DirectReturn,
+			form:   nft.Set{Size: MinimumSize, Verdict: true}, comment: "class -> chain, " + s.when, found: s.found})
 	}
 	for list, texts := range sourceTexts {
 		sources = append(sources, setRow{to: &l.sources[list], name: texts.set,
@@ -165,6 +166,19 @@ func (l *layout) setRows(o *Options) []setRow {
 				comment: "cluster IPs with connections to a port that no service has"},
 			{to: &l.deletedUDP, name: DeletedUDPSet, key: append(vip, nft.DstPort()), form: hash, past: true,
 				comment: "UDP ports that no service has any more, and whose flows may not be deleted yet"},
+			{to: &l.dsr.frontends, name: DirectSet, absent: !o.DirectReturn, key: vip, data: word, form: hash,
+				comment: "direct server return: address -> class, service port",
+				found:   "is for an address with direct server return", oftenMissed: true},
+			{to: &l.dsr.quoted, name: "direct-quoted", absent: !o.DirectReturn, key: quotedOf(l.family).frontend(),
+				data: word, form: hash, comment: "the same for packets in ICMP errors", oftenMissed: true},
+			{to: &l.dsr.here, name: "direct-here", absent: !o.DirectReturn, key: append(id, nft.Index()), data: endpoint,
+				form: hash, comment: "service port . slot -> endpoint on this node", oftenMissed: true},
+			{to: &l.dsr.passed, name: "direct-passed", absent: !o.DirectReturn, key: slot, form: hash,
+				comment: "service port . slot, with an endpoint on another node",
+				found:   "the endpoint is on another node", oftenMissed: true},
+			{to: &l.dsr.elsewhere, name: "direct-elsewhere", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
+				comment: "service port . slot -> address of an endpoint on another node",
+				found:   "the endpoint is on another node", oftenMissed: true},
 			{to: &l.refused, name: "refused", absent: !o.RefuseUnused, key: daddr, form: hash, last: true,
 				comment: "load-balancer and external IPs, for ports that no service has", oftenMissed: true},
 			{to: &l.pinged, name: "pinged", absent: !o.AnswerPing, key: daddr, form: hash,

@@ -49,24 +49,33 @@ func registers(fields []nft.Field) uint32 {
 	return n
 }
 
+// clientFields are the fields of the client in a packet.
+func clientFields(f inet.Family) []nft.Field { return []nft.Field{nft.SrcAddr(f), nft.SrcPort()} }
+
 // indexed: KEY . numgen random mod n, or KEY . jhash ip saddr . th sport mod n seed S, or KEY . jhash ip saddr & MASK mod n seed S
 func indexed(f inet.Family, fields []nft.Field, t table) []expr.Any {
+	return indexedBy(clientFields(f), f, fields, t, forMap)
+}
+
+// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash, in the key of a map or of a set. Any other registers would work, but the rules
+// of a listing that nft has loaded would differ.
+const forMap, forSet = 4, 0
+
+// indexedBy does the same with a client whose address and port are in other fields.
+func indexedBy(client []nft.Field, f inet.Family, fields []nft.Field, t table, skipped uint32) []expr.Any {
 	words, index := key(fields...), reg+registers(fields)
 	if t.by == (selector{}) {
 		return append(words, &expr.Numgen{Register: index, Modulus: t.size, Type: unix.NFT_NG_RANDOM})
 	}
-	// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash. Any other registers would work, but the rules of a listing that nft has
-	// loaded would differ.
-	const skipped = 4
-	from, client := index+1+skipped, []nft.Field{nft.SrcAddr(f)}
+	from, address := index+1+skipped, client[:1]
 	words = append(words, client[0].Load(from))
 	if t.by.key == balance.Flow {
-		client = append(client, nft.SrcPort())
-		words = append(words, client[1].Load(from+registers(client[:1])))
+		words = append(words, client[1].Load(from+registers(address)))
+		address = client
 	} else if n := int(t.by.prefix); n < f.AddrLen()*8 {
 		words = append(words, masked(from, f.AddrLen(), n))
 	}
-	return append(words, &expr.Hash{SourceRegister: from, DestRegister: index, Length: 4 * registers(client), Modulus: t.size, Seed: balance.Seed,
+	return append(words, &expr.Hash{SourceRegister: from, DestRegister: index, Length: 4 * registers(address), Modulus: t.size, Seed: balance.Seed,
 		Type: expr.HashTypeJenkins})
 }
 
@@ -239,6 +248,11 @@ func addressType(fib *expr.Fib, op expr.CmpOp) []expr.Any {
 // protocol: meta l4proto P
 func protocol(p inet.Protocol) []expr.Any {
 	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{uint8(p)}})
+}
+
+// notProtocol: meta l4proto != P
+func notProtocol(p inet.Protocol) []expr.Any {
+	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{uint8(p)}})
 }
 
 // address: FIELD P, or FIELD != P

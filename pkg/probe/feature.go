@@ -33,8 +33,11 @@ func (m Missing) Hash() bool { return m.option == hashOption }
 // Connlimit reports whether the feature is connlimit, for a maximum of connections.
 func (m Missing) Connlimit() bool { return m.option == connlimitOption }
 
-// hashOption and connlimitOption are the kernel's options of jhash and connlimit.
-const hashOption, connlimitOption = "NFT_HASH", "NFT_CONNLIMIT"
+// Dup reports whether the feature is dup, for direct server return.
+func (m Missing) Dup() bool { return strings.HasPrefix(m.option, dupOption) }
+
+// hashOption and connlimitOption are the kernel's options of jhash and connlimit. dupOption is the option of dup, without the number of the family.
+const hashOption, connlimitOption, dupOption = "NFT_HASH", "NFT_CONNLIMIT", "NFT_DUP_IPV"
 
 // String names the feature and its option and module.
 func (m Missing) String() string {
@@ -64,6 +67,9 @@ func Advice(list []Missing) (what, fix string) {
 }
 
 func chainFeature(c *nft.Chain) feature {
+	if c.Type == "filter" {
+		return feature{name: "chains of type filter"}
+	}
 	return feature{"chains of type " + c.Type, "NFT_NAT", "nft_chain_nat"}
 }
 
@@ -110,6 +116,12 @@ func expressionFeature(f inet.Family, e expr.Any) feature {
 		return feature{"numgen random", "NFT_NUMGEN", "nft_numgen"}
 	case *expr.Hash:
 		return feature{"jhash", hashOption, "nft_hash"}
+	case *expr.Dup:
+		return feature{"dup", dupOption + suffix, "nft_dup_ipv" + suffix}
+	case *expr.Payload:
+		if e.OperationType == expr.PayloadWrite {
+			return feature{name: "payload set"}
+		}
 	case *expr.Reject:
 		return feature{"reject", "NFT_REJECT_IPV" + suffix, "nft_reject_ipv" + suffix}
 	case *expr.Dynset:

@@ -80,7 +80,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	all, mark := config.Masquerading(s.Config)
 	options := plan.Options{Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
 		Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountZones, RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All,
-		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config)}
+		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config), DirectReturn: s.DirectReturn}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
@@ -90,7 +90,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
 	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
-		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Terminate: model.Termination(s.TerminateConnections), Limits: s.limits}
+		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn, Terminate: model.Termination(s.TerminateConnections), Limits: s.limits}
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.

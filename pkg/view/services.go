@@ -54,6 +54,8 @@ type ServicePort struct {
 	AffinitySeconds int64 `json:"affinitySeconds,omitempty"`
 	// Algorithm is the algorithm that selects endpoints; empty for random.
 	Algorithm string `json:"algorithm,omitempty"`
+	// DirectReturn is true with direct server return.
+	DirectReturn bool `json:"directServerReturn,omitempty"`
 	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum is refuse or queue. Full is the number of
 	// connections that found no place, of both IP families.
 	MaxConnections int        `json:"maxConnections,omitempty"`
@@ -458,6 +460,9 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	}
 	if sp.Algorithm != "" {
 		p.Printf(", %s", sp.Algorithm)
+	}
+	if sp.DirectReturn {
+		p.Printf(", direct server return")
 	}
 	if most := sp.maximum(); most != "" {
 		p.Printf(", %s", most)

@@ -17,4 +17,6 @@ type Settings struct {
 	// RefuseUnusedPorts and AnswerPing are the values of these flags.
 	RefuseUnusedPorts string `json:"refuseUnusedPorts,omitempty"`
 	AnswerPing        string `json:"answerPing,omitempty"`
+	// DirectReturn permits direct server return.
+	DirectReturn bool `json:"directServerReturn,omitempty"`
 }

@@ -274,7 +274,7 @@ func text(t *testing.T) string {
 		cells += len(vipGroups(m))
 	}
 	addresses := fmt.Sprintf(addressesHead, thousands(cells), len(vipModes()))
-	for _, part := range [][2]string{{maximumsHead, "max-connections*"}, {addresses, "vips-*"}, {rangesHead, "port-ranges*"}} {
+	for _, part := range [][2]string{{maximumsHead, "max-connections*"}, {addresses, "vips-*"}, {rangesHead, "port-ranges*"}, {directHead, "direct-*"}} {
 		b.WriteString(part[0])
 		for _, row := range behaviours(t, part[1]) {
 			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
@@ -313,6 +313,16 @@ const rangesHead = `
 ## With port ranges
 
 A Service with [port ranges](port-ranges.md) serves further ports. Packets of these scenarios prove each row:
+
+| scenario | behaviour |
+|---|---|
+`
+
+// directHead is the head of the section about direct server return.
+const directHead = `
+## With direct server return
+
+[Direct server return](dsr.md) needs other nodes. Packets of this scenario prove what one node does:
 
 | scenario | behaviour |
 |---|---|

@@ -119,7 +119,7 @@ func (r *recorder) assigned() *plan.Numbers {
 func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p := &pipeline{folder: folder, clock: &clock{stopped: s.stopped}, ended: make(chan error, 1)}
 	p.tracker = track.New(p.clock.now(), p.clock.now)
-	p.manifest = manifests.New(watch.Config{Folder: folder, NodeName: nodeName, Tracker: p.tracker, Report: p.report})
+	p.manifest = manifests.New(watch.Config{Folder: folder, NodeName: s.node, Tracker: p.tracker, Report: p.report})
 	err := h.Do(func() error {
 		kernel, err := apply.Open()
 		p.kernel = &recorder{Kernel: kernel, changed: make(chan struct{})}
@@ -162,7 +162,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		},
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
-		Families: s.plan.Families, NodeName: nodeName, Model: s.model, NodePorts: nodePorts(h, s),
+		Families: s.plan.Families, NodeName: s.node, Model: s.model, NodePorts: nodePorts(h, s),
 		Report: p.report, Now: p.clock.now,
 	})
 	// The zero Logger discards everything.

@@ -59,6 +59,8 @@ type settings struct {
 	plan      plan.Options
 	model     model.Options
 	nodePorts []netip.Prefix
+	// node is the name of the proxy's Node.
+	node string
 	// unusedPorts is the value of --refuse-unused-ports.
 	unusedPorts string
 	// stopped, unless zero, is the time at which the proxy's clock stands.
@@ -200,7 +202,7 @@ func (s *scenario) remove(st *step, names []string) error {
 
 // parseSettings parses flags with kube-proxy's names. Their defaults are those of the lab.
 func parseSettings(args []string) (settings, error) {
-	s := settings{plan: plan.Options{Families: inet.Families[:], MasqueradeMark: masqueradeMark}}
+	s := settings{node: nodeName, plan: plan.Options{Families: inet.Families[:], MasqueradeMark: masqueradeMark}}
 	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.BoolVar(&s.plan.MasqueradeAll, "masquerade-all", false, "")
@@ -213,6 +215,7 @@ func parseSettings(args []string) (settings, error) {
 	fs.StringVar(&s.unusedPorts, "refuse-unused-ports", "cluster", "")
 	ping := fs.String("answer-ping", "none", "")
 	mode := fs.String("proxy-mode", "nftables", "")
+	fs.BoolVar(&s.plan.DirectReturn, "direct-server-return", false, "")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
@@ -220,7 +223,7 @@ func parseSettings(args []string) (settings, error) {
 	if s.model.UnusedPorts, err = model.ParseUnusedPorts(s.unusedPorts); err != nil {
 		return s, err
 	}
-	s.model.Ping = model.Ping(*ping)
+	s.model.Ping, s.model.Direct = model.Ping(*ping), s.plan.DirectReturn
 	s.plan.RefuseUnused, s.plan.RefuseLoops = s.model.UnusedPorts.Any(), s.model.UnusedPorts.All
 	s.plan.AnswerPing, s.plan.RouteUnused = s.model.Ping.Answers(), *mode != "nftables"
 	if s.nodePorts, err = parsePrefixes(*nodePorts); err != nil {

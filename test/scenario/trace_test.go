@@ -145,7 +145,7 @@ func (r *rig) inWords(w trace.Way, l line) []string {
 	switch w.Outcome {
 	case trace.Refused:
 		return []string{fmt.Sprint(lab.Refused)}
-	case trace.Dropped:
+	case trace.Dropped, trace.Passed: // no other node of the lab translates it
 		return []string{fmt.Sprint(lab.TimedOut)}
 	case trace.Unknown:
 		return []string{"unknown: " + w.Why}

@@ -105,6 +105,6 @@ func lacks(families []inet.Family) ([]probe.Missing, error) {
 	if err != nil {
 		return nil, err
 	}
-	missing, err := kernel.Lacks(plan.Options{Families: families})
+	missing, err := kernel.Lacks(plan.Options{Families: families, DirectReturn: true})
 	return missing, errors.Join(err, kernel.Close())
 }

@@ -240,6 +240,8 @@ func wayRow(w trace.Way) []view.Cell {
 			where += " (this node)"
 		}
 		return []view.Cell{chance, {Text: where, Style: style}, {Text: seen}}
+	case trace.Passed:
+		return []view.Cell{chance, {Text: string(w.Outcome), Style: view.Good}, {Text: "source kept: " + w.Source.String()}}
 	case trace.Refused, trace.Dropped:
 		return []view.Cell{chance, {Text: strings.TrimSpace(string(w.Outcome) + " " + w.How), Style: view.Bad}}
 	}

@@ -55,6 +55,7 @@ func portView(p *model.PortExplanation, asleep bool, facts *proxy.Facts, lost ma
 	if p.Method.Key != balance.Chance {
 		v.Algorithm = p.Method.String()
 	}
+	v.DirectReturn = p.Direct != nil
 	if p.Limited() {
 		v.MaxConnections, v.AtMaximum = int(p.MaxConnections), string(p.AtMaximum)
 	}

@@ -18,7 +18,7 @@ import (
 func (c *Console) settings() (*view.Settings, error) {
 	text, err := c.ConfigText()
 	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountZones: c.CountZones,
-		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing}, err
+		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing, DirectReturn: c.DirectReturn}, err
 }
 
 // objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.

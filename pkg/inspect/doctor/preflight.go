@@ -120,6 +120,15 @@ func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	}
 	families := host.Families()
 	lacks, err := s.Lacks(families)
+	dup := slices.Clone(lacks)
+	if dup = slices.DeleteFunc(dup, func(m probe.Missing) bool { return !m.Dup() }); len(dup) > 0 {
+		what, fix := probe.Advice(dup)
+		v.Add("direct server return", what, view.Finding{
+			Severity: view.Note, Reason: view.ModulesMissing, Object: s.node(), What: what,
+			Impact: "no Service can have direct server return: all Services use NAT", Fix: fix, Affects: "the kernel of this node",
+		})
+	}
+	lacks = slices.DeleteFunc(lacks, probe.Missing.Dup)
 	switch {
 	case err != nil:
 		v.Add("features", "unknown", view.Finding{

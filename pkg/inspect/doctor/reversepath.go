@@ -39,8 +39,8 @@ func (c *Config) reversePath(networks *host.Networks) []view.Finding {
 	}
 	f := view.Finding{
 		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + view.Names(strict, 0),
-		Impact: "on nodes with several networks, and in some pod networks, replies of endpoints and requests to node ports are lost: the kernel drops a " +
-			"packet if the route back to its source uses another interface. On other nodes, none",
+		Impact: "on nodes with several networks, and in some pod networks, replies of endpoints, requests to node ports and packets with direct server " +
+			"return are lost: the kernel drops a packet if the route back to its source uses another interface. On other nodes, none",
 	}
 	device := strict[0]
 	if asymmetric := otherWays(networks.Routes, strict); len(asymmetric) > 0 {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
@@ -30,6 +31,14 @@ type world struct {
 	steps                   []Step
 	misses                  []Fact
 	facts                   []Fact // of the current rule
+
+	// passedTo is the endpoint along whose route the current rule sends a copy of the packet.
+	passedTo netip.Addr
+
+	// hashed is the last hash of an unknown source port. slot is its result. After a merge of several worlds, slots has the chance of each result.
+	hashed *expr.Hash
+	slot   uint32
+	slots  []float64
 
 	// drawnFrom is the world that a draw in the current rule has split into this world and others; nil without a draw.
 	drawnFrom *world
@@ -149,7 +158,7 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 			if w.verdict.kind == broken {
 				w.verdict = verdict{}
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
-					other.chance += w.chance // merge the results of a draw for which the rule does not match: the next rule treats them alike
+					other.merge(w) // the results of a draw for which the rule does not match: the next rule treats them alike
 					return true
 				}
 				missed[w.drawnFrom] = w
@@ -170,6 +179,18 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 	next = append(next, active...)
 	more, back, err := e.decide(decided)
 	return append(next, more...), back, err
+}
+
+// merge adds a world that differs only in the result of a draw.
+func (w *world) merge(o *world) {
+	if w.hashed != nil {
+		if w.slots == nil {
+			w.slots = make([]float64, w.hashed.Modulus)
+			w.slots[w.slot] = w.chance
+		}
+		w.slots[o.slot] += o.chance
+	}
+	w.chance += o.chance
 }
 
 // miss records the failed lookups of a rule that did not match.
@@ -220,7 +241,9 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 			back = append(back, group...)
 		case drop:
 			for _, w := range group {
-				w.end(Dropped, "")
+				if w.end(Dropped, ""); w.passedTo.IsValid() {
+					w.end(Passed, "direct server return: the node of "+w.passedTo.String()+" translates it, and sends the replies")
+				}
 			}
 			e.finished = append(e.finished, group...)
 		default:

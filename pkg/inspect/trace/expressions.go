@@ -62,6 +62,8 @@ func (e *evaluator) one(given read.Expr, w *world) error {
 		w.nat(e.packet.family(), x)
 	case *expr.Masq:
 		return e.masquerade(w)
+	case *expr.Dup:
+		w.passedTo, _ = netip.AddrFromSlice(w.load(x.RegAddr, e.packet.family().AddrLen()))
 	case *expr.Counter:
 	case *expr.Reject:
 		how := "with an ICMP error"
@@ -121,6 +123,9 @@ func (w *world) loadWord(reg uint32) uint32 {
 // payload loads addresses and ports. Other parts of a packet are unknown.
 func (w *world) payload(p Packet, x *expr.Payload) {
 	header := w.header(p, x.Base)
+	if x.OperationType == expr.PayloadWrite && x.Base == expr.PayloadBaseNetworkHeader {
+		return // the TTL
+	}
 	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
 		w.unsupported(read.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
 		return
@@ -322,6 +327,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 			continue
 		}
 		w.note(Fact{Drawn: x.Modulus})
+		w.hashed = nil
 		chances := make([]float64, x.Modulus)
 		for n := range chances {
 			chances[n] = 1 / float64(x.Modulus)
@@ -338,6 +344,7 @@ func (w *world) each(register, offset uint32, chances []float64) (out []*world) 
 		if chance > 0 {
 			c := w.fork()
 			c.chance *= chance
+			c.slot, c.slots = uint32(n), nil
 			c.storeWord(register, uint32(n)+offset)
 			out = append(out, c)
 		}
@@ -365,17 +372,29 @@ func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 			continue
 		}
 		w.note(Fact{Drawn: x.Modulus})
-		key = bytes.Clone(key)
 		chances := make([]float64, x.Modulus)
-		for p := range 1 << 16 {
-			if p > 0 {
-				binary.BigEndian.PutUint16(key[port:], uint16(p))
-				chances[balance.Slot(key, x.Seed, x.Modulus)] += 1 / float64(1<<16-1)
+		switch again := w.hashed != nil && w.hashed.Modulus == x.Modulus && w.hashed.Length == x.Length && w.hashed.Seed == x.Seed; {
+		case again && w.slots == nil:
+			chances[w.slot] = 1
+		case again:
+			for n, chance := range w.slots {
+				chances[n] = chance / w.chance
 			}
+		default:
+			portChances(chances, bytes.Clone(key), port, x)
 		}
+		w.hashed = x
 		out = append(out, w.each(x.DestRegister, x.Offset, chances)...)
 	}
 	return out
+}
+
+// portChances adds up the share of source ports with each result of a hash.
+func portChances(chances []float64, key []byte, port int, x *expr.Hash) {
+	for p := 1; p < 1<<16; p++ {
+		binary.BigEndian.PutUint16(key[port:], uint16(p))
+		chances[balance.Slot(key, x.Seed, x.Modulus)] += 1 / float64(1<<16-1)
+	}
 }
 
 // lookup looks up elements for all worlds in one request.

@@ -129,7 +129,8 @@ func (e *evaluator) route(w *world) error {
 func (t *Trace) frontend(w *world) {
 	for _, s := range w.steps {
 		for _, f := range s.Facts {
-			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet || f.Set == plan.RangesSet) {
+			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet || f.Set == plan.RangesSet ||
+				f.Set == plan.DirectSet) {
 				t.Frontend = f.Comment
 			}
 		}

@@ -64,6 +64,8 @@ const (
 	Untouched Outcome = "untouched"
 	// Translated: it is sent to an endpoint.
 	Translated Outcome = "translated"
+	// Passed: it is passed on, unchanged, to the node of its endpoint (direct server return).
+	Passed Outcome = "passed on"
 	// Refused: the sender gets an error at once.
 	Refused Outcome = "refused"
 	// Dropped: the sender gets no answer.

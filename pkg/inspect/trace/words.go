@@ -19,7 +19,7 @@ import (
 // reason describes why a packet reached its result.
 func (w *world) reason() string {
 	switch {
-	case w.outcome == Unknown:
+	case w.outcome == Unknown, w.outcome == Passed:
 		return w.why
 	case w.outcome == Dropped || w.outcome == Refused:
 		return w.stopped()
@@ -219,6 +219,8 @@ func effect(r *read.Rule) string {
 			if text = strings.TrimPrefix(text+", ", ", ") + "is translated to that endpoint"; x.Type != expr.NATTypeDestNAT {
 				text = "gets another source address"
 			}
+		case *expr.Dup:
+			text = "is passed on to the endpoint's node"
 		case *expr.Masq:
 			text = "is masqueraded"
 		case *expr.Reject:

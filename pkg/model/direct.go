@@ -1,0 +1,104 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// With direct server return, the node at which a packet to a load-balancer or external IP arrives passes the packet
+// on to the node of its endpoint, unchanged. That node translates the packet, and the replies leave from there. So
+// all nodes must have the same table of endpoints.
+
+// Direct has the places of the endpoints of a service port with direct server return. Both lists are sorted and free
+// of duplicates.
+type Direct struct {
+	// Here are the endpoints of Cluster on this node, Elsewhere those on other nodes. Endpoints without a node are in
+	// neither list.
+	Here, Elsewhere []netip.AddrPort
+}
+
+// forwardDirect is the value of the annotation for direct server return. usesNAT is the effect of an invalid value,
+// and of everything that prevents direct server return.
+const (
+	forwardDirect = "dsr"
+	usesNAT       = "the Service uses NAT"
+)
+
+func (b *builder) setForwarding(name string) { b.direct = name == forwardDirect }
+
+// checkDirect adds a problem if the Service wants direct server return, and cannot have it. With direct server
+// return, all nodes must choose the same endpoint, so Maglev replaces the random algorithm.
+func (b *builder) checkDirect() {
+	if !b.direct {
+		return
+	}
+	reason := b.preventsDirect()
+	if reason != "" {
+		b.direct = false
+		b.problem(ForwardingField, quoted(forwardDirect, reason+"; "+usesNAT))
+	}
+	switch {
+	case b.method.Key != balance.Chance:
+	case b.direct:
+		b.method.Key = balance.Flow
+	default:
+		b.method = balance.Method{}
+	}
+}
+
+// preventsDirect returns the property of the Service or of the program that prevents direct server return, or "". A
+// property that differs between ports or nodes is in [builder.locate].
+func (b *builder) preventsDirect() string {
+	switch {
+	case !b.opts.Direct:
+		return "the program runs without --direct-server-return"
+	case externalLocal(b.svc):
+		return "externalTrafficPolicy is Local"
+	case b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP:
+		return "the Service has session affinity; use the algorithm " + balance.SourceHash + " instead"
+	case b.maximum > 0:
+		return "the endpoints have a maximum of connections"
+	case b.slow > 0:
+		return "the Service has slow start"
+	case len(b.ranges) > 0:
+		return "the Service has port ranges"
+	}
+	return ""
+}
+
+// locate sets the places of the endpoints of a service port with direct server return. It returns the property of the
+// port that prevents direct server return, or "".
+func (b *builder) locate(sp *ServicePort, m *merged) (reason string) {
+	switch {
+	case !b.direct || !slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.MayBeDirect() }):
+		return ""
+	case sp.Protocol == inet.SCTP:
+		return "SCTP"
+	case sp.Method.Key == balance.Chance:
+		return "endpoints are chosen at random"
+	case topology(&m.present) != 0:
+		return "hints select endpoints near this node"
+	}
+	d := &Direct{}
+	for _, e := range sp.Cluster {
+		at, _ := slices.BinarySearchFunc(m.addrs, e, netip.AddrPort.Compare)
+		switch {
+		case m.traits[at].has(local):
+			d.Here = append(d.Here, e)
+		case !b.nodeless[e.Addr()]:
+			d.Elsewhere = append(d.Elsewhere, e)
+		}
+	}
+	sp.Direct = d
+	return ""
+}
+
+// MayBeDirect reports whether direct server return applies to the frontend, if its service port has it.
+func (f *Frontend) MayBeDirect() bool {
+	return (f.Kind == ExternalIP || f.Kind == LoadBalancer) && !f.AtClusterIP() && !f.Local && f.Last == 0
+}

@@ -1,0 +1,88 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestDirect has the properties of a Service that permit or prevent direct server return. An endpoint is on this
+// node, one on another node, and one on no node.
+func TestDirect(t *testing.T) {
+	const asked = annotationForwarding + "=dsr "
+	permitted := Options{Direct: true}
+	hinted := func(e *discoveryv1.Endpoint) {
+		e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: here.Name}}}
+	}
+	for _, tc := range []struct {
+		name, words string
+		opts        Options
+		change      func(*corev1.Service)
+		hint        func(*discoveryv1.Endpoint)
+		direct      bool
+		key         balance.Key
+		problem     string
+	}{
+		{name: "not asked", opts: permitted},
+		{name: "nat", words: annotationForwarding + "=nat " + "service.cilium.io/forwarding-mode=dsr", opts: permitted},
+		{name: "asked", words: asked, opts: permitted, direct: true, key: balance.Flow},
+		{name: "as for Cilium", words: "service.cilium.io/forwarding-mode=dsr", opts: permitted, direct: true, key: balance.Flow},
+		{name: "as for Antrea", words: "service.antrea.io/load-balancer-mode=dsr", opts: permitted, direct: true, key: balance.Flow},
+		{name: "source hash", words: asked + annotationAlgorithm + "=source-hash", opts: permitted, direct: true, key: balance.Source},
+		{name: "random", words: asked + annotationAlgorithm + "=random", opts: permitted, direct: true, key: balance.Flow},
+		{name: "Cilium's name of NAT", words: annotationForwarding + "=snat", opts: permitted, problem: "must be dsr or nat"},
+		{name: "without the flag", words: asked, problem: "without --direct-server-return"},
+		{name: "policy Local", words: asked, opts: permitted, problem: "externalTrafficPolicy is Local", change: func(s *corev1.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
+		}},
+		{name: "affinity", words: asked, opts: permitted, problem: "session affinity", change: func(s *corev1.Service) {
+			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}},
+		{name: "SCTP", words: asked, opts: permitted, key: balance.Flow, problem: "SCTP", change: func(s *corev1.Service) {
+			s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
+		}},
+		{name: "maximum", words: asked + annotationMaximum + "=5", opts: permitted, problem: "maximum of connections"},
+		{name: "slow start", words: asked + prefix + "slow-start=5", opts: permitted, problem: "slow start"},
+		{name: "port ranges", words: asked + annotationPortRanges + "=tcp/90-99", opts: permitted, problem: "port ranges"},
+		{name: "hints", words: asked, opts: permitted, key: balance.Flow, hint: hinted, problem: "hints"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			svc := annotated(tc.words)
+			svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.10"}}
+			if tc.change != nil {
+				tc.change(svc)
+			}
+			var list []discoveryv1.Endpoint
+			for addr, node := range map[string]*string{"10.1.0.1": new(here.Name), "10.1.0.2": new("elsewhere"), "10.1.0.3": nil} {
+				e := discoveryv1.Endpoint{Addresses: []string{addr}, NodeName: node}
+				if tc.hint != nil {
+					tc.hint(&e)
+				}
+				list = append(list, e)
+			}
+			s := slice("a", list...)
+			s.Ports[0].Protocol = &svc.Spec.Ports[0].Protocol
+			got := buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, tc.opts)
+			sp := got.Ports[0]
+			if (sp.Direct != nil) != tc.direct || sp.Method.Key != tc.key {
+				t.Errorf("direct %v, algorithm %v", sp.Direct, sp.Method)
+			}
+			if port := sp.Cluster[0].Port(); tc.direct {
+				want := fmt.Sprintf("[10.1.0.1:%d] [10.1.0.2:%[1]d]", port)
+				lab.Same(t, want, fmt.Sprint(sp.Direct.Here, " ", sp.Direct.Elsewhere), "endpoints on this node, and on other nodes")
+			}
+			found := slices.ContainsFunc(got.Problems, func(p Problem) bool { return strings.Contains(p.Reason, tc.problem) && p.OfAnnotation() })
+			if found != (tc.problem != "") || len(got.Problems) > 1 {
+				t.Errorf("problems %v, want %q", got.Problems, tc.problem)
+			}
+		})
+	}
+}

@@ -1,0 +1,238 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// With direct server return (DSR), the node at which a packet arrives (the ingress node) does not translate it.
+// Before conntrack, the ingress node passes the packet on, unchanged, along its route to the endpoint's address. The
+// node of the endpoint translates the packet, keeps the client's address, and so sends the replies itself. There is
+// no tunnel and no list of nodes. All nodes have the same table of slots, so that the endpoint's node selects the
+// same endpoint.
+//
+//	prerouting-direct   finds the Service before conntrack, also for an ICMP error about a reply
+//	direct              leaves packets of local pods, and packets that another node has passed on, to the rules of NAT
+//	pass-maglev-of-N    passes the packet on, if its slot is in direct-elsewhere
+//	direct-maglev-of-N  in nat chains: translates to an endpoint in direct-here, or masquerades
+//
+// A packet is passed on once. If the nodes disagree about an endpoint, the second node forwards the packet with NAT.
+// The TTL tells that another node has passed the packet on: to these nodes, a packet leaves with a TTL of passedTTL.
+
+const (
+	// beforeRaw is before all chains of other programs that decide about conntrack, and behind defragmentation.
+	beforeRaw = -301
+	// passedTTL is the TTL, or the hop limit, of a packet that a node has passed on. It is enough for a router that
+	// sends the packet back, and for the path of NAT afterwards. Packets of clients rarely arrive with so few hops
+	// left.
+	passedTTL = 16
+)
+
+// passOn is the chain of packets to a frontend with direct server return.
+const passOn = "direct"
+
+// directSets are the sets of direct server return.
+type directSets struct {
+	// frontends has the class and number of a destination. quoted has the same for the packet that an ICMP error
+	// quotes, whose source is a frontend.
+	frontends, quoted *nft.Set
+	// here has the endpoint of each slot whose endpoint is on this node. passed has the slots whose endpoint is on
+	// another node, and elsewhere has the address of this endpoint. A slot whose endpoint has no node is in none of
+	// them.
+	here, passed, elsewhere *nft.Set
+}
+
+// quoted are the fields of the packet that an ICMP error of a family quotes: a packet from a frontend to a client.
+// The packet has no IP options.
+type quoted struct{ source, destination, protocol, sourcePort, destinationPort nft.Field }
+
+func quotedOf(f inet.Family) quoted {
+	const icmp = 8 // the length of the header of the error
+	if f == inet.IPv4 {
+		return quoted{nft.Transport(icmp+12, 4), nft.Transport(icmp+16, 4), nft.Transport(icmp+9, 1),
+			nft.Transport(icmp+20, 2), nft.Transport(icmp+22, 2)}
+	}
+	return quoted{nft.Transport(icmp+8, 16), nft.Transport(icmp+24, 16), nft.Transport(icmp+6, 1),
+		nft.Transport(icmp+40, 2), nft.Transport(icmp+42, 2)}
+}
+
+// frontend returns the fields of the frontend, and client those of the client.
+func (q quoted) frontend() []nft.Field { return []nft.Field{q.source, q.protocol, q.sourcePort} }
+func (q quoted) client() []nft.Field   { return []nft.Field{q.destination, q.destinationPort} }
+
+// icmpOf returns the number of the ICMP protocol of a family, and the type of errors that tell the maximum size of
+// packets.
+func icmpOf(f inet.Family) (icmp inet.Protocol, tooBig byte) {
+	if f == inet.IPv4 {
+		return unix.IPPROTO_ICMP, 3
+	}
+	return unix.IPPROTO_ICMPV6, 2
+}
+
+// directChains returns the constant chains.
+func (l *layout) directChains(o *Options) []*nft.Chain {
+	icmp, tooBig := icmpOf(l.family)
+	find := func(fields []nft.Field, s *nft.Set) []expr.Any {
+		return append(setPriority(key(fields...), s), goTo(passOn)...)
+	}
+	arrive := &nft.Chain{Name: "prerouting-direct", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: beforeRaw,
+		Comment: "direct server return, before conntrack",
+		Rules: []nft.Rule{
+			rule("", find(l.vip(), l.dsr.frontends)),
+			rule("an error about a reply", protocol(icmp), icmpType(tooBig), find(quotedOf(l.family).frontend(), l.dsr.quoted)),
+		}}
+	byNAT := append(setPriorityTo(0), back()...)
+	rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
+	if pods := o.LocalPods[l.family]; pods.known() {
+		rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT))
+	}
+	return []*nft.Chain{arrive, {Name: passOn, Comment: "passes packets on to the endpoint's node", Rules: append(rules,
+		rule("another node has passed it on", l.ttl(expr.CmpOpLte, passedTTL), byNAT),
+		rule("", dispatch(wordBits, l.dispatch[stepPass])),
+		rule(undone, setPriorityTo(0)),
+	)}}
+}
+
+// pass: SLOT @direct-passed ip ttl set 4 dup to SLOT map @direct-elsewhere counter drop
+//
+// SLOT is meta priority . jhash ip saddr . th sport mod n seed S. The kernel lowers the TTL of the copy by one. The
+// set direct-passed makes other packets keep their TTL: in the order of nft, a rule sets the TTL before the lookup in
+// the map.
+func (l *layout) pass(t table) []nft.Rule {
+	icmp, _ := icmpOf(l.family)
+	to := func(client []nft.Field) []expr.Any {
+		slot := func(skipped uint32) []expr.Any {
+			return indexedBy(client, l.family, []nft.Field{nft.Priority()}, t, skipped)
+		}
+		return slices.Concat(slot(forSet), []expr.Any{loadedIn(l.dsr.passed, false)}, l.setTTL(passedTTL+1),
+			slot(forMap), []expr.Any{lookup(l.dsr.elsewhere), &expr.Dup{RegAddr: reg}}, countedDrop())
+	}
+	return []nft.Rule{
+		rule("", keepBits(portBits)),
+		rule("", notProtocol(icmp), to(clientFields(l.family))),
+		rule("an error about a reply", protocol(icmp), to(quotedOf(l.family).client())),
+		rule("an endpoint on this node, or without a node", setPriorityTo(0)),
+	}
+}
+
+// serveDirect: dnat ip to meta l4proto . meta priority . jhash ip saddr . th sport mod n seed S map @direct-here
+func (l *layout) serveDirect(o *Options, t table) []nft.Rule {
+	slot := indexed(l.family, []nft.Field{nft.L4Proto(), nft.Priority()}, t)
+	return []nft.Rule{
+		rule("", keepBits(portBits)),
+		rule("this node", sourceIsThisNode(), markPacket(o.MasqueradeMark)),
+		rule("an endpoint on this node: it sees the client", dnat(l.family, slot, l.dsr.here)),
+		rule("an endpoint elsewhere: replies return by this node", markPacket(o.MasqueradeMark)),
+		rule("", l.toEndpoint(listCluster, t)),
+		rule("", goTo(listCluster.fewer())),
+	}
+}
+
+// preventsDirect returns the property of this node that prevents direct server return of a service port, or "".
+func (p *Planner) preventsDirect(sp *model.ServicePort) string {
+	switch {
+	case sp.Direct == nil:
+	case p.rules.options.WithoutHash:
+		return "the kernel lacks jhash (CONFIG_NFT_HASH)"
+	case !p.rules.options.DirectReturn:
+		return "the kernel lacks dup (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)"
+	case !p.rules.options.LocalPods[sp.Family].known():
+		return "the program does not recognise local pods (--cluster-cidr)"
+	}
+	return ""
+}
+
+// isDirect reports whether a frontend has direct server return. The port must have endpoints.
+func (p *port) isDirect(f *model.Frontend) bool {
+	return p.Direct != nil && f.MayBeDirect() && len(p.slots[listCluster]) > 0
+}
+
+// directElements emits the elements of a frontend with direct server return.
+func (l *layout) directElements(p *port, f *model.Frontend, to emit) {
+	pass := class{kind: kindPass, table: p.table(listCluster)}
+	for _, s := range []*nft.Set{l.dsr.frontends, l.dsr.quoted} {
+		to.own(nft.Element{Set: s, Key: frontendKey(&f.Key), Data: pass.word(p.number), Comment: p.comment})
+	}
+	l.leadTo(pass, stepPass, to)
+}
+
+// placeElements calls each for the elements of slots with direct server return, apart from those that other, an
+// earlier or later version of the port, has, too.
+func (l *layout) placeElements(p, other *port, each func(nft.Element)) {
+	for i := range p.slots[listCluster] {
+		now, before := l.placeElement(p, i), l.placeElement(other, i)
+		for at, e := range now {
+			if e.Set != nil && e != before[at] {
+				each(e)
+			}
+		}
+	}
+}
+
+// placeElement returns the elements of a slot in here, passed and elsewhere. The zero value stands for no element.
+func (l *layout) placeElement(p *port, slot int) (list [3]nft.Element) {
+	if p.Direct == nil || !p.HasEndpoints || slot >= len(p.slots[listCluster]) {
+		return list
+	}
+	endpoint, index := p.slots[listCluster][slot], uint32(slot)
+	key := nft.Value{}.Uint32(p.number).Uint32(index)
+	switch {
+	case isAmong(p.Direct.Here, endpoint):
+		key = nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
+		list[0] = nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)}
+	case isAmong(p.Direct.Elsewhere, endpoint):
+		list[1] = nft.Element{Set: l.dsr.passed, Key: key}
+		list[2] = nft.Element{Set: l.dsr.elsewhere, Key: key, Data: nft.Value{}.Addr(endpoint.Addr())}
+	}
+	return list
+}
+
+func isAmong(sorted []netip.AddrPort, e netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(sorted, e, netip.AddrPort.Compare)
+	return found
+}
+
+// ttl: ip ttl OP VALUE, or ip6 hoplimit OP VALUE
+func (l *layout) ttl(op expr.CmpOp, value byte) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ttlOffset[l.family], Len: 1},
+		&expr.Cmp{Op: op, Register: reg, Data: []byte{value}},
+	}
+}
+
+// ttlOffset is the offset of the TTL in the header, and of the hop limit.
+var ttlOffset = [...]uint32{inet.IPv4: 8, inet.IPv6: 7}
+
+// setTTL: ip ttl set VALUE, or ip6 hoplimit set VALUE. The IPv4 header has a checksum of 16-bit words, so the rule
+// writes the protocol, too.
+func (l *layout) setTTL(value byte) []expr.Any {
+	const checksum = 10
+	write := &expr.Payload{
+		OperationType: expr.PayloadWrite, SourceRegister: reg,
+		Base: expr.PayloadBaseNetworkHeader, Offset: ttlOffset[l.family], Len: 1,
+	}
+	if l.family == inet.IPv6 {
+		return []expr.Any{&expr.Immediate{Register: reg, Data: []byte{value}}, write}
+	}
+	write.Len, write.CsumType, write.CsumOffset = 2, expr.CsumTypeInet, checksum
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: write.Offset, Len: 2},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0, 0xff}, Xor: []byte{value, 0}},
+		write,
+	}
+}
+
+// icmpType: icmp type T, or icmpv6 type T
+func icmpType(t byte) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{t}},
+	}
+}

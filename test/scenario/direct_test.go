@@ -1,0 +1,301 @@
+package scenario
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// fabric is a cluster of three nodes on one segment, with a pod each, behind a router. The router sends packets for
+// the Service's load-balancer IPs to one of the nodes, the ingress node. On each node, the proxy reads a folder of
+// its own.
+//
+//	client - router - bridge 10.0.0.0/24 - node 1, 2, 3 (10.0.0.11 to 13) - pod 1, 2, 3 (10.244.N.5)
+type fabric struct {
+	*testing.T
+	lab         *lab.Lab
+	nodes, pods []*lab.Host
+	proxies     []*pipeline
+}
+
+// vip are the load-balancer IPs.
+var vip = [2]netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:113::10")}
+
+// newFabric makes the cluster. flags are those of the proxy on each node.
+func newFabric(t *testing.T, flags ...string) *fabric {
+	t.Helper()
+	f := &fabric{T: t, lab: lab.ForTest(t, lab.Config{Pods: len(flags), Remotes: len(flags)})}
+	f.nodes, f.pods = f.lab.Remotes, f.lab.Pods
+	router := f.lab.Node
+	router.Run(t, "ip", "link", "add", "segment", "type", "bridge")
+	f.script(router, `ip link set segment up; ip addr add 10.0.0.1/24 dev segment; ip addr add fd00:10::1/64 dev segment; ip addr add fe80::1/64 dev segment`)
+	for i, n := range f.nodes {
+		number, pod := i+1, f.pods[i]
+		for _, h := range []*lab.Host{n, pod} {
+			f.script(h, `ip link del eth0`)
+		}
+		lab.Must(t, errors.Join(n.Sysctl("ipv4/ip_forward", "1"), n.Sysctl("ipv6/conf/all/forwarding", "1")))
+		f.script(router, fmt.Sprintf(`ip link add port%[1]d type veth peer name eth0 netns %[2]s; ip link set port%[1]d master segment up`, number, n.Netns))
+		f.script(n, fmt.Sprintf(`ip link set eth0 up; ip addr add 10.0.0.1%[1]d/24 dev eth0; ip addr add fd00:10::1%[1]d/64 dev eth0
+			ip route add default via 10.0.0.1; ip route add default via fd00:10::1
+			ip link add pod type veth peer name eth0 netns %[2]s; ip link set pod up
+			ip addr add 10.244.%[1]d.1/24 dev pod; ip addr add fd00:10:244:%[1]d::1/64 dev pod
+			ip addr add fe80::1%[1]d/64 dev eth0; ip addr add fe80::1/64 dev pod`, number, pod.Netns))
+		f.script(pod, fmt.Sprintf(`ip link set eth0 up; ip addr add fe80::5/64 dev eth0; ip addr add 10.244.%[1]d.5/24 dev eth0; ip addr add fd00:10:244:%[1]d::5/64 dev eth0
+			ip route add default via 10.244.%[1]d.1; ip route add default via fd00:10:244:%[1]d::1`, number))
+		mustServe(t, pod)
+	}
+	for i, n := range f.nodes {
+		for j := range f.nodes {
+			if i != j {
+				f.script(n, fmt.Sprintf(`ip route add 10.244.%[1]d.0/24 via 10.0.0.1%[1]d; ip route add fd00:10:244:%[1]d::/64 via fd00:10::1%[1]d`, j+1))
+			}
+		}
+		s, err := parseSettings(strings.Fields(flags[i]))
+		lab.Must(t, err)
+		s.node = fmt.Sprintf("node-%d", i+1)
+		p, err := startPipeline(n, s, t.TempDir())
+		lab.Must(t, err)
+		f.proxies = append(f.proxies, p)
+		t.Cleanup(func() {
+			if err := p.close(); err != nil {
+				t.Errorf("clean up: %v", err)
+			}
+		})
+	}
+	f.ingress(0)
+	return f
+}
+
+// script runs a script on a host.
+func (f *fabric) script(h *lab.Host, text string) string {
+	f.Helper()
+	return h.Run(f, "sh", "-ec", text)
+}
+
+// ingress makes the router send packets for the Service to a node.
+func (f *fabric) ingress(node int) {
+	f.Helper()
+	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s via 10.0.0.1%[3]d; ip route replace %[2]s via fd00:10::1%[3]d`, vip[0], vip[1], node+1))
+}
+
+// service is the manifest of a node: the Service with its endpoints, such as "2 3" for the pods of nodes 2 and 3.
+func (f *fabric) service(node int, annotations, endpoints string) string {
+	f.Helper()
+	slice := [2]string{"shop/web-4", "shop/web-6"}
+	for i := range slice {
+		slice[i] += fmt.Sprintf(" http=%d echo=%d dns=%d/udp:", firstPort, echoPort, firstPort)
+	}
+	for _, e := range strings.Fields(endpoints) {
+		number, traits, _ := strings.Cut(e, "!")
+		if traits != "" {
+			traits = "!" + traits
+		}
+		slice[0] += fmt.Sprintf(" 10.244.%s.5%s@node-%[1]s", number, traits)
+		slice[1] += fmt.Sprintf(" fd00:10:244:%s::5%s@node-%[1]s", number, traits)
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Node
+metadata: {name: node-%[1]d}
+status: {addresses: [{type: InternalIP, address: 10.0.0.1%[1]d}, {type: InternalIP, address: "fd00:10::1%[1]d"}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {%[2]s}}
+spec:
+  type: LoadBalancer
+  clusterIPs: [10.96.0.10, "fd00:10:96::10"]
+  ipFamilies: [IPv4, IPv6]
+  ports: [{name: http, port: 80}, {name: echo, port: 70}, {name: dns, port: 53, protocol: UDP}]
+status: {loadBalancer: {ingress: [{ip: %[3]s}, {ip: "%[4]s"}]}}
+---
+`, node+1, annotations, vip[0], vip[1]) + mustSlices(f.T, slice[0]+"\n"+slice[1])
+}
+
+const dsr = "kube-nftproxy.io/forwarding-mode: dsr"
+
+// endpoints gives the endpoints to the proxies of some nodes, or of all nodes.
+func (f *fabric) endpoints(endpoints string, nodes ...int) {
+	f.Helper()
+	if nodes == nil {
+		nodes = []int{0, 1, 2}[:len(f.nodes)]
+	}
+	for _, i := range nodes {
+		lab.Must(f, os.WriteFile(filepath.Join(f.proxies[i].folder, "web.yaml"), []byte(f.service(i, dsr, endpoints)), 0o600))
+		lab.Must(f, f.proxies[i].load())
+	}
+	var want []string
+	for _, e := range strings.Fields(endpoints) {
+		if !strings.Contains(e, "!") {
+			want = append(want, fmt.Sprintf("10.244.%s.5", e))
+		}
+	}
+	for _, i := range nodes {
+		lab.Eventually(f, lab.Patience, func() error {
+			found := address.FindAllString(f.script(f.nodes[i], `nft list map ip kube-nftproxy endpoints`), -1)
+			slices.Sort(found)
+			if found = slices.Compact(found); !slices.Equal(found, want) {
+				return fmt.Errorf("node %d has the endpoints %v, want %v", i+1, found, want)
+			}
+			return nil
+		})
+	}
+}
+
+// address matches the address of a pod.
+var address = regexp.MustCompile(`10\.244\.[0-9]+\.5`)
+
+// ask sends probes to a port of the Service, and returns the servers with the sources that they saw, such as "pod-1
+// saw 192.0.2.100", and their number.
+func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]int {
+	f.Helper()
+	port := map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p]
+	out := map[string]int{}
+	for range times {
+		a := f.lab.Client.Probe(f.Context(), p, netip.AddrPortFrom(vip[family], port), lab.Options{Timeout: 2 * time.Second})
+		if a.Outcome != lab.Answered {
+			out[a.String()]++
+			continue
+		}
+		out[fmt.Sprintf("%s saw %s", a.Server, a.Source.Addr())]++
+	}
+	return out
+}
+
+// flows returns the number of entries of a Service's address in connection tracking.
+func (f *fabric) flows(node int) (n int) {
+	f.Helper()
+	out := f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "dst="+vip[0].String()) || strings.Contains(line, "0113:0000") {
+			n++
+		}
+	}
+	return n
+}
+
+var packets = regexp.MustCompile(`counter packets ([0-9]+)`)
+
+// passed returns the number of packets that a node has passed on to other nodes.
+func (f *fabric) passed(node int) (n int) {
+	f.Helper()
+	for line := range strings.Lines(f.script(f.nodes[node], `nft list ruleset`)) {
+		if m := packets.FindStringSubmatch(line); m != nil && strings.Contains(line, "dup to") {
+			i, err := strconv.Atoi(m[1])
+			lab.Must(f, err)
+			n += i
+		}
+	}
+	return n
+}
+
+// TestDirectReturn: the ingress node passes packets on, the endpoint sees the client, and its node sends the replies.
+// A node without direct server return serves with NAT.
+func TestDirectReturn(t *testing.T) {
+	f := newFabric(t, "--direct-server-return", "--direct-server-return", "")
+	client := f.lab.Client
+	for _, family := range inet.Families {
+		own := client.Addrs()[family].String()
+		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+			t.Run(fmt.Sprintf("%s %s", family, p), func(t *testing.T) {
+				f := *f
+				f.T = t
+				f.endpoints("1 2")
+				got := f.ask(family, p, 30)
+				if a, b := got["pod-0 saw "+own], got["pod-1 saw "+own]; a == 0 || b == 0 || a+b != 30 {
+					t.Errorf("endpoints on both nodes: %v", got)
+				}
+				f.endpoints("2")
+				before, passed := f.flows(0), f.passed(0)
+				lab.Same(t, map[string]int{"pod-1 saw " + own: 20}, f.ask(family, p, 20), "an endpoint on the second node")
+				if n := f.flows(0) - before; n > 0 {
+					t.Errorf("the ingress node tracks %d connections", n)
+				}
+				if n := f.passed(0) - passed; n < 20 {
+					t.Errorf("the ingress node has passed on %d packets", n)
+				}
+				f.ingress(1)
+				lab.Same(t, map[string]int{"pod-1 saw " + own: 5}, f.ask(family, p, 5), "the second node is the ingress node")
+				f.ingress(2)
+				got = f.ask(family, p, 5)
+				if len(got) != 1 || got["pod-1 saw "+map[inet.Family]string{inet.IPv4: "10.0.0.13", inet.IPv6: "fd00:10::13"}[family]] != 5 {
+					t.Errorf("a node without direct server return is the ingress node: %v", got)
+				}
+				f.ingress(0)
+				f.endpoints("3")
+				got = f.ask(family, p, 5)
+				if len(got) != 1 || got["pod-2 saw "+map[inet.Family]string{inet.IPv4: "10.244.3.1", inet.IPv6: "fd00:10:244:3::1"}[family]] != 5 {
+					t.Errorf("an endpoint on a node without direct server return: %v", got)
+				}
+			})
+		}
+	}
+}
+
+// TestDirectReturnAtTheBorder: errors about the maximum size of packets reach the endpoint, and nodes that disagree
+// pass a packet on only once.
+func TestDirectReturnAtTheBorder(t *testing.T) {
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f.endpoints("2")
+	client := f.lab.Client
+	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s dev eth0 mtu lock 1300; ip route replace %s dev eth0 mtu lock 1300`, client.IPv4, client.IPv6))
+	for _, family := range inet.Families {
+		if err := f.echo(family); err != nil {
+			t.Errorf("%s: a smaller MTU behind the router: %v", family, err)
+		}
+	}
+	f.script(f.lab.Node, `ip route add 10.244.2.0/24 via 10.0.0.12; ip route add fd00:10:244:2::/64 via fd00:10::12`)
+	f.script(f.nodes[0], `ip route replace 10.244.2.0/24 via 10.0.0.1; ip route replace fd00:10:244:2::/64 via fd00:10::1`)
+	for _, family := range inet.Families {
+		seen := [...]string{inet.IPv4: "10.0.0.11", inet.IPv6: "fd00:10::11"}[family]
+		lab.Same(t, map[string]int{"pod-1 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "a router between the nodes sends packets back")
+	}
+	f.script(f.nodes[0], `ip route replace 10.244.2.0/24 via 10.0.0.12; ip route replace fd00:10:244:2::/64 via fd00:10::12`)
+	f.endpoints("2", 0)
+	f.endpoints("1", 1)
+	for _, family := range inet.Families {
+		by := []int{f.passed(0), f.passed(1)}
+		seen := [...]string{inet.IPv4: "10.0.0.12", inet.IPv6: "fd00:10::12"}[family]
+		lab.Same(t, map[string]int{"pod-0 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "each node believes that the other one has the endpoint")
+		if a, b := f.passed(0)-by[0], f.passed(1)-by[1]; a != 5 || b != 0 {
+			t.Errorf("%s: the nodes pass 5 packets on %d and %d times, want 5 and 0", family, a, b)
+		}
+	}
+}
+
+// echo sends much data to an endpoint, which sends them back.
+func (f *fabric) echo(family inet.Family) error {
+	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, netip.AddrPortFrom(vip[family], 70))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // the test is done with it
+	const patience = 10 * time.Second
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	r, line := bufio.NewReader(conn), strings.Repeat("x", 50_000)+"\n"
+	if _, err := r.ReadString('\n'); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte(line)); err != nil {
+		return err
+	}
+	got, err := r.ReadString('\n')
+	if err == nil && got != line {
+		err = fmt.Errorf("%d bytes came back", len(got))
+	}
+	return err
+}
