@@ -3,8 +3,12 @@
 package e2e
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,40 +25,57 @@ func TestMigrating(t *testing.T) {
 	testMigrating(t, kubelet.Image{Root: root, Entrypoint: []string{"/usr/local/bin/kube-proxy"}})
 }
 
-// TestMigratingFiles parses the configuration files of docs/migrating.md, and makes the program read those for it, and the flags,
-// in a lab.
+const quickstarts = "docs/quickstarts.md"
+
+// TestMigratingFiles parses the YAML of docs/migrating.md and docs/quickstarts.md, and makes the program accept the
+// flags of a distribution, in a lab.
 func TestMigratingFiles(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
-	files, flags := 0, 0
-	accepted := func(args ...string) {
-		t.Helper()
-		out, err := l.Node.Command(t.Context(), program, append(args, "--init-only")...).CombinedOutput()
+	for _, name := range []string{migrating, quickstarts} {
+		for heading, blocks := range mustReadPage(t, name, "yaml") {
+			for _, text := range blocks {
+				var content map[string]any
+				if err := yaml.UnmarshalStrict([]byte(text), &content); err != nil {
+					t.Errorf("%s, below %s: %v\n%s", name, heading, err, text)
+				}
+			}
+		}
+	}
+	flags := slices.Concat(slices.Collect(maps.Values(mustReadPage(t, quickstarts, "flags")))...)
+	for _, text := range flags {
+		out, err := l.Node.Command(t.Context(), program, append(strings.Fields(text), "--init-only")...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "System initialized") {
-			t.Errorf("%q: %v\n%s", args, err, out)
+			t.Errorf("%q: %v\n%s", text, err, out)
 		}
 	}
-	for heading, blocks := range mustReadPage(t, migrating, "yaml") {
-		for _, text := range blocks {
-			var content map[string]any
-			if err := yaml.UnmarshalStrict([]byte(text), &content); err != nil {
-				t.Errorf("below %s: %v\n%s", heading, err, text)
+	if len(flags) == 0 {
+		t.Error("the page has no flags")
+	}
+}
+
+// distribution matches a distribution's row in the table of docs/quickstarts.md, with its values of the chart.
+var distribution = regexp.MustCompile("(?m)^\\| \\[(.+?)\\].* \\| `(\\{.*?\\})` \\| `(\\{.*?\\})`")
+
+// TestQuickstartValues gives each distribution's values to the chart, and the chart's configuration to the program.
+func TestQuickstartValues(t *testing.T) {
+	p := newPackager(t)
+	text := mustRead(t, filepath.Join("../..", quickstarts))
+	rows := distribution.FindAllStringSubmatch(text, -1)
+	if n := strings.Count(text, "\n| ["); n < 8 || len(rows) != n {
+		t.Fatalf("%d of %d rows of the page have values", len(rows), n)
+	}
+	common, _, _ := strings.Cut(mustReadPage(t, quickstarts, "yaml")["Install"][0], "apiServer:")
+	for _, row := range rows {
+		values := fmt.Sprintf("%sapiServer: %s\nconfig: %s\n", common, row[2], row[3])
+		must(t, os.WriteFile(filepath.Join(p.dir, "my-values.yaml"), []byte(values), 0o600))
+		for _, helm := range helms {
+			objects := p.objectsIn(p.sh(helm +
+				" template --skip-tests kube-nftproxy deploy/chart --namespace kube-system --values my-values.yaml"))
+			files := objects["ConfigMap kube-nftproxy-HASH"].(map[string]any)["data"].(map[string]any)
+			writeManifest(t, filepath.Join(p.dir, "config.conf"), files["config.conf"])
+			if _, err := p.try(program + " --config=config.conf --write-config-to=written.conf"); err != nil {
+				t.Errorf("%s: %v", row[1], err)
 			}
-			if content["kind"] != "KubeProxyConfiguration" {
-				continue
-			}
-			file := filepath.Join(t.TempDir(), "config.conf")
-			must(t, os.WriteFile(file, []byte(text), 0o600))
-			accepted("--config=" + file)
-			files++
 		}
-	}
-	for _, blocks := range mustReadPage(t, migrating, "flags") {
-		for _, text := range blocks {
-			accepted(strings.Fields(text)...)
-			flags++
-		}
-	}
-	if files == 0 || flags == 0 {
-		t.Errorf("the page has %d configurations and %d commands, want some of both", files, flags)
 	}
 }
