@@ -14,11 +14,13 @@ import (
 // on to the node of its endpoint, unchanged. That node translates the packet, and the replies leave from there. So
 // all nodes must have the same table of endpoints.
 
-// Direct has the places of the endpoints of a service port with direct server return. Both lists are sorted and free
+// Direct has the places of the endpoints of a service port with direct server return. All lists are sorted and free
 // of duplicates.
 type Direct struct {
-	// Here are the endpoints of Cluster on this node, Elsewhere those on other nodes. Endpoints without a node are in
-	// neither list.
+	// Leaving are the endpoints that terminate. Open connections may still have them.
+	Leaving []netip.AddrPort
+	// Here are the endpoints of Cluster and Leaving on this node, Elsewhere those on other nodes. Endpoints without a node
+	// are in neither list.
 	Here, Elsewhere []netip.AddrPort
 }
 
@@ -84,11 +86,12 @@ func (b *builder) locate(sp *ServicePort, m *merged) (reason string) {
 	case topology(&m.present) != 0:
 		return "hints select endpoints near this node"
 	}
-	d := &Direct{}
-	for _, e := range sp.Cluster {
-		at, _ := slices.BinarySearchFunc(m.addrs, e, netip.AddrPort.Compare)
-		switch {
-		case m.traits[at].has(local):
+	d := &Direct{Leaving: m.pick(func(t traits) bool { return t.has(terminating) })}
+	for i, e := range m.addrs {
+		_, chosen := slices.BinarySearchFunc(sp.Cluster, e, netip.AddrPort.Compare)
+		switch t := m.traits[i]; {
+		case !chosen && !t.has(terminating):
+		case t.has(local):
 			d.Here = append(d.Here, e)
 		case !b.nodeless[e.Addr()]:
 			d.Elsewhere = append(d.Elsewhere, e)

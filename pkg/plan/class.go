@@ -181,6 +181,8 @@ const (
 	stepFull
 	// stepPass: before conntrack, a rule has found a frontend with direct server return.
 	stepPass
+	// stepAgain: after conntrack, a rule has found a frontend with direct server return, and no connection.
+	stepAgain
 	// stepPick: a client needs an endpoint id of listCluster, stepPickLocal: of listLocal.
 	stepPick
 	stepPickLocal
@@ -204,6 +206,7 @@ var stepRows = [steps]struct {
 		found: "policy Local depends on its source"},
 	stepFull:      {set: "dispatch-full", when: "if all endpoints are full"},
 	stepPass:      {set: "dispatch-pass", when: "to pass packets on to the endpoint's node", found: "may be passed on"},
+	stepAgain:     {set: "dispatch-again", when: "to pass open connections on", found: "may be an open connection"},
 	stepPick:      {set: "dispatch-pick", when: "for a new client", found: "needs an endpoint", jumps: true},
 	stepPickLocal: {set: "dispatch-pick-local", when: "for a new client, of local endpoints", jumps: true},
 	stepChoose: {set: "dispatch-choose", when: "for an endpoint that is not full",

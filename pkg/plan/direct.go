@@ -21,10 +21,16 @@ import (
 //	prerouting-direct   finds the Service before conntrack, also for an ICMP error about a reply
 //	direct              leaves packets of local pods, and packets that another node has passed on, to the rules of NAT
 //	pass-maglev-of-N    passes the packet on, if its slot is in direct-elsewhere
+//	prerouting-again    finds the Service after conntrack, for a TCP segment of no known connection, which is no SYN
+//	pass-again-...-of-N passes the segment on to the node of an earlier endpoint, if its slot is in direct-earlier
 //	direct-maglev-of-N  in nat chains: translates to an endpoint in direct-here, or masquerades
 //
 // A packet is passed on once. If the nodes disagree about an endpoint, the second node forwards the packet with NAT.
 // The TTL tells that another node has passed the packet on: to these nodes, a packet leaves with a TTL of passedTTL.
+//
+// A change of the endpoints moves slots. The node of the new endpoint does not know the open connections of a slot, so
+// it passes their segments on once more, to the node of the earlier endpoint, which knows them. The earlier endpoint is
+// a function of the present and the terminating endpoints, so the plan needs no memory, see [port.findEarlier].
 
 const (
 	// beforeRaw is before all chains of other programs that decide about conntrack, and behind defragmentation.
@@ -33,20 +39,46 @@ const (
 	// sends the packet back, and for the path of NAT afterwards. Packets of clients rarely arrive with so few hops
 	// left.
 	passedTTL = 16
+	// againTTL is the same for a segment of an open connection that the node of the new endpoint has passed on.
+	againTTL = 8
+	// afterConntrack is between conntrack (-200) and all chains that translate.
+	afterConntrack = -150
 )
 
-// passOn is the chain of packets to a frontend with direct server return.
-const passOn = "direct"
+// chance is the first or the second decision about the node of a packet.
+type chance uint8
+
+const (
+	// firstChance: the node of the slot's endpoint.
+	firstChance chance = iota
+	// secondChance: the node of an earlier endpoint.
+	secondChance
+	chances
+)
+
+// chanceNames are the parts of the names of chains.
+var chanceNames = []string{"", "again-"}
+
+func (c chance) words() string {
+	return [...]string{"the endpoint's node", "the node of an earlier endpoint"}[c]
+}
+
+func (c chance) ttl() byte  { return [...]byte{passedTTL, againTTL}[c] }
+func (c chance) step() step { return [...]step{stepPass, stepAgain}[c] }
+
+// passOn and passAgain are the chains of packets to a frontend with direct server return.
+const passOn, passAgain = "direct", "direct-again"
 
 // directSets are the sets of direct server return.
 type directSets struct {
 	// frontends has the class and number of a destination. quoted has the same for the packet that an ICMP error
 	// quotes, whose source is a frontend.
 	frontends, quoted *nft.Set
-	// here has the endpoint of each slot whose endpoint is on this node. passed has the slots whose endpoint is on
-	// another node, and elsewhere has the address of this endpoint. A slot whose endpoint has no node is in none of
-	// them.
-	here, passed, elsewhere *nft.Set
+	// here has the endpoint of each slot whose endpoint is on this node.
+	here *nft.Set
+	// passed has the slots whose endpoint, or earlier endpoint, is on another node, and elsewhere has the address of this
+	// endpoint. A slot whose endpoint has no node is in none of them.
+	passed, elsewhere [chances]*nft.Set
 }
 
 // quoted are the fields of the packet that an ICMP error of a family quotes: a packet from a frontend to a client.
@@ -79,47 +111,65 @@ func icmpOf(f inet.Family) (icmp inet.Protocol, tooBig byte) {
 // directChains returns the constant chains.
 func (l *layout) directChains(o *Options) []*nft.Chain {
 	icmp, tooBig := icmpOf(l.family)
-	find := func(fields []nft.Field, s *nft.Set) []expr.Any {
-		return append(setPriority(key(fields...), s), goTo(passOn)...)
+	find := func(fields []nft.Field, s *nft.Set, chain string) []expr.Any {
+		return append(setPriority(key(fields...), s), goTo(chain)...)
 	}
 	arrive := &nft.Chain{Name: "prerouting-direct", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: beforeRaw,
 		Comment: "direct server return, before conntrack",
 		Rules: []nft.Rule{
-			rule("", find(l.vip(), l.dsr.frontends)),
-			rule("an error about a reply", protocol(icmp), icmpType(tooBig), find(quotedOf(l.family).frontend(), l.dsr.quoted)),
+			rule("", find(l.vip(), l.dsr.frontends, passOn)),
+			rule("an error about a reply", protocol(icmp), icmpType(tooBig),
+				find(quotedOf(l.family).frontend(), l.dsr.quoted, passOn)),
+		}}
+	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: afterConntrack,
+		Comment: "direct server return, after conntrack",
+		Rules: []nft.Rule{
+			rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq), withoutSYN(),
+				find(l.vip(), l.dsr.frontends, passAgain)),
+			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), onlyFIN(),
+				find(l.vip(), l.dsr.frontends, passAgain)),
 		}}
 	byNAT := append(setPriorityTo(0), back()...)
-	rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
-	if pods := o.LocalPods[l.family]; pods.known() {
-		rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT))
+	decide := func(name, comment string, c chance) *nft.Chain {
+		rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
+		if pods := o.LocalPods[l.family]; pods.known() {
+			rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT))
+		}
+		return &nft.Chain{Name: name, Comment: comment, Rules: append(rules,
+			rule("another node has passed it on", l.ttl(expr.CmpOpLte, c.ttl()), byNAT),
+			rule("", dispatch(wordBits, l.dispatch[c.step()])),
+			rule(undone, setPriorityTo(0)),
+		)}
 	}
-	return []*nft.Chain{arrive, {Name: passOn, Comment: "passes packets on to the endpoint's node", Rules: append(rules,
-		rule("another node has passed it on", l.ttl(expr.CmpOpLte, passedTTL), byNAT),
-		rule("", dispatch(wordBits, l.dispatch[stepPass])),
-		rule(undone, setPriorityTo(0)),
-	)}}
+	return []*nft.Chain{
+		arrive, decide(passOn, "passes packets on to the endpoint's node", firstChance),
+		noConnection, decide(passAgain, "passes open connections on to the node of an earlier endpoint", secondChance),
+	}
 }
 
-// pass: SLOT @direct-passed ip ttl set 4 dup to SLOT map @direct-elsewhere counter drop
+// pass: SLOT @direct-passed ip ttl set 17 dup to SLOT map @direct-elsewhere counter drop
 //
 // SLOT is meta priority . jhash ip saddr . th sport mod n seed S. The kernel lowers the TTL of the copy by one. The
 // set direct-passed makes other packets keep their TTL: in the order of nft, a rule sets the TTL before the lookup in
 // the map.
-func (l *layout) pass(t table) []nft.Rule {
+func (l *layout) pass(ch chance, t table) []nft.Rule {
 	icmp, _ := icmpOf(l.family)
-	to := func(client []nft.Field) []expr.Any {
+	to := func(places chance, client []nft.Field) []expr.Any {
 		slot := func(skipped uint32) []expr.Any {
 			return indexedBy(client, l.family, []nft.Field{nft.Priority()}, t, skipped)
 		}
-		return slices.Concat(slot(forSet), []expr.Any{loadedIn(l.dsr.passed, false)}, l.setTTL(passedTTL+1),
-			slot(forMap), []expr.Any{lookup(l.dsr.elsewhere), &expr.Dup{RegAddr: reg}}, countedDrop())
+		return slices.Concat(slot(forSet), []expr.Any{loadedIn(l.dsr.passed[places], false)}, l.setTTL(ch.ttl()+1),
+			slot(forMap), []expr.Any{lookup(l.dsr.elsewhere[places]), &expr.Dup{RegAddr: reg}}, countedDrop())
 	}
-	return []nft.Rule{
-		rule("", keepBits(portBits)),
-		rule("", notProtocol(icmp), to(clientFields(l.family))),
-		rule("an error about a reply", protocol(icmp), to(quotedOf(l.family).client())),
-		rule("an endpoint on this node, or without a node", setPriorityTo(0)),
+	rules := []nft.Rule{rule("", keepBits(portBits))}
+	if client := clientFields(l.family); ch == firstChance {
+		rules = append(rules, rule("", notProtocol(icmp), to(firstChance, client)),
+			rule("an error about a reply", protocol(icmp), to(firstChance, quotedOf(l.family).client())))
+	} else {
+		rules = append(rules, rule("", to(secondChance, client)),
+			rule("the sender had a newer table than this node", to(firstChance, client)))
 	}
+	return append(rules, rule("an endpoint on this node, or without a node", setPriorityTo(0)))
 }
 
 // serveDirect: dnat ip to meta l4proto . meta priority . jhash ip saddr . th sport mod n seed S map @direct-here
@@ -161,6 +211,10 @@ func (l *layout) directElements(p *port, f *model.Frontend, to emit) {
 		to.own(nft.Element{Set: s, Key: frontendKey(&f.Key), Data: pass.word(p.number), Comment: p.comment})
 	}
 	l.leadTo(pass, stepPass, to)
+	if p.Protocol == inet.TCP {
+		pass.of = uint8(secondChance)
+		l.leadTo(pass, stepAgain, to)
+	}
 }
 
 // placeElements calls each for the elements of slots with direct server return, apart from those that other, an
@@ -187,11 +241,56 @@ func (l *layout) placeElement(p *port, slot int) (list [3]nft.Element) {
 	case isAmong(p.Direct.Here, endpoint):
 		key = nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
 		list[0] = nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)}
+		if p.earlier != nil && p.earlier[slot].IsValid() {
+			list[1], list[2] = l.passElements(secondChance, p.number, index, p.earlier[slot])
+		}
 	case isAmong(p.Direct.Elsewhere, endpoint):
-		list[1] = nft.Element{Set: l.dsr.passed, Key: key}
-		list[2] = nft.Element{Set: l.dsr.elsewhere, Key: key, Data: nft.Value{}.Addr(endpoint.Addr())}
+		list[1], list[2] = l.passElements(firstChance, p.number, index, endpoint)
 	}
 	return list
+}
+
+// passElements returns the elements that pass packets of a slot on to the node of an endpoint.
+func (l *layout) passElements(ch chance, number, slot uint32, endpoint netip.AddrPort) (passed, elsewhere nft.Element) {
+	key := nft.Value{}.Uint32(number).Uint32(slot)
+	return nft.Element{Set: l.dsr.passed[ch], Key: key},
+		nft.Element{Set: l.dsr.elsewhere[ch], Key: key, Data: nft.Value{}.Addr(endpoint.Addr())}
+}
+
+// mostRefilled is the greatest number of slots that [port.findEarlier] fills, in all tables: one of the largest tables,
+// and 65 of the smallest.
+const mostRefilled = 16_384
+
+// findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with the
+// terminating endpoints, and without the endpoint that has the slot now. If the slot's present endpoint is new, this is
+// the endpoint before it. If the earlier endpoint terminates, it has its slot in this table. Only slots with an endpoint
+// on this node have an earlier endpoint, if that is on another node. If one table for each endpoint on this node would
+// take too long, several of them share a table.
+func (p *port) findEarlier() {
+	now := p.slots[listCluster]
+	if p.Direct == nil || p.Protocol != inet.TCP || p.ClusterWeights != nil || len(now) == 0 {
+		return
+	}
+	p.earlier = make([]netip.AddrPort, len(now))
+	set, tables := union(p.Cluster, p.Direct.Leaving), min(len(p.Direct.Here), mostRefilled/len(now))
+	method := p.Method
+	method.Size = uint32(len(now))
+	for table := range tables {
+		var without []netip.AddrPort
+		for i := table; i < len(p.Direct.Here); i += tables {
+			without = append(without, p.Direct.Here[i])
+		}
+		rest, _ := difference(set, without)
+		if len(rest) == 0 || method.Slots(len(rest), nil) != len(now) {
+			continue
+		}
+		before := method.Fill(rest, nil)
+		for slot, e := range now {
+			if isAmong(without, e) && isAmong(p.Direct.Elsewhere, before[slot]) {
+				p.earlier[slot] = before[slot]
+			}
+		}
+	}
 }
 
 func isAmong(sorted []netip.AddrPort, e netip.AddrPort) bool {
@@ -226,6 +325,16 @@ func (l *layout) setTTL(value byte) []expr.Any {
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: write.Offset, Len: 2},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0, 0xff}, Xor: []byte{value, 0}},
 		write,
+	}
+}
+
+// onlyFIN: tcp flags & (fin | syn | rst) == fin
+func onlyFIN() []expr.Any {
+	const flags, fin, syn, rst = 13, 0x01, 0x02, 0x04
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{fin | syn | rst}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{fin}},
 	}
 }
 

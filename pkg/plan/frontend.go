@@ -24,6 +24,9 @@ type port struct {
 	sources *sources
 	// slots are the endpoints for both policies, in the order of their slots.
 	slots [lists][]netip.AddrPort
+	// earlier are the endpoints that open connections of each slot of listCluster may have, see [port.findEarlier]; the
+	// zero value for a slot without one, and nil without direct server return.
+	earlier []netip.AddrPort
 	// timeout is the timeout of session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
 	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go.
@@ -53,6 +56,7 @@ func (p *port) fill() {
 			p.slots[ls] = inSlots(set)
 		}
 	}
+	p.findEarlier()
 }
 
 // endpoints returns the endpoints of a list, each once and sorted.

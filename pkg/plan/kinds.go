@@ -132,9 +132,9 @@ var kinds = [kindEnd]kindRow{
 	kindReturn: {prefix: "direct-", suffix: "of", by: byTable, words: func(c class) string {
 		return "direct server return: an endpoint on this node, or any endpoint, masqueraded; " + c.table.share()
 	}},
-	// Passes a packet on to the node of its endpoint.
-	kindPass: {prefix: "pass-", suffix: "of", by: byTable, words: func(c class) string {
-		return "direct server return: passed on to the endpoint's node; " + c.table.share()
+	// Passes a packet on to the node of its endpoint, or of the earlier endpoint of an open connection.
+	kindPass: {prefix: "pass-", each: chanceNames, suffix: "of", by: byTable, words: func(c class) string {
+		return "direct server return: passed on to " + chance(c.of).words() + "; " + c.table.share()
 	}},
 	// Picks the id of an endpoint for a new client.
 	kindPick: {prefix: "pick-", each: listNames, suffix: "of", code: 0, by: byTable, words: func(c class) string {

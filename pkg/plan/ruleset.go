@@ -285,7 +285,7 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	case kindReturn:
 		ch.Rules = l.serveDirect(o, c.table)
 	case kindPass:
-		ch.Rules = l.pass(c.table)
+		ch.Rules = l.pass(chance(c.of), c.table)
 	case kindAffinity:
 		ch.Rules = l.sticky(o, c.route().list(), c.timeout)
 	case kindSingle:

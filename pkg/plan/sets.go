@@ -56,7 +56,7 @@ func (l *layout) setRows(o *Options) []setRow {
 	var dispatch, sources []setRow
 	for st, s := range stepRows {
 		dispatch = append(dispatch, setRow{to: &l.dispatch[st], name: s.set, key: word,
-			absent: step(st) == stepPass && !o.DirectReturn,
+			absent: (step(st) == stepPass || step(st) == stepAgain) && !o.DirectReturn,
 			form:   nft.Set{Size: MinimumSize, Verdict: true}, comment: "class -> chain, " + s.when, found: s.found})
 	}
 	for list, texts := range sourceTexts {
@@ -173,12 +173,18 @@ func (l *layout) setRows(o *Options) []setRow {
 				data: word, form: hash, comment: "the same for packets in ICMP errors", oftenMissed: true},
 			{to: &l.dsr.here, name: "direct-here", absent: !o.DirectReturn, key: append(id, nft.Index()), data: endpoint,
 				form: hash, comment: "service port . slot -> endpoint on this node", oftenMissed: true},
-			{to: &l.dsr.passed, name: "direct-passed", absent: !o.DirectReturn, key: slot, form: hash,
+			{to: &l.dsr.passed[firstChance], name: "direct-passed", absent: !o.DirectReturn, key: slot, form: hash,
 				comment: "service port . slot, with an endpoint on another node",
 				found:   "the endpoint is on another node", oftenMissed: true},
-			{to: &l.dsr.elsewhere, name: "direct-elsewhere", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
+			{to: &l.dsr.elsewhere[firstChance], name: "direct-elsewhere", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
 				comment: "service port . slot -> address of an endpoint on another node",
 				found:   "the endpoint is on another node", oftenMissed: true},
+			{to: &l.dsr.passed[secondChance], name: "direct-again", absent: !o.DirectReturn, key: slot, form: hash,
+				comment: "service port . slot, with an earlier endpoint on another node",
+				found:   "the earlier endpoint is on another node", oftenMissed: true},
+			{to: &l.dsr.elsewhere[secondChance], name: "direct-earlier", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
+				comment: "service port . slot -> address of an earlier endpoint on another node",
+				found:   "the earlier endpoint is on another node", oftenMissed: true},
 			{to: &l.refused, name: "refused", absent: !o.RefuseUnused, key: daddr, form: hash, last: true,
 				comment: "load-balancer and external IPs, for ports that no service has", oftenMissed: true},
 			{to: &l.pinged, name: "pinged", absent: !o.AnswerPing, key: daddr, form: hash,

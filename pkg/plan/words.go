@@ -222,8 +222,17 @@ func dnatted() []expr.Any {
 
 // related: ct state related, or with CmpOpEq: ct state & related == 0. The kernel sends the reset that refuses a connection of this node by the output
 // hook, as a related packet without a translation.
-func related(op expr.CmpOp) []expr.Any {
-	const bit = 1 << 2
+func related(op expr.CmpOp) []expr.Any { return inState(stateRelated, op) }
+
+// Bits of the states of connections.
+const (
+	stateInvalid = 1 << 0
+	stateRelated = 1 << 2
+	stateNew     = 1 << 3
+)
+
+// inState: ct state STATE, or with CmpOpEq: ct state & STATE == 0
+func inState(bit uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -103,8 +104,8 @@ func (f *fabric) service(node int, annotations, endpoints string) string {
 		if traits != "" {
 			traits = "!" + traits
 		}
-		slice[0] += fmt.Sprintf(" 10.244.%s.5%s@node-%[1]s", number, traits)
-		slice[1] += fmt.Sprintf(" fd00:10:244:%s::5%s@node-%[1]s", number, traits)
+		slice[0] += fmt.Sprintf(" 10.244.%s.5@node-%[1]s%[2]s", number, traits)
+		slice[1] += fmt.Sprintf(" fd00:10:244:%s::5@node-%[1]s%[2]s", number, traits)
 	}
 	return fmt.Sprintf(`apiVersion: v1
 kind: Node
@@ -297,5 +298,79 @@ func (f *fabric) echo(family inet.Family) error {
 	if err == nil && got != line {
 		err = fmt.Errorf("%d bytes came back", len(got))
 	}
+	return err
+}
+
+// TestOpenConnectionsWithDirectReturn: a change of the endpoints moves slots, and open connections stay with their
+// endpoint: an endpoint is added, on another node or on the ingress node, and an endpoint terminates.
+func TestOpenConnectionsWithDirectReturn(t *testing.T) {
+	const each = 30
+	f := newFabric(t, "--direct-server-return", "--direct-server-return", "--direct-server-return")
+	for _, c := range []struct {
+		name, before, after string
+		// least is the number of connections that stay.
+		least int
+	}{
+		{"an endpoint is added", "2", "2 3", each},
+		{"an endpoint is added on the ingress node", "2 3", "1 2 3", each},
+		{"an endpoint of the ingress node terminates", "1 2", "2 1!ready+terminating", each},
+		{"an endpoint terminates", "2 3", "3 2!ready!serving+terminating", each},
+		{"an endpoint is replaced", "2 3", "1 3 2!ready+terminating", each / 2},
+	} {
+		for _, family := range inet.Families {
+			t.Run(fmt.Sprintf("%s, %s", c.name, family), func(t *testing.T) {
+				f := *f
+				f.T = t
+				f.endpoints(c.before)
+				list := make([]*opened, each)
+				for i := range list {
+					list[i] = f.open(family)
+				}
+				f.endpoints(c.after)
+				lost := 0
+				for _, o := range list {
+					if err := o.ask(); err != nil {
+						t.Log(err)
+						lost++
+					}
+				}
+				if each-lost < c.least {
+					t.Errorf("%d of %d connections are lost", lost, each)
+				}
+				t.Logf("%d of %d connections stay", each-lost, each)
+			})
+		}
+	}
+}
+
+// opened is a connection to the Service's port that returns each line.
+type opened struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// open opens a connection to an endpoint, and closes it at the end of the test.
+func (f *fabric) open(family inet.Family) *opened {
+	f.Helper()
+	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, netip.AddrPortFrom(vip[family], 70))
+	lab.Must(f, err)
+	f.Cleanup(func() { _ = conn.Close() })
+	o := &opened{conn, bufio.NewReader(conn)}
+	_, err = o.r.ReadString('\n')
+	lab.Must(f, err)
+	lab.Must(f, o.ask())
+	return o
+}
+
+// ask sends a line, and waits until it comes back.
+func (o *opened) ask() error {
+	const patience = 5 * time.Second
+	if err := o.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := o.Write([]byte("x\n")); err != nil {
+		return err
+	}
+	_, err := o.r.ReadString('\n')
 	return err
 }

@@ -50,8 +50,12 @@ func acceptsDNAT(expressions []byte) bool {
 // statusDNAT is IPS_DST_NAT.
 const statusDNAT = 1 << 5
 
-// stateRelated is the bit of IP_CT_RELATED.
-const stateRelated = 1 << 2
+// Bits of the states of connections.
+const (
+	stateInvalid = 1 << 0
+	stateRelated = 1 << 2
+	stateNew     = 1 << 3
+)
 
 // native reads a value of 4 bytes in host byte order. It returns 0 for a value of another length.
 func native(b []byte) uint32 {

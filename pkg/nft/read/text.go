@@ -304,7 +304,7 @@ func (w *writer) ct(e *expr.Ct) {
 		return
 	}
 	h := &held{text: text}
-	bits := map[expr.CtKey]map[uint32]string{expr.CtKeySTATUS: {statusDNAT: "dnat"}, expr.CtKeySTATE: {stateRelated: "related"}}[e.Key]
+	bits := map[expr.CtKey]map[uint32]string{expr.CtKeySTATUS: {statusDNAT: "dnat"}, expr.CtKeySTATE: {stateInvalid: "invalid", stateRelated: "related", stateNew: "new"}}[e.Key]
 	if bits != nil {
 		h.print = func(b []byte) string {
 			if name, known := bits[native(b)]; known {
