@@ -315,6 +315,7 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 		{"an endpoint is added on the ingress node", "2 3", "1 2 3", each},
 		{"an endpoint of the ingress node terminates", "1 2", "2 1!ready+terminating", each},
 		{"an endpoint terminates", "2 3", "3 2!ready!serving+terminating", each},
+		{"two endpoints are added at once", "2", "1 2 3", each / 3},
 		{"an endpoint is replaced", "2 3", "1 3 2!ready+terminating", each / 2},
 	} {
 		for _, family := range inet.Families {
