@@ -25,11 +25,17 @@ func Read(path string, own Identity, now time.Time, use func(runtime.Object) err
 	if err != nil {
 		return nil, err
 	}
-	owner, known := info.Sys().(*syscall.Stat_t)
-	if mode := info.Mode(); mode != mode.Perm()&0o700 || !known || int(owner.Uid) != os.Geteuid() {
-		return nil, fmt.Errorf("%s is not a regular file of this user alone: %v", path, mode)
+	if !isPrivate(info, os.Geteuid()) {
+		return nil, fmt.Errorf("%s is not a regular file of this user alone: %v", path, info.Mode())
 	}
 	return Decode(file, info.Size(), own, now, use)
+}
+
+// isPrivate reports whether a file is a regular one that belongs to a user, and that only this user can read or write.
+func isPrivate(info fs.FileInfo, user int) bool {
+	owner, known := info.Sys().(*syscall.Stat_t)
+	mode := info.Mode()
+	return mode == mode.Perm()&0o700 && known && int(owner.Uid) == user
 }
 
 // Write replaces the snapshot at a path. After a failure or a crash, the path has the previous snapshot.
