@@ -236,10 +236,9 @@ func (l *layout) placeElement(p *port, slot int) (list [3]nft.Element) {
 		return list
 	}
 	endpoint, index := p.slots[listCluster][slot], uint32(slot)
-	key := nft.Value{}.Uint32(p.number).Uint32(index)
 	switch {
 	case isAmong(p.Direct.Here, endpoint):
-		key = nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
+		key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
 		list[0] = nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)}
 		if p.earlier != nil && p.earlier[slot].IsValid() {
 			list[1], list[2] = l.passElements(secondChance, p.number, index, p.earlier[slot])
