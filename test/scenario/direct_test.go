@@ -80,10 +80,16 @@ func newFabric(t *testing.T, flags ...string) *fabric {
 	return f
 }
 
-// script runs a script on a host.
-func (f *fabric) script(h *lab.Host, text string) string {
+// script runs commands on a host, one after the other, without a shell, and returns their output. Semicolons and ends of
+// lines separate the commands.
+func (f *fabric) script(h *lab.Host, commands string) (out string) {
 	f.Helper()
-	return h.Run(f, "sh", "-ec", text)
+	for c := range strings.FieldsFuncSeq(commands, func(r rune) bool { return r == ';' || r == '\n' }) {
+		if words := strings.Fields(c); len(words) > 0 {
+			out += h.Run(f, words[0], words[1:]...)
+		}
+	}
+	return out
 }
 
 // ingress makes the router send packets for the Service to a node.
