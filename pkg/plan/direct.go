@@ -240,7 +240,7 @@ func (l *layout) placeElement(p *port, slot int) (list [3]nft.Element) {
 	case isAmong(p.Direct.Here, endpoint):
 		key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
 		list[0] = nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)}
-		if p.earlier != nil && p.earlier[slot].IsValid() {
+		if p.earlier != nil && isAmong(p.Direct.Elsewhere, p.earlier[slot]) {
 			list[1], list[2] = l.passElements(secondChance, p.number, index, p.earlier[slot])
 		}
 	case isAmong(p.Direct.Elsewhere, endpoint):
@@ -256,40 +256,21 @@ func (l *layout) passElements(ch chance, number, slot uint32, endpoint netip.Add
 		nft.Element{Set: l.dsr.elsewhere[ch], Key: key, Data: nft.Value{}.Addr(endpoint.Addr())}
 }
 
-// mostRefilled is the greatest number of slots that [port.findEarlier] fills, in all tables: one of the largest tables,
-// and 65 of the smallest.
-const mostRefilled = 16_384
-
 // findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with the
-// terminating endpoints, and without the endpoint that has the slot now. If the slot's present endpoint is new, this is
-// the endpoint before it. If the earlier endpoint terminates, it has its slot in this table. Only slots with an endpoint
-// on this node have an earlier endpoint, if that is on another node. If one table for each endpoint on this node would
-// take too long, several of them share a table.
+// terminating endpoints, and without the endpoints on this node, which knows their connections. If the slot's present
+// endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this table.
 func (p *port) findEarlier() {
 	now := p.slots[listCluster]
-	if p.Direct == nil || p.Protocol != inet.TCP || p.ClusterWeights != nil || len(now) == 0 {
+	if p.Direct == nil || len(p.Direct.Here) == 0 || p.Protocol != inet.TCP || p.ClusterWeights != nil {
 		return
 	}
-	p.earlier = make([]netip.AddrPort, len(now))
-	set, tables := union(p.Cluster, p.Direct.Leaving), min(len(p.Direct.Here), mostRefilled/len(now))
+	elsewhere, _ := difference(union(p.Cluster, p.Direct.Leaving), p.Direct.Here)
 	method := p.Method
 	method.Size = uint32(len(now))
-	for table := range tables {
-		var without []netip.AddrPort
-		for i := table; i < len(p.Direct.Here); i += tables {
-			without = append(without, p.Direct.Here[i])
-		}
-		rest, _ := difference(set, without)
-		if len(rest) == 0 || method.Slots(len(rest), nil) != len(now) {
-			continue
-		}
-		before := method.Fill(rest, nil)
-		for slot, e := range now {
-			if isAmong(without, e) && isAmong(p.Direct.Elsewhere, before[slot]) {
-				p.earlier[slot] = before[slot]
-			}
-		}
+	if method.Slots(len(elsewhere), nil) != len(now) {
+		return
 	}
+	p.earlier = method.Fill(elsewhere, nil)
 }
 
 func isAmong(sorted []netip.AddrPort, e netip.AddrPort) bool {

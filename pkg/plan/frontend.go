@@ -24,8 +24,8 @@ type port struct {
 	sources *sources
 	// slots are the endpoints for both policies, in the order of their slots.
 	slots [lists][]netip.AddrPort
-	// earlier are the endpoints that open connections of each slot of listCluster may have, see [port.findEarlier]; the
-	// zero value for a slot without one, and nil without direct server return.
+	// earlier are the endpoints that open connections of each slot of listCluster may have, see [port.findEarlier]; nil
+	// without direct server return.
 	earlier []netip.AddrPort
 	// timeout is the timeout of session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
