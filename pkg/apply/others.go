@@ -45,11 +45,12 @@ type others struct {
 // attention is the time after a foreign commit for which the listener is a member of the kernel's group.
 const attention = time.Hour
 
-// Listen allows the Kernel to listen for commits of other programs. The kernel announces each commit immediately, with the
-// program and the changed objects, but a listener in any network namespace doubles the time of everybody's commits. So the
-// listener is a member of the kernel's group only for an hour after a foreign commit, which [Kernel.CheckRuleset] notices by the
-// ruleset's generation, and never during a commit of this program. Without the listener, CheckRuleset does not know the
-// program, and must read all elements to find a changed value. After an error, CheckRuleset tries again.
+// Listen allows the Kernel to listen for commits of other programs. The kernel announces each commit immediately, with
+// the program and the changed objects, but a listener in any network namespace doubles the time of all commits. So the
+// listener is a member of the kernel's group only for an hour after a foreign commit, which [Kernel.CheckRuleset]
+// notices by the ruleset's generation, and never during a commit of this program. Without the listener, CheckRuleset
+// does not know the program, and must read all elements to find a changed value. After an error, CheckRuleset tries
+// again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -72,9 +73,9 @@ func (o *others) join() error {
 	return err
 }
 
-// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit. foreign is
-// true if there is one that nobody has counted yet. If the listener's socket failed, tend opens it again. After an error, only the
-// ruleset's generation shows foreign commits until the next call.
+// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit.
+// foreign is true if the ruleset's generation shows one that [others.countForeign] does not know. If the listener's
+// socket failed, tend opens it again. After an error, only the generation shows foreign commits until the next call.
 func (o *others) tend(now time.Time, foreign, always bool) {
 	if o.takeActive() || foreign {
 		o.until = now.Add(attention)

@@ -34,8 +34,8 @@ func listen(t testing.TB, k *Kernel) {
 	}
 }
 
-// TestListeningEnds: the listener is a member of the kernel's group only for some time after a foreign commit, or if there are too many
-// elements for a check.
+// TestListeningEnds: the listener is a member of the kernel's group only for some time after a foreign commit, or if there
+// are too many elements for a check.
 func TestListeningEnds(t *testing.T) {
 	k, p := synced(t)
 	lab.Must(t, k.Listen())
