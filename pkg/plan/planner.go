@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -257,9 +258,25 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
 	}
+	p.returnUnused(out)
 	p.assignSources(out, old)
 	out.makeIndex()
 	return out
+}
+
+// returnUnused gives back the room for port ranges and for held packets that no port of a Service uses, because the
+// ports got no number or no elements. After a restart, nothing in the kernel would show that the Service had this room.
+func (p *Planner) returnUnused(s *service) {
+	if !slices.ContainsFunc(s.ports, (*port).ranged) {
+		p.request(&p.rooms.portRanges, s.name.Namespace, s.portRanges, 0)
+		s.portRanges = 0
+	}
+	for f, n := range s.holders {
+		if !slices.ContainsFunc(s.ports, func(port *port) bool { return port.holds && port.Family == inet.Family(f) }) {
+			p.request(&p.rooms.holders[f], s.name.Namespace, n, 0)
+			s.holders[f] = 0
+		}
+	}
 }
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.

@@ -187,7 +187,8 @@ func (v *village) recall(p *Planner) {
 //   - Without an earlier process, age decides.
 func TestRoomIsFair(t *testing.T) {
 	lacks := 0
-	for seed := range uint64(4) {
+	// With seed 38, ports with ranges get room for these, but no number.
+	for _, seed := range []uint64{0, 1, 2, 3, 38} {
 		v := newVillage(t, seed)
 		for step := range 450 {
 			before := v.granted()
