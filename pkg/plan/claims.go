@@ -297,7 +297,7 @@ func (cs Conflicts) Settle(most int) (more bool) {
 	for n := 0; len(unsettled) > 0 && n < most; {
 		contests := p.claims.settleOne()
 		n += len(contests)
-		p.changeFrontends(contests)
+		p.change(nil, nil, contests)
 	}
 	return len(unsettled) > 0
 }

@@ -55,14 +55,16 @@ func TestRetainedElementsAreKnown(t *testing.T) {
 	for c := range unnumberedClasses() {
 		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
 			e := l.dispatchElement(st, c)
-			if known, wanted := p.Rules().LeadsToClass(&e), p.classes.Has(e.ID()); known == c.isFixed(st) || wanted {
+			if known, wanted := p.Rules().LeadsToClass(&e), p.leads.Has(lead{l, st, c}); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
 			}
-			l.leadTo(c, st, emit{vote: p.vote})
-			if p.classes.Has(e.ID()) == c.isFixed(st) {
+			var w wants
+			w.leadTo(l, c, st)
+			p.replace(&wants{}, &w)
+			if p.leads.Has(lead{l, st, c}) == c.isFixed(st) {
 				t.Errorf("%s is used, wanted %v", &e, c.isFixed(st))
 			}
-			p.replace(func(to emit) { l.leadTo(c, st, to) }, func(emit) {})
+			p.replace(&w, &wants{})
 		}
 	}
 }

@@ -3,7 +3,6 @@ package plan
 import (
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -49,16 +48,6 @@ func (p *Planner) TakeOwners(of Owned) map[Number]types.NamespacedName {
 	}
 	clear(o.changed)
 	return taken
-}
-
-// SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
-// already stay with their endpoints.
-func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
-	l, list := p.rules.layouts[f], make([]nft.Element, 0, len(ports))
-	for _, port := range ports {
-		list = append(list, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.Number)})
-	}
-	p.setNodeElements(l.crowded, list)
 }
 
 // NumberOfClient returns the service port of a remembered client, an element of a map [AffinitySet].

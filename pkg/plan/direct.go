@@ -204,56 +204,40 @@ func (p *port) isDirect(f *model.Frontend) bool {
 	return p.Direct != nil && f.MayBeDirect() && len(p.slots[listCluster]) > 0
 }
 
-// directElements emits the elements of a frontend with direct server return.
-func (l *layout) directElements(p *port, f *model.Frontend, to emit) {
+// directElements adds the elements of a frontend with direct server return.
+func (l *layout) directElements(p *port, f *model.Frontend, to *wants) {
 	pass := class{kind: kindPass, table: p.table(listCluster)}
 	for _, s := range []*nft.Set{l.dsr.frontends, l.dsr.quoted} {
-		to.own(nft.Element{Set: s, Key: frontendKey(&f.Key), Data: pass.word(p.number), Comment: p.comment})
+		to.own = append(to.own,
+			nft.Element{Set: s, Key: frontendKey(&f.Key), Data: pass.word(p.number), Comment: p.comment})
 	}
-	l.leadTo(pass, stepPass, to)
+	to.leadTo(l, pass, stepPass)
 	if p.Protocol == inet.TCP {
 		pass.of = uint8(secondChance)
-		l.leadTo(pass, stepAgain, to)
+		to.leadTo(l, pass, stepAgain)
 	}
 }
 
-// placeElements calls each for the elements of slots with direct server return, apart from those that other, an
-// earlier or later version of the port, has, too.
-func (l *layout) placeElements(p, other *port, each func(nft.Element)) {
-	for i := range p.slots[listCluster] {
-		now, before := l.placeElement(p, i), l.placeElement(other, i)
-		for at, e := range now {
-			if e.Set != nil && e != before[at] {
-				each(e)
+// placeElements adds the elements of slots with direct server return: whether the endpoint of a slot, or its earlier
+// endpoint, is on this node or another one.
+func (l *layout) placeElements(p *port, to *wants) {
+	for i, endpoint := range p.slots[listCluster] {
+		slot := nft.Value{}.Uint32(p.number).Uint32(uint32(i))
+		pass := func(ch chance, e netip.AddrPort) {
+			to.own = append(to.own, nft.Element{Set: l.dsr.passed[ch], Key: slot},
+				nft.Element{Set: l.dsr.elsewhere[ch], Key: slot, Data: nft.Value{}.Addr(e.Addr())})
+		}
+		switch {
+		case isIn(p.Direct.Here, endpoint):
+			key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(uint32(i))
+			to.own = append(to.own, nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)})
+			if p.earlier != nil && isIn(p.Direct.Elsewhere, p.earlier[i]) {
+				pass(secondChance, p.earlier[i])
 			}
+		case isIn(p.Direct.Elsewhere, endpoint):
+			pass(firstChance, endpoint)
 		}
 	}
-}
-
-// placeElement returns the elements of a slot in here, passed and elsewhere. The zero value stands for no element.
-func (l *layout) placeElement(p *port, slot int) (list [3]nft.Element) {
-	if p.Direct == nil || !p.HasEndpoints || slot >= len(p.slots[listCluster]) {
-		return list
-	}
-	endpoint, index := p.slots[listCluster][slot], uint32(slot)
-	switch {
-	case isAmong(p.Direct.Here, endpoint):
-		key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(index)
-		list[0] = nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)}
-		if p.earlier != nil && isAmong(p.Direct.Elsewhere, p.earlier[slot]) {
-			list[1], list[2] = l.passElements(secondChance, p.number, index, p.earlier[slot])
-		}
-	case isAmong(p.Direct.Elsewhere, endpoint):
-		list[1], list[2] = l.passElements(firstChance, p.number, index, endpoint)
-	}
-	return list
-}
-
-// passElements returns the elements that pass packets of a slot on to the node of an endpoint.
-func (l *layout) passElements(ch chance, number, slot uint32, endpoint netip.AddrPort) (passed, elsewhere nft.Element) {
-	key := nft.Value{}.Uint32(number).Uint32(slot)
-	return nft.Element{Set: l.dsr.passed[ch], Key: key},
-		nft.Element{Set: l.dsr.elsewhere[ch], Key: key, Data: nft.Value{}.Addr(endpoint.Addr())}
 }
 
 // findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with the
@@ -271,11 +255,6 @@ func (p *port) findEarlier() {
 		return
 	}
 	p.earlier = method.Fill(elsewhere, nil)
-}
-
-func isAmong(sorted []netip.AddrPort, e netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(sorted, e, netip.AddrPort.Compare)
-	return found
 }
 
 // ttl: ip ttl OP VALUE, or ip6 hoplimit OP VALUE

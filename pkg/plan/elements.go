@@ -47,41 +47,82 @@ func (p *Planner) remove(e nft.Element) {
 	}
 }
 
-// emit receives the elements that a Service wants: its own elements, which no other Service can want, and its
-// votes for and against elements that other Services may want, too.
-type emit struct {
-	own  func(nft.Element)
-	vote func(e nft.Element, pro, contra int32)
+// wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
+// other elements, which have no data: pro and contra are votes for and against an element.
+type wants struct {
+	own         []nft.Element
+	pro, contra []nft.ID
+	leads       []lead
 }
 
-// noVotes ignores votes.
-func noVotes(nft.Element, int32, int32) {}
-
-// ballot is an element with the votes of an owner.
-type ballot struct {
-	nft.Element
-	pro, contra int32
+// empty returns w without its content, but with its memory.
+func (w *wants) empty() *wants {
+	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
+	return w
 }
 
-// replace replaces elements by others. It adds the new votes before it withdraws the old ones, see [want.Table.Vote].
-func (p *Planner) replace(old, now func(emit)) {
-	old(p.withdrawing)
-	now(p.adding)
-	for i := range p.withdrawn {
-		b := &p.withdrawn[i]
-		p.vote(b.Element, -b.pro, -b.contra)
+// lead stands for an element that leads to the chain of a class at a step.
+type lead struct {
+	*layout
+	at    step
+	class class
+}
+
+func (l lead) element() nft.Element { return l.dispatchElement(l.at, l.class) }
+
+// leadTo adds the element that leads to a class at a step, unless every plan has it.
+func (w *wants) leadTo(l *layout, c class, st step) {
+	if !c.isFixed(st) {
+		w.leads = append(w.leads, lead{l, st, c})
 	}
-	clear(p.withdrawn)
-	p.withdrawn = p.withdrawn[:0]
 }
 
-// vote adds votes for and against an element.
-func (p *Planner) vote(e nft.Element, pro, contra int32) {
-	table := p.shared
-	if e.Set.Verdict {
-		table = p.classes
+// at adds votes for the elements of addresses.
+func (w *wants) at(s *nft.Set, addrs ...netip.Addr) {
+	key := nft.Value{}
+	for _, a := range addrs {
+		key = key.Addr(a)
 	}
-	switch table.Vote(&e, pro, contra) {
+	w.pro = append(w.pro, nft.ID{Set: s, Key: key})
+}
+
+// inNetwork adds a vote for the element of the network of an address.
+func (w *wants) inNetwork(s *nft.Set, a netip.Addr, bits int) {
+	w.at(s, netip.PrefixFrom(a, bits).Masked().Addr())
+}
+
+// replace replaces what an owner wants. It adds the new votes before it withdraws the old ones, because an element that
+// stays wanted would change twice otherwise.
+func (p *Planner) replace(old, now *wants) {
+	removed, added := want.Difference(old.own, now.own)
+	for _, e := range removed {
+		p.remove(e)
+	}
+	for _, e := range added {
+		p.put(e)
+	}
+	p.vote(now, 1)
+	p.vote(old, -1)
+}
+
+// vote adds the votes of an owner, or withdraws them if n is -1.
+func (p *Planner) vote(w *wants, n int32) {
+	for _, l := range w.leads {
+		if change := p.leads.Vote(l, n, 0); change != want.Same {
+			p.report(l.element(), change)
+		}
+	}
+	for _, id := range w.pro {
+		p.report(sharedElement(id), p.shared.Vote(id, n, 0))
+	}
+	for _, id := range w.contra {
+		p.report(sharedElement(id), p.shared.Vote(id, 0, n))
+	}
+}
+
+// report reports the effect of a vote. A change of the cluster IPs may change the winners of other Services' claims.
+func (p *Planner) report(e nft.Element, change want.Change) {
+	switch change {
 	case want.Wanted:
 		p.put(e)
 	case want.Unwanted:
@@ -94,24 +135,27 @@ func (p *Planner) vote(e nft.Element, pro, contra int32) {
 	}
 }
 
-// serviceElements emits the elements of a Service, apart from those of its frontends, and apart from own elements that
-// other, an earlier or later version of the Service, has, too. Both Services may be nil.
-func (p *Planner) serviceElements(s, other *service, to emit) {
+// sharedElement returns an element that several owners may want.
+func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
+
+// serviceElements adds what a Service wants apart from its frontends. The Service may be nil.
+func (p *Planner) serviceElements(s *service, to *wants) {
 	if s == nil {
 		return
 	}
+	to.own = slices.Grow(to.own, s.elements())
 	for _, port := range s.ports {
-		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
+		p.rules.layouts[port.Family].portElements(port, to)
 	}
 	for f, sources := range s.sources {
 		if sources != nil {
-			p.rules.layouts[f].sourceElements(sources, other.sourcesOf(f), to.own)
+			p.rules.layouts[f].sourceElements(sources, to)
 		}
 	}
 }
 
-// frontendElements emits the elements of the frontend with which a Service has a key. The claim may be the zero claim.
-func (p *Planner) frontendElements(c claim, to emit) {
+// frontendElements adds what the frontend with which a Service has a key wants. The claim may be the zero claim.
+func (p *Planner) frontendElements(c claim, to *wants) {
 	if c.service != nil {
 		p.rules.layouts[c.port.Family].frontendElements(c.port, c.frontend, to)
 	}
@@ -121,10 +165,9 @@ func (p *Planner) frontendElements(c claim, to emit) {
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
 	classes := [2]map[class]bool{{}, {}}
-	p.classes.Each(func(e *nft.Element) {
-		f := e.Set.Family
-		if c, is := classOf(f, e.Chain); is {
-			classes[f][c] = true
+	p.leads.Each(func(l lead) {
+		if c, onDemand := classOf(l.family, l.class.chain()); onDemand {
+			classes[l.family][c] = true
 		}
 	})
 	for _, f := range p.rules.options.Families {
@@ -152,37 +195,30 @@ func (p *Planner) Elements(f func(*nft.Element), of ...*nft.Set) {
 // ElementsInParts calls f for every wanted element, in parts of about most elements. It calls next before each part but the first, and returns
 // the error of next if that fails. Each Service is in one part, the smaller Services before the larger ones.
 func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
-	var room nft.Element // one allocation for all: there may be a million elements
-	each := func(e nft.Element) {
-		room = e
-		f(&room)
-	}
+	each := func(e nft.Element) { f(&e) }
 	for _, fam := range p.rules.options.Families {
-		for _, e := range p.rules.layouts[fam].fixed() {
+		l := p.rules.layouts[fam]
+		for _, e := range l.fixed() {
 			each(e)
 		}
-	}
-	for _, elements := range p.nodeElements {
-		for _, e := range elements {
+		for _, e := range l.nodeElements(&p.nodes[fam]).own {
 			each(e)
 		}
 	}
 	for k := range p.deleted {
 		each(p.deletedElement(k))
 	}
-	p.classes.Each(f)
-	p.shared.Each(func(e *nft.Element) {
-		if !namedRows()[e.Set.Name].last { // among them the regions: without its region, no Service is found
-			f(e)
-		}
-	})
-	services, part, contested := p.list, 0, p.claims.conflicts() > 0
-	if p.rooms.elements.Total() > most {
-		services = slices.Clone(services)
-		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })
+	p.leads.Each(func(l lead) { each(l.element()) })
+	shared := func(last bool) {
+		p.shared.Each(func(id nft.ID) {
+			if namedRows()[id.Set.Name].last == last {
+				each(sharedElement(id))
+			}
+		})
 	}
-	to := emit{each, noVotes}
-	for _, s := range services {
+	shared(false) // among them the regions: without its region, no Service is found
+	part := 0
+	for _, s := range p.bySize(most) {
 		if n := s.elements(); part > 0 && n > most-part {
 			if err := next(); err != nil {
 				return err
@@ -190,23 +226,37 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			part = 0
 		}
 		part += s.elements()
-		p.serviceElements(s, nil, to)
-		s.eachFrontend(func(c claim) {
-			if !contested || p.claims.winner(c.frontend.Key).frontend == c.frontend {
-				p.frontendElements(c, to)
-			}
-		})
-	}
-	p.shared.Each(func(e *nft.Element) {
-		if namedRows()[e.Set.Name].last {
-			f(e)
+		for _, e := range p.elementsFor(s) {
+			each(e)
 		}
-	})
+	}
+	shared(true)
 	return nil
 }
 
+// bySize returns all Services; the smaller ones first if they have more than most elements.
+func (p *Planner) bySize(most int) []*service {
+	services := slices.Collect(maps.Values(p.services))
+	if p.rooms.elements.Total() > most {
+		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })
+	}
+	return services
+}
+
+// elementsFor returns the elements that only a Service can want.
+func (p *Planner) elementsFor(s *service) []nft.Element {
+	var w wants
+	p.serviceElements(s, &w)
+	s.eachFrontend(func(c claim) {
+		if p.claims.winner(c.frontend.Key).frontend == c.frontend {
+			p.frontendElements(c, &w)
+		}
+	})
+	return w.own
+}
+
 func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
-	l := p.rules.layouts[s.Family]
+	l, found := p.rules.layouts[s.Family], wants{}
 	only := func(e nft.Element) {
 		if e.Set == s {
 			f(&e)
@@ -217,19 +267,19 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 		for _, e := range l.fixed() {
 			only(e)
 		}
-		p.classes.Each(func(e *nft.Element) { only(*e) })
+		p.leads.Each(func(l lead) { only(l.element()) })
 	case s == l.ranges || s == l.restrictedRanges:
 		for _, keys := range p.claims.rangesAt {
 			for k := range keys {
 				if k.Family == l.family {
-					p.frontendElements(p.claims.winner(k), emit{only, noVotes})
+					p.frontendElements(p.claims.winner(k), &found)
 				}
 			}
 		}
 	case slices.Contains(l.sources[:], s):
 		for _, service := range p.services {
 			if sources := service.sources[l.family]; sources != nil {
-				l.sourceElements(sources, nil, only)
+				l.sourceElements(sources, &found)
 			}
 		}
 	default:
@@ -238,6 +288,9 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 				f(e)
 			}
 		})
+	}
+	for _, e := range found.own {
+		only(e)
 	}
 }
 

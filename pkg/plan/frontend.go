@@ -153,15 +153,8 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	return l.services, l.restricted
 }
 
-// leadTo emits the vote for the element that leads to a class at a step.
-func (l *layout) leadTo(c class, st step, to emit) {
-	if !c.isFixed(st) {
-		to.vote(l.dispatchElement(st, c), 1, 0)
-	}
-}
-
-// frontendElements emits the elements of a frontend. Each has a class, which selects a chain at a step.
-func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
+// frontendElements adds the elements of a frontend. Each has a class, which selects a chain at a step.
+func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	set, restricted := l.mapsOf(f)
 	e := nft.Element{Set: set, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
 	c, at := p.class(f), stepFirst
@@ -171,15 +164,16 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	if p.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
 		e.Data = firewall.word(p.sources.number)
-		to.own(e)
-		l.leadTo(firewall, at, to)
+		to.own = append(to.own, e)
+		to.leadTo(l, firewall, at)
 		e.Set, at = restricted, stepAllowed
 	}
 	e.Data = c.word(p.number)
-	to.own(e)
-	l.leadTo(c, at, to)
+	to.own = append(to.own, e)
+	to.leadTo(l, c, at)
 	if c.kind == kindSingle {
-		to.own(nft.Element{Set: l.singles, Key: e.Key, Data: nft.Endpoint(first(p.slots[c.route().list()]))})
+		endpoint := nft.Endpoint(first(p.slots[c.route().list()]))
+		to.own = append(to.own, nft.Element{Set: l.singles, Key: e.Key, Data: endpoint})
 	}
 	if c.kind == kindReturn {
 		l.directElements(p, f, to)
@@ -187,68 +181,45 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to emit) {
 	l.behaviourElements(p, f, to)
 }
 
-// portElements emits the elements of a service port that belong to no single frontend, apart from own elements that
-// other, an earlier or later version of the port, has, too.
-func (l *layout) portElements(p, other *port, to emit) {
+// portElements adds the elements of a service port that belong to no single frontend.
+func (l *layout) portElements(p *port, to *wants) {
 	l.sharedElements(p, to)
-	l.numberElements(p, to)
-	l.countedElements(p, to.own)
-	for ls := range lists {
-		l.backendElements(p, other, ls, to.own)
-		l.slotElements(p, other, ls, to.own)
+	if p.ids != nil {
+		l.affineElements(p, to)
 	}
-	l.placeElements(p, other, to.own)
-}
-
-// numberElements emits the elements that have the number of a service port as their key. Each has a class.
-func (l *layout) numberElements(p *port, to emit) {
 	if p.number == 0 || !p.HasEndpoints {
 		return
-	}
-	put := func(s *nft.Set, data nft.Value, c class, at step) {
-		to.own(nft.Element{Set: s, Key: nft.Value{}.Uint32(p.number), Data: data, Comment: p.comment})
-		l.leadTo(c, at, to)
 	}
 	if p.routesByOrigin() {
-		for _, by := range [...]struct {
-			set *nft.Set
-			route
-		}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
-			c := p.routeClass(by.route)
-			put(by.set, c.word(p.number), c, stepLocal)
-		}
-	}
-	if p.ids == nil {
-		return
+		l.originElements(p, to)
 	}
 	for ls := range lists {
-		if len(p.slots[ls]) > 0 {
-			c, at := class{kind: kindPick, of: uint8(ls), table: p.table(ls)}, ls.pick()
-			if p.Limited() {
-				c.kind, at = kindChoose, ls.choose()
-			}
-			put(l.draw[ls], nft.Value{}.Uint32(p.number|c.number()), c, at)
-		}
+		l.slotElements(p, ls, to)
 	}
-	if p.Limited() {
-		c := class{kind: kindReject}
-		if p.AtMaximum == model.Queue {
-			c.kind = kindDrop
-		}
-		put(l.atMaximum, c.word(p.number), c, stepFull)
+	if p.Direct != nil {
+		l.placeElements(p, to)
 	}
 }
 
-// slotElements calls each for the elements of the slots of a list, apart from those that other, an earlier or later
-// version of the port, has, too.
-func (l *layout) slotElements(p, other *port, ls list, each func(nft.Element)) {
-	if p.number == 0 || !p.HasEndpoints {
-		return
+// numberElement adds an element that has the number of a service port as its key. It leads to a class at a step.
+func (l *layout) numberElement(p *port, s *nft.Set, data nft.Value, c class, at step, to *wants) {
+	to.own = append(to.own, nft.Element{Set: s, Key: nft.Value{}.Uint32(p.number), Data: data, Comment: p.comment})
+	to.leadTo(l, c, at)
+}
+
+// originElements adds the elements that have the route of a packet by its origin.
+func (l *layout) originElements(p *port, to *wants) {
+	for _, by := range [...]struct {
+		set *nft.Set
+		route
+	}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
+		c := p.routeClass(by.route)
+		l.numberElement(p, by.set, c.word(p.number), c, stepLocal, to)
 	}
-	same := p.slots[ls][:0]
-	if p.number == other.number && p.Limited() == other.Limited() && other.HasEndpoints {
-		same = other.slots[ls]
-	}
+}
+
+// slotElements adds the elements of the slots of a list.
+func (l *layout) slotElements(p *port, ls list, to *wants) {
 	e, key := nft.Element{Set: l.endpoints[ls]}, nft.Value{}.Proto(p.Protocol).Uint32(p.number)
 	if p.ids != nil {
 		e.Set, key = l.slots[ls], nft.Value{}.Uint32(p.number)
@@ -257,89 +228,90 @@ func (l *layout) slotElements(p, other *port, ls list, each func(nft.Element)) {
 		e.Set = l.limitedSlots[ls]
 	}
 	for i, endpoint := range p.slots[ls] {
-		if i < len(same) && same[i] == endpoint {
-			continue
-		}
 		if e.Key, e.Data = key.Uint32(uint32(i)), nft.Endpoint(endpoint); p.ids != nil {
 			e.Data = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
 		}
-		each(e)
+		to.own = append(to.own, e)
 	}
 }
 
-// backendElements calls each for the elements that lead from the ids of a list to its endpoints, apart from those that
-// other, an earlier or later version of the port, has, too.
-func (l *layout) backendElements(p, other *port, ls list, each func(nft.Element)) {
-	if p.ids == nil || p.Limited() {
-		return
+// affineElements adds the elements that an affine service port has in addition.
+func (l *layout) affineElements(p *port, to *wants) {
+	if p.counted != nil {
+		l.countedElements(p, to)
 	}
-	endpoints := p.endpoints(ls)
-	if p.ids == other.ids && !other.Limited() {
-		_, endpoints = difference(other.endpoints(ls), endpoints)
+	for ls := range lists {
+		if !p.Limited() {
+			l.backendElements(p, ls, to)
+		}
+		if len(p.slots[ls]) > 0 && p.HasEndpoints {
+			c, at := class{kind: kindPick, of: uint8(ls), table: p.table(ls)}, ls.pick()
+			if p.Limited() {
+				c.kind, at = kindChoose, ls.choose()
+			}
+			l.numberElement(p, l.draw[ls], nft.Value{}.Uint32(p.number|c.number()), c, at, to)
+		}
 	}
-	e := nft.Element{Set: l.backends[ls]}
-	if p.ranged() {
-		e.Set = l.rangeBackends[ls]
+	if p.Limited() && p.HasEndpoints {
+		c := class{kind: kindReject}
+		if p.AtMaximum == model.Queue {
+			c.kind = kindDrop
+		}
+		l.numberElement(p, l.atMaximum, c.word(p.number), c, stepFull, to)
 	}
-	for _, endpoint := range endpoints {
-		if word := p.ids.endpointRegister(endpoint); p.ranged() {
-			e.Key, e.Data = nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
+}
+
+// backendElements adds the elements that lead from the ids of a list to its endpoints.
+func (l *layout) backendElements(p *port, ls list, to *wants) {
+	for _, endpoint := range p.endpoints(ls) {
+		e, word := nft.Element{Set: l.backends[ls]}, p.ids.endpointRegister(endpoint)
+		if p.ranged() {
+			e.Set, e.Key, e.Data = l.rangeBackends[ls], nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
 		} else {
 			e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(word), nft.Endpoint(endpoint)
 		}
-		each(e)
+		to.own = append(to.own, e)
 	}
 }
 
-// countedElements calls each for the elements that count the connections of endpoints, and for those that show the ids of endpoints without a slot.
-func (l *layout) countedElements(p *port, each func(nft.Element)) {
-	if p.counted == nil {
-		return
-	}
-	e := nft.Element{Set: l.limited, MaxConnections: p.MaxConnections}
+// countedElements adds the elements that count the connections of endpoints, and those that show the ids of endpoints
+// without a slot.
+func (l *layout) countedElements(p *port, to *wants) {
 	for _, endpoint := range p.counted.endpoints {
-		e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(p.ids.endpointRegister(endpoint)), nft.Endpoint(endpoint)
-		each(e)
+		to.own = append(to.own, nft.Element{
+			Set: l.limited, Key: nft.Value{}.Proto(p.Protocol).Uint32(p.ids.endpointRegister(endpoint)),
+			Data: nft.Endpoint(endpoint), MaxConnections: p.MaxConnections,
+		})
 	}
-	e = nft.Element{Set: l.limitedSlots[listCluster]}
 	for i, endpoint := range p.counted.idle {
-		e.Key, e.Data = nft.Value{}.Uint32(p.number).Uint32(firstIdle+uint32(i)), nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
-		each(e)
+		to.own = append(to.own, nft.Element{
+			Set: l.limitedSlots[listCluster], Key: nft.Value{}.Uint32(p.number).Uint32(firstIdle + uint32(i)),
+			Data: nft.Value{}.Uint32(p.ids.endpointRegister(endpoint)),
+		})
 	}
 }
 
-// sharedElements emits the votes of a service port for elements that other service ports may want, too. They have no
-// data, so no port can change an element of another one.
-func (l *layout) sharedElements(p *port, to emit) {
-	want := func(e nft.Element) { to.vote(e, 1, 0) }
-	at := func(s *nft.Set, a netip.Addr) { want(nft.Element{Set: s, Key: nft.Value{}.Addr(a)}) }
+// sharedElements adds the elements of a service port that other service ports may want, too. They have no data, so no
+// port can change an element of another one.
+func (l *layout) sharedElements(p *port, to *wants) {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Addr.IsValid() {
-			want(l.region(f.Addr))
+			to.inNetwork(l.regions, f.Addr, regionBits[l.family])
 		}
 		if f.AtClusterIP() {
-			at(l.clusterIPs, f.Addr)
-			want(l.network(f.Addr))
+			to.at(l.clusterIPs, f.Addr)
+			to.inNetwork(l.networks, f.Addr, networkBits[l.family])
 		}
 		if f.Last != 0 {
-			at(l.rangeAddresses, f.Addr)
+			to.at(l.rangeAddresses, f.Addr)
 			if isAllocated(f) {
-				at(l.allocatedRanges, f.Addr)
+				to.at(l.allocatedRanges, f.Addr)
 			}
 		}
 	}
 	for _, e := range p.Hairpin {
-		want(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
-		want(l.network(e.Addr()))
+		to.at(l.hairpin, e.Addr(), e.Addr())
+		to.inNetwork(l.networks, e.Addr(), networkBits[l.family])
 	}
-}
-
-// network returns the element of the network of an address.
-func (l *layout) network(a netip.Addr) nft.Element {
-	return networkElement(l.networks, a, networkBits[l.family])
-}
-
-func networkElement(s *nft.Set, a netip.Addr, bits int) nft.Element {
-	return nft.Element{Set: s, Key: nft.Value{}.Addr(netip.PrefixFrom(a, bits).Masked().Addr())}
 }

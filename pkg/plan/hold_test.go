@@ -8,7 +8,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // sleepers are a planner with Services that scale to zero.
@@ -36,12 +35,10 @@ func (s *sleepers) set(namespace string, i, endpoints int) types.NamespacedName 
 // check compares the class of a Service's frontend, and the Services that hold packets.
 func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	s.Helper()
-	got := kind(0)
+	var w wants
 	p := s.services[name].ports[0]
-	s.rules.layouts[0].frontendElements(p, &p.Frontends[0], emit{
-		own:  func(e nft.Element) { got = kindOf(e.Data.AsUint32()) },
-		vote: noVotes,
-	})
+	s.rules.layouts[0].frontendElements(p, &p.Frontends[0], &w)
+	got := kindOf(w.own[len(w.own)-1].Data.AsUint32())
 	for port, name := range s.TakeOwners(Holding) {
 		if s.holds[port] = name; name == (types.NamespacedName{}) {
 			delete(s.holds, port)

@@ -10,6 +10,8 @@ import (
 // layout has the sets and maps of one family's table.
 type layout struct {
 	family inet.Family
+	// anyNodeAddress and routeUnused are the options with these names.
+	anyNodeAddress, routeUnused bool
 	// rows are the rows of the existing sets, in the order of nft's output.
 	rows []setRow
 
@@ -93,7 +95,7 @@ const (
 )
 
 func newLayout(family inet.Family, o *Options) *layout {
-	l := &layout{family: family}
+	l := &layout{family: family, anyNodeAddress: o.AnyNodeAddress[family], routeUnused: o.RouteUnused}
 	for _, r := range l.setRows(o) {
 		if r.absent {
 			continue

@@ -8,48 +8,66 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
+// node is what the plan of a family depends on apart from Services.
+type node struct {
+	// addresses serve node ports. cidrs are the ServiceCIDRs.
+	addresses []netip.Addr
+	cidrs     []netip.Prefix
+	// crowded are the service ports whose new clients are not remembered.
+	crowded []Number
+}
+
 // SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
-	l := p.rules.layouts[f]
-	if l != nil && l.pingHost != nil {
-		p.setNodeElements(l.pingHost, l.pingHosts(addrs))
-	}
-	if l == nil || p.rules.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
-		return
-	}
-	var elements []nft.Element
-	for _, a := range addrs {
-		elements = append(elements, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
-	}
-	p.setNodeElements(l.nodeAddresses, elements)
-	p.setRegions(l.nodeAddresses, l.regionsOf(addrs))
+	p.setNode(f, func(n *node) { n.addresses = addrs })
 }
 
-// SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one. With RouteUnused,
-// it sets none, because only the rule that drops packets to unused addresses depends on them.
+// SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain
+// another one.
 func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
-	l := p.rules.layouts[f]
-	if l == nil || p.rules.options.RouteUnused {
+	p.setNode(f, func(n *node) { n.cidrs = cidrs })
+}
+
+// SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
+// already stay with their endpoints.
+func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
+	p.setNode(f, func(n *node) { n.crowded = ports })
+}
+
+func (p *Planner) setNode(f inet.Family, change func(*node)) {
+	l, n := p.rules.layouts[f], &p.nodes[f]
+	if l == nil {
 		return
 	}
-	var elements []nft.Element
-	for _, c := range cidrs {
-		r := model.RangeOf(c)
-		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
-		if next := r.Last.Next(); next.IsValid() {
-			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+	old := l.nodeElements(n)
+	change(n)
+	now := l.nodeElements(n)
+	p.replace(&old, &now)
+}
+
+// nodeElements returns the elements that depend on no Service, apart from those that every plan has.
+func (l *layout) nodeElements(n *node) (w wants) {
+	if l.pingHost != nil {
+		w.own = l.pingHosts(n.addresses)
+	}
+	if !l.anyNodeAddress { // otherwise, no rule looks up the set
+		for _, a := range n.addresses {
+			w.own = append(w.own, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
+			w.inNetwork(l.regions, a, regionBits[l.family])
 		}
 	}
-	p.setNodeElements(l.serviceCIDRs, elements)
-	p.setRegions(l.serviceCIDRs, l.regionsIn(cidrs))
-}
-
-func (p *Planner) setNodeElements(s *nft.Set, elements []nft.Element) {
-	for i := range p.nodeElements[s] {
-		p.remove(p.nodeElements[s][i])
+	if !l.routeUnused { // otherwise, no rule drops packets to unused addresses
+		for _, c := range n.cidrs {
+			r := model.RangeOf(c)
+			w.own = append(w.own, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
+			if next := r.Last.Next(); next.IsValid() {
+				w.own = append(w.own, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+			}
+			l.regionsIn(c, &w)
+		}
 	}
-	for i := range elements {
-		p.put(elements[i])
+	for _, port := range n.crowded {
+		w.own = append(w.own, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.Number)})
 	}
-	p.nodeElements[s] = elements
+	return w
 }

@@ -20,17 +20,16 @@ import (
 type Planner struct {
 	rules    Rules
 	services map[types.NamespacedName]*service
-	// list has the same Services, nearly in the order of their memory: a walk through the map would take longer.
-	list []*service
 	// claims decide which Service has each frontend.
 	claims *claims
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]NoLocal
-	// shared has the elements that several Services may want, and classes those of them that lead to the chain of a class.
-	shared, classes *want.Table
-	numbers         [2]*numbers
-	rooms           rooms
+	// shared and leads have the votes of all owners, see [wants].
+	shared  want.Table[nft.ID]
+	leads   want.Table[lead]
+	numbers [2]*numbers
+	rooms   rooms
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
 	// room now.
 	waiting map[types.NamespacedName]struct{}
@@ -40,9 +39,8 @@ type Planner struct {
 	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the number of calls of [Planner.Age].
 	keeping map[types.NamespacedName]struct{}
 	round   int
-	// nodeElements are the elements of node addresses and ServiceCIDRs, by set, and regions their regions.
-	nodeElements map[*nft.Set][]nft.Element
-	regions      map[*nft.Set][]nft.Element
+	// nodes has what the plan depends on apart from Services.
+	nodes [2]node
 
 	// recalled has the numbers of an earlier process or planner; nil after [Planner.Begin].
 	recalled *recalled
@@ -55,9 +53,8 @@ type Planner struct {
 
 	// sink receives the differences; nil before [Planner.ReportTo].
 	sink Sink
-	// withdrawing and adding receive the elements for [Planner.replace]. withdrawn is its memory.
-	withdrawing, adding emit
-	withdrawn           []ballot
+	// was and is are memory for [Planner.change].
+	was, is wants
 }
 
 // service is a planned Service.
@@ -68,8 +65,6 @@ type service struct {
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// at is the index of the Service in [Planner.list].
-	at int
 	// portRanges is the number of ranges of ports times addresses, holders the number of ports of each family that may
 	// hold packets. Both take room.
 	portRanges int
@@ -111,28 +106,22 @@ func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || 
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		rules:        Rules{options: o},
-		services:     map[types.NamespacedName]*service{},
-		shared:       want.New(),
-		classes:      want.New(),
-		rooms:        newRooms(o.Room),
-		waiting:      map[types.NamespacedName]struct{}{},
-		owners:       [owned]owners{newOwners(), newOwners()},
-		keeping:      map[types.NamespacedName]struct{}{},
-		nodeElements: map[*nft.Set][]nft.Element{},
-		regions:      map[*nft.Set][]nft.Element{},
-		flows:        map[model.Key]struct{}{},
-		deleted:      map[model.Key]struct{}{},
+		rules:    Rules{options: o},
+		services: map[types.NamespacedName]*service{},
+		shared:   want.Table[nft.ID]{},
+		leads:    want.Table[lead]{},
+		rooms:    newRooms(o.Room),
+		waiting:  map[types.NamespacedName]struct{}{},
+		owners:   [owned]owners{newOwners(), newOwners()},
+		keeping:  map[types.NamespacedName]struct{}{},
+		flows:    map[model.Key]struct{}{},
+		deleted:  map[model.Key]struct{}{},
 	}
 	p.rules.changed = func() {
 		if p.sink != nil {
 			p.sink.ChangeRules()
 		}
 	}
-	p.adding = emit{p.put, p.vote}
-	p.withdrawing = emit{p.remove, func(e nft.Element, pro, contra int32) {
-		p.withdrawn = append(p.withdrawn, ballot{e, pro, contra})
-	}}
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
 		return p.shared.Has(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
 	})
@@ -175,9 +164,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	} else {
 		delete(p.services, name)
 	}
-	p.enlist(old, now)
-	p.replace(func(to emit) { p.serviceElements(old, now, to) }, func(to emit) { p.serviceElements(now, old, to) })
-	p.changeFrontends(p.claims.replace(old, now))
+	p.change(old, now, p.claims.replace(old, now))
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
@@ -186,9 +173,12 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteKeeping(name, now)
 }
 
-// changeFrontends replaces the elements of each key with another winner, and records the frontends whose flows may be
-// stale.
-func (p *Planner) changeFrontends(contests []contest) {
+// change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
+// flows may be stale. Either version may be nil.
+func (p *Planner) change(old, now *service, contests []contest) {
+	was, is := p.was.empty(), p.is.empty()
+	p.serviceElements(old, was)
+	p.serviceElements(now, is)
 	for _, c := range contests {
 		if c.was.service != nil || c.is.service != nil {
 			p.touchFlows(c.key)
@@ -197,28 +187,11 @@ func (p *Planner) changeFrontends(contests []contest) {
 			}
 		}
 		if c.was != c.is {
-			p.replace(func(to emit) { p.frontendElements(c.was, to) }, func(to emit) { p.frontendElements(c.is, to) })
+			p.frontendElements(c.was, was)
+			p.frontendElements(c.is, is)
 		}
 	}
-}
-
-// enlist replaces a Service in the list. Either may be nil.
-func (p *Planner) enlist(old, now *service) {
-	switch {
-	case old == nil && now == nil:
-	case old == nil:
-		now.at = len(p.list)
-		p.list = append(p.list, now)
-	case now != nil:
-		now.at = old.at
-		p.list[now.at] = now
-	default:
-		last := len(p.list) - 1
-		p.list[old.at] = p.list[last]
-		p.list[old.at].at = old.at
-		p.list[last] = nil
-		p.list = p.list[:last]
-	}
+	p.replace(was, is)
 }
 
 // newParts returns a Service with memory for a number of ports. A Service with one port, as most are, is one allocation.

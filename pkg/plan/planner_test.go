@@ -315,10 +315,8 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	for name, s := range world {
 		fresh.Set(name, s)
 	}
-	for set, elements := range p.nodeElements {
-		if set.Name == "service-cidrs" {
-			copyRange(fresh, set.Family, elements, p.regions[set])
-		}
+	for _, f := range inet.Families {
+		fresh.SetServiceCIDRs(f, p.nodes[f].cidrs)
 	}
 	if diff := cmp.Diff(record(t, fresh).canonical(fresh), sink.canonical(p)); diff != "" {
 		t.Fatalf("elements (-from scratch +by increments):\n%s", diff)
@@ -349,21 +347,6 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 		diff := cmp.Diff(again.elements, sink.elements, cmp.Comparer(func(a, b nft.Element) bool { return a == b }))
 		t.Fatalf("elements (-on demand +as reported):\n%s", diff)
 	}
-}
-
-func copyRange(p *Planner, f inet.Family, elements []nft.Element, regions []nft.Element) {
-	l := p.rules.layouts[f]
-	var copied []nft.Element
-	for _, e := range elements {
-		e.Set = l.serviceCIDRs
-		copied = append(copied, e)
-	}
-	var copiedRegions []nft.Element
-	for _, r := range regions {
-		copiedRegions = append(copiedRegions, nft.Element{Set: l.regions, Key: r.Key})
-	}
-	p.setNodeElements(l.serviceCIDRs, copied)
-	p.setRegions(l.serviceCIDRs, copiedRegions)
 }
 
 func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {

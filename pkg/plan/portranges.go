@@ -117,8 +117,7 @@ func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
 
 // servesNodePorts reports whether node ports may be served at the address of a key.
 func (p *Planner) servesNodePorts(k model.Key) bool {
-	is := func(e nft.Element) bool { return e.Key == nft.Value{}.Addr(k.Addr) }
-	return p.rules.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.nodeElements[p.rules.layouts[k.Family].nodeAddresses], is)
+	return p.rules.options.AnyNodeAddress[k.Family] || slices.Contains(p.nodes[k.Family].addresses, k.Addr)
 }
 
 // countRanges returns the number of ranges times addresses of a Service that the planner serves.

@@ -83,10 +83,7 @@ type Numbers struct {
 func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.rules.options.Families {
-		n.next[f] = p.numbers[f].others.next
-		for _, e := range p.nodeElements[p.rules.layouts[f].crowded] {
-			n.crowded[f] = append(n.crowded[f], Number{f, e.Key.AsUint32()})
-		}
+		n.next[f], n.crowded[f] = p.numbers[f].others.next, p.nodes[f].crowded
 	}
 	for _, s := range p.services {
 		for f, sources := range s.sources {

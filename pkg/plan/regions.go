@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // A region is a network with addresses for which the rules look: addresses of Services, addresses of this node that serve node ports, and
@@ -29,46 +28,17 @@ func (l *layout) inRegions(negate bool) []expr.Any {
 	return l.inNetwork(l.regions, regionBits[l.family], negate)
 }
 
-// region returns the element of the region of an address.
-func (l *layout) region(a netip.Addr) nft.Element {
-	return networkElement(l.regions, a, regionBits[l.family])
-}
-
-func (l *layout) regionsOf(addrs []netip.Addr) (list []nft.Element) {
-	for _, a := range addrs {
-		list = append(list, l.region(a))
+// regionsIn adds the regions in a ServiceCIDR.
+func (l *layout) regionsIn(cidr netip.Prefix, to *wants) {
+	bits, n := regionBits[l.family], 1
+	if cidr.Bits() < bits {
+		n <<= min(bits-cidr.Bits(), 62) //nolint:mnd // an int has no more
 	}
-	return list
-}
-
-// regionsIn returns the elements of the regions in ServiceCIDRs.
-func (l *layout) regionsIn(cidrs []netip.Prefix) (list []nft.Element) {
-	bits := regionBits[l.family]
-	for _, c := range cidrs {
-		n := 1
-		if c.Bits() < bits {
-			n <<= min(bits-c.Bits(), 62) //nolint:mnd // an int has no more
-		}
-		if n > mostRegions {
-			continue
-		}
-		for at := c.Masked().Addr(); n > 0; n-- {
-			list = append(list, l.region(at))
-			at = model.RangeOf(netip.PrefixFrom(at, bits)).Last.Next()
-		}
+	if n > mostRegions {
+		return
 	}
-	return list
-}
-
-// setRegions sets the regions of the addresses or prefixes in a set that depends on no Service.
-func (p *Planner) setRegions(of *nft.Set, regions []nft.Element) {
-	voters := func(list []nft.Element) func(emit) {
-		return func(to emit) {
-			for i := range list {
-				to.vote(list[i], 1, 0)
-			}
-		}
+	for at := cidr.Masked().Addr(); n > 0; n-- {
+		to.inNetwork(l.regions, at, bits)
+		at = model.RangeOf(netip.PrefixFrom(at, bits)).Last.Next()
 	}
-	p.replace(voters(p.regions[of]), voters(regions))
-	p.regions[of] = regions
 }

@@ -187,19 +187,12 @@ func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }
 
-// sourceElements calls each for every source range, apart from those of lists that other, an earlier or later version
-// of the ranges, has, too. other may be nil.
-func (l *layout) sourceElements(s, other *sources, each func(nft.Element)) {
-	if s.number == 0 {
-		return
-	}
+// sourceElements adds an element for every source range.
+func (l *layout) sourceElements(s *sources, to *wants) {
 	key := nft.Value{}.BigEndian(s.number)
-	for list, ranges := range s.lists {
-		if other != nil && other.number == s.number && slices.Equal(other.lists[list], ranges) {
-			continue
-		}
+	for list, ranges := range s.lists { // without a number, there are none
 		for _, r := range ranges {
-			each(nft.Element{Set: l.sources[list], Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
+			to.own = append(to.own, nft.Element{Set: l.sources[list], Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
 		}
 	}
 }

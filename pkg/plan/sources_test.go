@@ -77,8 +77,8 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms.sourceRanges.Total(); n != 0 || p.shared.Len()+p.classes.Len() != 0 {
-			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, p.shared.Len())
+		if n := p.rooms.sourceRanges.Total(); n != 0 || len(p.shared)+len(p.leads) != 0 {
+			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, len(p.shared))
 		}
 	}
 }

@@ -55,9 +55,9 @@ func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
 }
 
-// behaviourElements emits the votes of a frontend for and against the behaviours of its address. Only a frontend that
+// behaviourElements adds the votes of a frontend for and against the behaviours of its address. Only a frontend that
 // has its key votes: a Service without a port at an address may not change the behaviour of the address.
-func (l *layout) behaviourElements(p *port, f *model.Frontend, to emit) {
+func (l *layout) behaviourElements(p *port, f *model.Frontend, to *wants) {
 	ping := f.Ping
 	if ping == model.WhileServing {
 		if ping = model.Neutral; p.serves(f) {
@@ -68,13 +68,12 @@ func (l *layout) behaviourElements(p *port, f *model.Frontend, to emit) {
 		set *nft.Set
 		is  model.Stance
 	}{{l.refused, f.RefuseUnused}, {l.pinged, ping}} {
-		e := nft.Element{Set: v.set, Key: nft.Value{}.Addr(f.Addr)}
 		switch {
 		case v.set == nil:
 		case v.is == model.For:
-			to.vote(e, 1, 0)
+			to.at(v.set, f.Addr)
 		case v.is == model.Against:
-			to.vote(e, 0, 1)
+			to.contra = append(to.contra, nft.ID{Set: v.set, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}
 }

@@ -1,48 +1,61 @@
-// Package want counts the owners of elements that several owners may want.
+// Package want decides which elements the tables have, from what each of several owners wants.
 //
-// In: votes for and against elements without data.
-// Out: the change of an element from unwanted to wanted, or back.
+// In: the old and the new elements of an owner; votes for and against what several owners may want.
+// Out: the elements to remove and to add; the change from unwanted to wanted, or back.
 // Never: knows what an owner is; sends anything to the kernel.
 package want
 
-import "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+import "slices"
 
-// Table has the votes for and against each element. An element is wanted while there is at least one vote for it, and
-// none against it. The zero value is not ready for use, see [New].
-type Table struct{ votes map[nft.ID]votes }
+// nearby is the distance up to which [Difference] finds a moved element.
+const nearby = 16
 
-type votes struct {
-	pro, contra int32
-	// chain and jump are the verdict of an element of a verdict map. All votes for an element have the same.
-	chain string
-	jump  bool
+// Difference returns the elements that only old has, and the elements that only now has. Few elements may be new or
+// missing between those that both lists have, which are in the same order. An element that has moved further than
+// that may be in both results.
+func Difference[E comparable](old, now []E) (removed, added []E) {
+	if len(old) == 0 {
+		return nil, now
+	}
+	for _, e := range now {
+		i := slices.Index(old[:min(len(old), nearby)], e)
+		if i < 0 {
+			added = append(added, e)
+			continue
+		}
+		removed = append(removed, old[:i]...)
+		old = old[i+1:]
+	}
+	return append(removed, old...), added
 }
 
-func (v votes) wanted() bool { return v.pro > 0 && v.contra == 0 }
+// Table has the votes for and against each thing that several owners may want. A thing is wanted while there is at
+// least one vote for it, and none against it.
+type Table[K comparable] map[K]votes
 
-// New returns an empty table.
-func New() *Table { return &Table{map[nft.ID]votes{}} }
+type votes struct{ pro, contra int32 }
+
+func (v votes) wanted() bool { return v.pro > 0 && v.contra == 0 }
 
 // Change is the effect of a vote.
 type Change int8
 
-// The effects of a vote: the element is wanted from now on, as much as before, or not any more.
+// The effects of a vote: the thing is wanted from now on, as much as before, or not any more.
 const (
 	Unwanted Change = iota - 1
 	Same
 	Wanted
 )
 
-// Vote adds votes for and against an element, or withdraws them if the numbers are negative. To replace the votes of an
-// owner, add the new ones before you withdraw the old ones; otherwise, an element that stays wanted changes twice.
-func (t *Table) Vote(e *nft.Element, pro, contra int32) Change {
-	id := e.ID()
-	before := t.votes[id]
-	after := votes{before.pro + pro, before.contra + contra, e.Chain, e.Jump}
-	if after.pro == 0 && after.contra == 0 {
-		delete(t.votes, id)
+// Vote adds votes for and against a thing, or withdraws them if the numbers are negative. To replace the votes of an
+// owner, add the new ones before you withdraw the old ones; otherwise, a thing that stays wanted changes twice.
+func (t Table[K]) Vote(k K, pro, contra int32) Change {
+	before := t[k]
+	after := votes{before.pro + pro, before.contra + contra}
+	if after == (votes{}) {
+		delete(t, k)
 	} else {
-		t.votes[id] = after
+		t[k] = after
 	}
 	switch {
 	case after.wanted() && !before.wanted():
@@ -53,21 +66,14 @@ func (t *Table) Vote(e *nft.Element, pro, contra int32) Change {
 	return Same
 }
 
-// Has reports whether an element is wanted.
-func (t *Table) Has(id nft.ID) bool { return t.votes[id].wanted() }
+// Has reports whether a thing is wanted.
+func (t Table[K]) Has(k K) bool { return t[k].wanted() }
 
-// Each calls f for each wanted element. f must not keep it.
-func (t *Table) Each(f func(*nft.Element)) {
-	var e nft.Element
-	for id, v := range t.votes {
+// Each calls f for each wanted thing.
+func (t Table[K]) Each(f func(K)) {
+	for k, v := range t {
 		if v.wanted() {
-			e = nft.Element{
-				Set: id.Set, Key: id.Key, KeyEnd: id.KeyEnd, IntervalEnd: id.IntervalEnd, Chain: v.chain, Jump: v.jump,
-			}
-			f(&e)
+			f(k)
 		}
 	}
 }
-
-// Len returns the number of elements with votes.
-func (t *Table) Len() int { return len(t.votes) }

@@ -1,15 +1,14 @@
 package want
 
 import (
+	"slices"
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestVotes(t *testing.T) {
-	table := New()
-	e := nft.Element{Set: &nft.Set{Name: "s", Verdict: true}, Key: nft.Value{}.Uint32(1), Chain: "c", Jump: true}
+	table := Table[string]{}
 	for i, step := range []struct {
 		pro, contra int32
 		want        Change
@@ -25,12 +24,30 @@ func TestVotes(t *testing.T) {
 		{1, -1, Wanted, true},
 		{-1, 0, Unwanted, false},
 	} {
-		got := table.Vote(&e, step.pro, step.contra)
+		got := table.Vote("e", step.pro, step.contra)
 		listed := false
-		table.Each(func(found *nft.Element) { listed = *found == e })
+		table.Each(func(found string) { listed = found == "e" })
 		lab.Same(t, step.want, got, "change", i)
 		lab.Same(t, step.wanted, listed, "is listed", i)
-		lab.Same(t, step.wanted, table.Has(e.ID()), "is wanted", i)
+		lab.Same(t, step.wanted, table.Has("e"), "is wanted", i)
 	}
-	lab.Same(t, 0, table.Len(), "elements with votes at the end")
+	lab.Same(t, 0, len(table), "elements with votes at the end")
+}
+
+func TestDifference(t *testing.T) {
+	far := slices.Repeat([]int{0}, 2*nearby)
+	for _, c := range []struct{ old, now, removed, added []int }{
+		{},
+		{old: []int{1, 2}, now: []int{1, 2}},
+		{now: []int{1, 2}, added: []int{1, 2}},
+		{old: []int{1, 2}, removed: []int{1, 2}},
+		{old: []int{1, 2, 3}, now: []int{1, 4, 3}, removed: []int{2}, added: []int{4}},
+		{old: []int{1, 3}, now: []int{1, 2, 3, 4}, added: []int{2, 4}},
+		{old: []int{1, 2, 3, 4}, now: []int{2, 4}, removed: []int{1, 3}},
+		{old: append(slices.Clone(far), 1), now: []int{1}, removed: append(slices.Clone(far), 1), added: []int{1}},
+	} {
+		removed, added := Difference(c.old, c.now)
+		lab.Same(t, true, slices.Equal(c.removed, removed), "removed", c.old, c.now, removed)
+		lab.Same(t, true, slices.Equal(c.added, added), "added", c.old, c.now, added)
+	}
 }

@@ -24,7 +24,7 @@ var pipeline = map[string][]string{
 	"pkg/nft/read":         {"pkg/inet", "pkg/netlink", "pkg/nft"},
 	"pkg/track":            {},
 	"pkg/room":             {},
-	"pkg/want":             {"pkg/nft"},
+	"pkg/want":             {},
 	"pkg/kubeapi":          {},
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
