@@ -37,11 +37,8 @@ const (
 	perIdle = 2
 )
 
-// count returns the endpoints whose connections count; nil without a maximum of connections. Those of the earlier form of the port keep their counts.
+// count returns the endpoints of a port whose connections count. Those of the earlier form of the port keep their counts.
 func (p *Planner) count(before, n *port) *counted {
-	if n.MaxConnections == 0 {
-		return nil
-	}
 	c, slotted := &counted{}, union(n.Cluster, n.Local)
 	var known []netip.AddrPort
 	var left map[netip.AddrPort]int
@@ -74,21 +71,10 @@ func (p *Planner) count(before, n *port) *counted {
 	return c
 }
 
-// withoutIdle returns the same without the endpoints that have no slot. c may be nil.
+// withoutIdle returns the same without the endpoints that have no slot.
 func (c *counted) withoutIdle() *counted {
-	if c == nil {
-		return nil
-	}
 	_, endpoints := difference(c.idle, c.endpoints)
 	return &counted{endpoints: endpoints}
-}
-
-// idleElements is the number of elements of [Room] that the endpoints without a slot take. c may be nil.
-func (c *counted) idleElements() int {
-	if c == nil {
-		return 0
-	}
-	return perIdle * len(c.idle)
 }
 
 // isIn reports whether a sorted list has an endpoint.

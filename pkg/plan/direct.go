@@ -185,10 +185,9 @@ func (l *layout) serveDirect(o *Options, t table) []nft.Rule {
 	}
 }
 
-// preventsDirect returns the property of this node that prevents direct server return of a service port, or "".
+// preventsDirect returns the property of this node that prevents direct server return, or "".
 func (p *Planner) preventsDirect(sp *model.ServicePort) string {
 	switch {
-	case sp.Direct == nil:
 	case p.rules.options.WithoutHash:
 		return "the kernel lacks jhash (CONFIG_NFT_HASH)"
 	case !p.rules.options.DirectReturn:
@@ -245,7 +244,7 @@ func (l *layout) placeElements(p *port, to *wants) {
 // endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this table.
 func (p *port) findEarlier() {
 	now := p.slots[listCluster]
-	if p.Direct == nil || len(p.Direct.Here) == 0 || p.Protocol != inet.TCP || p.ClusterWeights != nil {
+	if len(p.Direct.Here) == 0 || p.Protocol != inet.TCP || p.ClusterWeights != nil {
 		return
 	}
 	elsewhere, _ := difference(union(p.Cluster, p.Direct.Leaving), p.Direct.Here)

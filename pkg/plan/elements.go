@@ -143,7 +143,7 @@ func (p *Planner) serviceElements(s *service, to *wants) {
 	if s == nil {
 		return
 	}
-	to.own = slices.Grow(to.own, s.elements())
+	to.own = slices.Grow(to.own, s.takes[ofElements])
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, to)
 	}
@@ -219,13 +219,13 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	shared(false) // among them the regions: without its region, no Service is found
 	part := 0
 	for _, s := range p.bySize(most) {
-		if n := s.elements(); part > 0 && n > most-part {
+		if n := s.takes[ofElements]; part > 0 && n > most-part {
 			if err := next(); err != nil {
 				return err
 			}
 			part = 0
 		}
-		part += s.elements()
+		part += s.takes[ofElements]
 		for _, e := range p.elementsFor(s) {
 			each(e)
 		}
@@ -237,8 +237,8 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 // bySize returns all Services; the smaller ones first if they have more than most elements.
 func (p *Planner) bySize(most int) []*service {
 	services := slices.Collect(maps.Values(p.services))
-	if p.rooms.elements.Total() > most {
-		slices.SortFunc(services, func(a, b *service) int { return a.elements() - b.elements() })
+	if p.rooms[ofElements].Total() > most {
+		slices.SortFunc(services, func(a, b *service) int { return a.takes[ofElements] - b.takes[ofElements] })
 	}
 	return services
 }

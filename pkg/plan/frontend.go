@@ -41,7 +41,6 @@ func (p *port) id() portID { return portID{p.Name, p.Protocol, p.Family} }
 
 // fill completes a port after its form, its number and its ids are known.
 func (p *port) fill() {
-	p.ServicePort = p.form.reduce(p.ServicePort)
 	if p.Affinity > 0 {
 		p.timeout = timeoutClass(uint32(p.Affinity / time.Second))
 	}
@@ -56,7 +55,9 @@ func (p *port) fill() {
 			p.slots[ls] = inSlots(set)
 		}
 	}
-	p.findEarlier()
+	if p.Direct != nil {
+		p.findEarlier()
+	}
 }
 
 // endpoints returns the endpoints of a list, each once and sorted.

@@ -58,31 +58,31 @@ func refuseBegun() []nft.Rule {
 	}
 }
 
-// assignHolders decides whether the ports of a Service hold packets. If they should, but the limit is reached, it records this part as left out.
-func (p *Planner) assignHolders(out *service, s *model.Service, old *service) bool {
-	var was, n [2]int
-	if old != nil {
-		was = old.holders
+// assignHolders decides whether the ports of a Service hold packets. If the limit is reached, it records this part as
+// left out.
+func (p *Planner) assignHolders(out *service, s *model.Service) bool {
+	var n [2]int
+	for _, port := range s.Ports {
+		n[port.Family]++
 	}
-	if s.Asleep() {
-		for _, port := range s.Ports {
-			n[port.Family]++
+	granted := true
+	for _, f := range inet.Families {
+		q := ofHolders.in(f)
+		if n[f] == 0 {
+			continue
 		}
-	}
-	out.holders = n
-	for f := range n {
-		if reason := p.take(out, &p.rooms.holders[f], was[f], n[f], p.held(s, inet.Family(f))); reason != "" {
-			out.holders[f] = 0
+		if reason := p.take(out, q, out.takes[q], n[f], p.held(s, f)); reason != "" {
 			out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
+			granted = false
 		}
 	}
-	return out.holders == n && n != [2]int{}
+	return granted
 }
 
 // held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they
 // must have held packets.
 func (p *Planner) held(s *model.Service, f inet.Family) bool {
-	return !p.isStrict(f) || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+	return p.recalled == nil || !p.recalled.strict[f] || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
 		return sp.Family == f && p.recalled.grants[portID{sp.Name, sp.Protocol, f}].holds
 	})
 }

@@ -56,7 +56,7 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 // Services have got endpoints.
 func TestHoldersAreBounded(t *testing.T) {
 	s := newSleepers(t)
-	share := s.rooms.holders[0].Most()
+	share := s.rooms[ofHolders.in(0)].Most()
 	for i := range share {
 		s.check(i, kindHold, s.set("a", i, 0))
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -65,10 +64,7 @@ type service struct {
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// portRanges is the number of ranges of ports times addresses, holders the number of ports of each family that may
-	// hold packets. Both take room.
-	portRanges int
-	holders    [2]int
+	takes   takes
 	// lacks are the parts without room, nil if there are none.
 	lacks *lacking
 	// elsewhere are the addresses of the Service apart from its cluster IPs and node ports, each once.
@@ -167,7 +163,9 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.change(old, now, p.claims.replace(old, now))
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
-	p.giveBack(old, now)
+	if old != nil || now != nil {
+		p.giveBack(old, now)
+	}
 	p.noteHolders(old, now)
 	p.noteWaiting(name, now)
 	p.noteKeeping(name, now)
@@ -194,33 +192,22 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.replace(was, is)
 }
 
-// newParts returns a Service with memory for a number of ports. A Service with one port, as most are, is one allocation.
-func newParts(n int) (*service, []port) {
-	if n == 1 {
-		one := &struct {
-			service
-			port [1]port
-			list [1]*port
-		}{}
-		one.ports = one.list[:0]
-		return &one.service, one.port[:]
-	}
-	return &service{ports: make([]*port, 0, n)}, make([]port, n)
-}
-
 // newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version, which may be nil.
 func (p *Planner) newService(s *model.Service, old *service) *service {
-	out, ports := newParts(len(s.Ports))
-	out.name, out.age = s.Name, s.Age()
-	holds := p.assignHolders(out, s, old)
-	ranges := p.assignRanges(out, s, old)
+	out := &service{name: s.Name, age: s.Age(), ports: make([]*port, 0, len(s.Ports))}
+	if old != nil {
+		out.takes = old.takes
+	}
+	holds := s.Asleep() && p.assignHolders(out, s)
+	ranges := p.countRanges(s)
+	if ranges > 0 && !p.assignRanges(out, s, ranges) {
+		ranges = 0
+	}
 	for _, sp := range s.Ports {
-		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
+		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && ranges == 0 {
 			continue
 		}
-		n := &ports[0]
-		ports = ports[1:]
-		n.ServicePort, n.comment = p.supported(out, sp), sp.Name.String()
+		n := &port{ServicePort: p.supported(out, sp), comment: sp.Name.String()}
 		before := old.port(n.id())
 		if !p.admit(out, n, before) {
 			continue
@@ -231,31 +218,24 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
 	}
-	p.returnUnused(out)
 	p.assignSources(out, old)
-	out.makeIndex()
-	return out
-}
-
-// returnUnused gives back the room for port ranges and for held packets that no port of a Service uses, because the
-// ports got no number or no elements. After a restart, nothing in the kernel would show that the Service had this room.
-func (p *Planner) returnUnused(s *service) {
-	if !slices.ContainsFunc(s.ports, (*port).ranged) {
-		p.request(&p.rooms.portRanges, s.name.Namespace, s.portRanges, 0)
-		s.portRanges = 0
-	}
-	for f, n := range s.holders {
-		if !slices.ContainsFunc(s.ports, func(port *port) bool { return port.holds && port.Family == inet.Family(f) }) {
-			p.request(&p.rooms.holders[f], s.name.Namespace, n, 0)
-			s.holders[f] = 0
+	if len(out.ports) >= manyPorts {
+		out.index = make(map[portID]*port, len(out.ports))
+		for _, port := range out.ports {
+			out.index[port.id()] = port
 		}
 	}
+	return out
 }
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
-	limited, hashed := p.rules.options.WithoutMaximum && sp.MaxConnections > 0, p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
-	prevents := p.preventsDirect(sp)
+	limited := p.rules.options.WithoutMaximum && sp.MaxConnections > 0
+	hashed := p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
+	prevents := ""
+	if sp.Direct != nil {
+		prevents = p.preventsDirect(sp)
+	}
 	if !limited && !hashed && prevents == "" {
 		return sp
 	}
@@ -268,13 +248,13 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 		out.MaxConnections = 0
 	}
 	if limited && sp.Limited() {
-		s.leaveOut(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
-			sp.Family, sp.Name.Port))
+		s.leaveOut(model.MaximumField, fmt.Sprintf(
+			"%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", sp.Family, sp.Name.Port))
 	}
 	if hashed {
 		out.Method = balance.Method{}
-		s.leaveOut(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
-			sp.Family, sp.Name.Port))
+		s.leaveOut(model.AlgorithmField, fmt.Sprintf(
+			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", sp.Family, sp.Name.Port))
 	}
 	return &out
 }
@@ -289,16 +269,6 @@ func (p *Planner) giveIDs(n *port) {
 
 // manyPorts is the smallest number of ports of a Service with an index.
 const manyPorts = 8
-
-func (s *service) makeIndex() {
-	if len(s.ports) < manyPorts {
-		return
-	}
-	s.index = make(map[portID]*port, len(s.ports))
-	for _, p := range s.ports {
-		s.index[p.id()] = p
-	}
-}
 
 // port returns the service port with an id, or an empty one if the Service does not have it. The Service may be nil.
 func (s *service) port(id portID) *port {

@@ -130,24 +130,15 @@ func (p *Planner) countRanges(s *model.Service) (n int) {
 	return n
 }
 
-// assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then served without them.
-func (p *Planner) assignRanges(out *service, s *model.Service, old *service) bool {
-	q, was, n := &p.rooms.portRanges, 0, p.countRanges(s)
-	if old != nil {
-		was = old.portRanges
-	}
-	if reason := p.take(out, q, was, n, p.hadRanges(s)); reason != "" {
-		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
-		return false
-	}
-	out.portRanges = n
-	return true
-}
-
-// hadRanges reports whether a Service may have port ranges now. While the planner recalls numbers, it must have had
-// some.
-func (p *Planner) hadRanges(s *model.Service) bool {
-	return slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
-		return sp.Ranged() && p.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
+// assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then
+// served without them.
+func (p *Planner) assignRanges(out *service, s *model.Service, n int) bool {
+	had := p.recalled == nil || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+		return sp.Ranged() && p.recalled.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
 	})
+	reason := p.take(out, ofPortRanges, out.takes[ofPortRanges], n, had)
+	if reason != "" {
+		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
+	}
+	return reason == ""
 }

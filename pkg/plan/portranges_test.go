@@ -229,7 +229,7 @@ func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
 func TestANodeHasRoomForPortRanges(t *testing.T) {
 	o := testOptions()
 	p := New(o)
-	p.rooms.portRanges.Room = roomOfOne(3)
+	p.rooms[ofPortRanges].Room = roomOfOne(3)
 	a, b := rangedService(1, []byte{1}, [2]uint16{1, 2}, [2]uint16{4, 5}), rangedService(2, []byte{2}, [2]uint16{1, 2}, [2]uint16{4, 5})
 	p.Set(a.Name, a)
 	p.Set(b.Name, b)

@@ -24,7 +24,7 @@ type village struct {
 	rand     *rand.Rand
 	sink     *recorder
 	services map[types.NamespacedName]*model.Service
-	// limits are the limits of the rooms, in the order of [village.rooms].
+	// limits are the limits of the rooms, by [quantity].
 	limits []int
 	// greedy is the number of namespaces that ask for as much as they can. The others ask for less than they own.
 	greedy int
@@ -42,18 +42,13 @@ func newVillage(t *testing.T, seed uint64) *village {
 	return v
 }
 
-// all returns the rooms of a planner.
-func (r *rooms) all() []*quantity {
-	return []*quantity{&r.elements, &r.sourceRanges, &r.portRanges, &r.numbers[0], &r.numbers[1], &r.affine[0], &r.affine[1], &r.holders[0], &r.holders[1]}
-}
-
 // fresh returns a planner with the same room and without Services.
 func (v *village) fresh() *Planner { return v.limit(New(testOptions())) }
 
 // limit gives a planner the limits of the village.
 func (v *village) limit(p *Planner) *Planner {
-	for i, q := range p.rooms.all() {
-		q.Room = room.New(v.limits[i])
+	for q := range p.rooms {
+		p.rooms[q].Room = room.New(v.limits[q])
 	}
 	return p
 }

@@ -40,7 +40,12 @@ func (s PlannedService) Age() (a model.Age) {
 }
 
 // Elements returns the number of elements that the Service takes of [Room].
-func (s PlannedService) Elements() int { return s.elements() }
+func (s PlannedService) Elements() (n int) {
+	if s.Exists() {
+		n = s.takes[ofElements]
+	}
+	return n
+}
 
 // Present returns the planned frontends and endpoints of the Service.
 func (s PlannedService) Present() (out Present) {

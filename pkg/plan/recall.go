@@ -54,21 +54,17 @@ func (p *Planner) resume(f inet.Family, next uint32) {
 	p.recalled.strict[f] = true
 }
 
-// had returns the greatest form that a service port may have now. While the planner recalls numbers, this is the form
-// that it had.
-func (p *Planner) had(id portID, sp *model.ServicePort) form {
-	if !p.isStrict(id.family) {
+// had returns the greatest form that a service port may have while the planner recalls numbers: the form that it had.
+func (r *recalled) had(id portID, sp *model.ServicePort) form {
+	if !r.strict[id.family] {
 		return formAffine
 	}
-	f := p.recalled.grants[id].form
+	f := r.grants[id].form
 	if f == formEqual && sp.Method.Key == balance.Chance {
 		return formWeighted // a table for random numbers does not show whether there were weights
 	}
 	return f
 }
-
-// isStrict reports whether the Services of a family get only the room that they had.
-func (p *Planner) isStrict(f inet.Family) bool { return p.recalled != nil && p.recalled.strict[f] }
 
 // Numbers has the room, the numbers and the ids that a planner has assigned, so that another planner can assign the
 // same ones.

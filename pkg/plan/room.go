@@ -32,41 +32,57 @@ func (r Room) orDefault() Room {
 	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges)}
 }
 
-// quantity is a quantity of the node that Services share.
-type quantity struct {
+// quantity is a quantity of the node that Services share, an index of [rooms].
+type quantity uint8
+
+const (
+	ofElements quantity = iota
+	ofSourceRanges
+	ofPortRanges
+	// ofNumbers are the numbers of service ports and source ranges that are not affine, ofAffine those of affine
+	// service ports, and ofHolders the service ports that hold packets. Each is for IPv4, and the next one for IPv6.
+	ofNumbers
+	_
+	ofAffine
+	_
+	ofHolders
+	_
+	quantities
+)
+
+// in returns the quantity of a family.
+func (q quantity) in(f inet.Family) quantity { return q + quantity(f) }
+
+// takes are the units of each quantity that a Service takes.
+type takes [quantities]int
+
+// rooms have the room of each quantity. units is the plural of a unit in the reason of a refusal.
+type rooms [quantities]struct {
 	*room.Room
-	// units is the plural of a unit in the reason of a refusal.
 	units string
 }
 
-// rooms are all such quantities of the planner.
-type rooms struct {
-	elements, sourceRanges, portRanges quantity
-	// numbers are the numbers of service ports and source ranges that are not affine, affine those of affine service
-	// ports, and holders the service ports that hold packets, in each family.
-	numbers, affine, holders [2]quantity
-}
-
 func newRooms(r Room) (out rooms) {
-	out.elements = quantity{room.New(r.Elements), "elements (limit node-elements)"}
-	out.sourceRanges = quantity{room.New(r.SourceRanges), "source ranges (limit node-source-ranges)"}
-	out.portRanges = quantity{room.New(r.PortRanges), "port ranges times addresses (limit node-port-ranges)"}
-	for f := range out.numbers {
-		family := inet.Family(f).String()
-		out.numbers[f] = quantity{room.New(endOthers - firstNumber), family + " service ports"}
-		out.affine[f] = quantity{room.New(endAffine - firstAffine),
-			family + " service ports with session affinity, a maximum of connections or port ranges"}
-		out.holders[f] = quantity{room.New(mostHolders), family + " service ports that hold packets"}
+	set := func(q quantity, limit int, units string) { out[q].Room, out[q].units = room.New(limit), units }
+	set(ofElements, r.Elements, "elements (limit node-elements)")
+	set(ofSourceRanges, r.SourceRanges, "source ranges (limit node-source-ranges)")
+	set(ofPortRanges, r.PortRanges, "port ranges times addresses (limit node-port-ranges)")
+	for _, f := range inet.Families {
+		set(ofNumbers.in(f), endOthers-firstNumber, f.String()+" service ports")
+		set(ofAffine.in(f), endAffine-firstAffine,
+			f.String()+" service ports with session affinity, a maximum of connections or port ranges")
+		set(ofHolders.in(f), mostHolders, f.String()+" service ports that hold packets")
 	}
 	return out
 }
 
-// request grants now units of a quantity to a namespace instead of was units. It returns the reason of a refusal,
-// otherwise "".
-func (p *Planner) request(q *quantity, namespace string, was, now int) (reason string) {
-	if reason = q.refusal(namespace, was, now); reason == "" {
+// request grants now units of a quantity to a part of a Service instead of was units. It returns the reason of a
+// refusal, otherwise "".
+func (p *Planner) request(s *service, q quantity, was, now int) (reason string) {
+	if reason = p.refusal(s, q, was, now); reason == "" {
+		p.rooms[q].Change(s.name.Namespace, was, now)
+		s.takes[q] += now - was
 		p.freed = p.freed || now < was
-		q.Change(namespace, was, now)
 	}
 	return reason
 }
@@ -74,26 +90,26 @@ func (p *Planner) request(q *quantity, namespace string, was, now int) (reason s
 // take requests now units of a quantity for a Service instead of was units. If the request is refused, the Service
 // keeps none. had is false if the Service has to wait, because the planner recalls numbers and the Service did not have
 // this part.
-func (p *Planner) take(s *service, q *quantity, was, now int, had bool) (reason string) {
-	if now > 0 && !had {
+func (p *Planner) take(s *service, q quantity, was, now int, had bool) (reason string) {
+	if !had {
 		reason, s.lacking().forOthers = waitsForOthers, true
-	} else if reason = p.request(q, s.name.Namespace, was, now); reason == "" {
+	} else if reason = p.request(s, q, was, now); reason == "" {
 		return ""
 	}
-	p.request(q, s.name.Namespace, was, 0)
+	p.request(s, q, was, 0)
 	s.lacking().needs(q, now)
 	return reason
 }
 
-// refusal returns the reason why a namespace cannot have now units instead of was units; "" if it can. The reason
-// depends on nothing that other Services change, so that it is reported once.
-func (q *quantity) refusal(namespace string, was, now int) string {
-	switch q.Lacks(namespace, was, now) {
+// refusal returns the reason why a Service cannot have now units instead of was units; "" if it can. The reason depends
+// on nothing that other Services change, so that it is reported once.
+func (p *Planner) refusal(s *service, q quantity, was, now int) string {
+	switch r := p.rooms[q]; r.Lacks(s.name.Namespace, was, now) {
 	case room.OfNamespace:
-		return fmt.Sprintf("it needs %d %s, and one namespace may have %d in all", now, q.units, q.Most())
+		return fmt.Sprintf("it needs %d %s, and one namespace may have %d in all", now, r.units, r.Most())
 	case room.OfNode:
 		return fmt.Sprintf("it needs %d %s, the %d of the node are in use, and its namespace has more than the %d that it owns",
-			now, q.units, q.Limit(), q.Own())
+			now, r.units, r.Limit(), r.Own())
 	}
 	return ""
 }
@@ -104,7 +120,7 @@ type lacking struct {
 	parts int
 	list  []Excess
 	// least has the smallest request of each quantity that was refused.
-	least map[*quantity]int
+	least map[quantity]int
 	// forOthers is true if a part waits only because the planner recalls numbers.
 	forOthers bool
 }
@@ -115,7 +131,7 @@ const mostExcess = 20
 // lacking returns the parts that are left out, for changes.
 func (s *service) lacking() *lacking {
 	if s.lacks == nil {
-		s.lacks = &lacking{least: map[*quantity]int{}}
+		s.lacks = &lacking{least: map[quantity]int{}}
 	}
 	return s.lacks
 }
@@ -130,18 +146,10 @@ func (s *service) leaveOut(field, reason string) *lacking {
 }
 
 // needs records a request of more units that was refused.
-func (l *lacking) needs(q *quantity, more int) {
+func (l *lacking) needs(q quantity, more int) {
 	if least, known := l.least[q]; !known || more < least {
 		l.least[q] = more
 	}
-}
-
-// leftOut returns the number of parts that are left out. The Service may be nil.
-func (s *service) leftOut() int {
-	if s == nil || s.lacks == nil {
-		return 0
-	}
-	return s.lacks.parts
 }
 
 // Excess is a part of a Service that is not planned, because the node or the namespace has no room for it.
@@ -153,31 +161,21 @@ type Excess struct {
 // Excess returns the parts of the Service that are left out: the first mostExcess parts, and one more with the number of
 // the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
 func (s PlannedService) Excess() []Excess {
-	switch n := s.leftOut(); {
-	case n == 0 || s.planner.recalled != nil:
+	if !s.Exists() || s.lacks == nil || s.planner.recalled != nil {
 		return nil
-	case n > mostExcess:
+	}
+	if n := s.lacks.parts; n > mostExcess {
 		rest := fmt.Sprintf("and %d more parts exceed the limits of the node or the namespace", n-mostExcess)
 		return append(slices.Clip(s.lacks.list), Excess{"spec", rest})
 	}
 	return s.lacks.list
 }
 
-// elements returns the number of elements that a Service takes of [Room]. The Service may be nil.
-func (s *service) elements() (n int) {
-	if s != nil {
-		for _, port := range s.ports {
-			n += port.elements
-		}
-	}
-	return n
-}
-
 // ElementsIn returns the number of elements that a Service would take of [Room]; 0 for nil.
 func ElementsIn(s *model.Service) (n int) {
 	if s != nil {
 		for _, sp := range s.Ports {
-			n += mostOf(sp).elements(sp)
+			n += formsOf(sp)[0].elements(sp)
 		}
 	}
 	return n
@@ -210,30 +208,22 @@ var (
 // formsOf returns the forms in which a service port may be planned, the one that it asks for first.
 func formsOf(sp *model.ServicePort) []form {
 	affine := sp.Affinity > 0 || sp.MaxConnections > 0
+	weighted := sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
 	switch {
 	case sp.Ranged():
 		return formsOfRanges
-	case affine && isWeighted(sp):
+	case affine && weighted:
 		return formsOfWeighted
 	case affine:
 		return formsOfAffine
-	case isWeighted(sp):
+	case weighted:
 		return formsOfWeighted[1:]
 	}
 	return formsOfAffine[1:]
 }
 
-func mostOf(sp *model.ServicePort) form { return formsOf(sp)[0] }
-
-func isWeighted(sp *model.ServicePort) bool {
-	return sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
-}
-
 // reduce returns a service port without the properties that the form lacks.
 func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
-	if f == mostOf(sp) {
-		return sp
-	}
 	out := *sp
 	if f < formWeighted {
 		out.Method, out.ClusterWeights, out.LocalWeights, out.Direct = balance.Method{}, nil, nil, nil
@@ -276,6 +266,7 @@ func (p *Planner) admit(s *service, n, before *port) bool {
 		if refused == "" {
 			if i > 0 {
 				p.lack(s, n, reason)
+				n.ServicePort = f.reduce(n.ServicePort)
 			}
 			return true
 		}
@@ -288,39 +279,37 @@ func (p *Planner) admit(s *service, n, before *port) bool {
 // tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
 // takes nothing.
 func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
-	elements, namespace, needed := &p.rooms.elements, s.name.Namespace, f.elements(n.ServicePort)
-	if f > p.had(n.id(), n.ServicePort) {
+	needed, affine := f.elements(n.ServicePort), f == formAffine
+	if p.recalled != nil && f > p.recalled.had(n.id(), n.ServicePort) {
 		return waitsForOthers
 	}
 	var count *counted
-	if f == formAffine {
+	if n.MaxConnections > 0 && affine {
 		count = p.count(before, n)
-		if idle := count.idleElements(); elements.Lacks(namespace, before.elements, needed+idle) == room.None {
+		if idle := perIdle * len(count.idle); p.refusal(s, ofElements, before.elements, needed+idle) == "" {
 			needed += idle
 		} else {
 			count = count.withoutIdle()
 		}
 	}
-	if reason := elements.refusal(namespace, before.elements, needed); reason != "" {
+	if reason := p.refusal(s, ofElements, before.elements, needed); reason != "" {
 		return reason
 	}
-	ids, number := (*affinePort)(nil), uint32(0)
+	n.ids, n.number = nil, 0
 	switch {
 	case f == formSingle:
-	case f == formAffine && before.ids != nil:
-		ids, number = before.ids, before.number
-	case f < formAffine && before.number != 0 && before.ids == nil:
-		number = before.number
+	case before.number != 0 && affine == (before.ids != nil):
+		n.ids, n.number = before.ids, before.number
 	default:
-		if number, reason = p.number(s, n.id(), f == formAffine); reason != "" {
+		if n.number, reason = p.number(s, n.id(), affine); reason != "" {
 			return reason
 		}
-		if f == formAffine {
-			ids = newAffinePort(number)
+		if affine {
+			n.ids = newAffinePort(n.number)
 		}
 	}
-	p.request(elements, namespace, before.elements, needed)
-	n.form, n.elements, n.number, n.ids, n.counted = f, needed, number, ids, count
+	p.request(s, ofElements, before.elements, needed)
+	n.form, n.elements, n.counted = f, needed, count
 	return ""
 }
 
@@ -333,8 +322,8 @@ const waitsForOthers = "other Services have been served before"
 func (p *Planner) lack(s *service, n *port, reason string) {
 	sp := n.ServicePort
 	for _, f := range formsOf(sp) {
-		if q := &p.rooms.elements; q.Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
-			s.lacking().needs(q, f.elements(sp)-n.elements)
+		if p.refusal(s, ofElements, n.elements, f.elements(sp)) != "" {
+			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
 		}
 	}
 	field, what := "spec.ports", "is served by one endpoint only, and not at node ports or with the external policy Local"
@@ -359,74 +348,84 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 // number assigns a number to a service port or to source ranges, if possible the number that an earlier process
 // assigned. It returns the reason of a refusal.
 func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
-	q, numbers := p.numbersRoom(id.family, affine), p.numbers[id.family]
-	if reason = p.request(q, id.name.Namespace, 0, 1); reason != "" {
+	q := numbersOf(id.family, affine)
+	if reason = p.request(s, q, 0, 1); reason != "" {
 		s.lacking().needs(q, 1)
 		return 0, reason
 	}
 	if n = p.recallNumber(id, affine); n == 0 {
-		n = numbers.assign(affine)
+		n = p.numbers[id.family].assign(affine)
 	}
 	if n == 0 { // the batch also frees numbers; until then, they are in use
-		p.request(q, id.name.Namespace, 1, 0)
+		p.request(s, q, 1, 0)
 		s.lacking().needs(q, 1)
-		return 0, fmt.Sprintf("all %d %s are in use", q.Limit(), q.units)
+		return 0, fmt.Sprintf("all %d %s are in use", p.rooms[q].Limit(), p.rooms[q].units)
 	}
 	return n, ""
 }
 
-func (p *Planner) numbersRoom(f inet.Family, affine bool) *quantity {
+func numbersOf(f inet.Family, affine bool) quantity {
 	if affine {
-		return &p.rooms.affine[f]
+		return ofAffine.in(f)
 	}
-	return &p.rooms.numbers[f]
+	return ofNumbers.in(f)
 }
 
-// giveNumberBack frees a number of a namespace. It ignores 0.
-func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
-	if n != 0 {
-		p.numbers[f].giveBack(n)
-		p.request(p.numbersRoom(f, isAffine(n)), namespace, 1, 0)
+// uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number
+// or no elements: after a restart, nothing in the kernel would show that the Service had this room.
+func (s *service) uses() (n takes) {
+	for _, port := range s.ports {
+		n[ofElements] += port.elements
+		if port.number != 0 {
+			n[numbersOf(port.Family, port.ids != nil)]++
+		}
+		if q := ofHolders.in(port.Family); port.holds {
+			n[q] = s.takes[q]
+		}
+		if port.ranged() {
+			n[ofPortRanges] = s.takes[ofPortRanges]
+		}
 	}
+	for f, sources := range s.sources {
+		if sources != nil {
+			n[ofSourceRanges] += sources.count()
+			if sources.number != 0 {
+				n[ofNumbers.in(inet.Family(f))]++
+			}
+		}
+	}
+	return n
 }
 
 // giveBack frees the room, the numbers and the ids of endpoints that a Service does not need any more.
 func (p *Planner) giveBack(old, now *service) {
-	if old != nil {
-		namespace := old.name.Namespace
-		for _, o := range old.ports {
-			n := now.port(o.id())
-			if n == &noPort {
-				p.request(&p.rooms.elements, namespace, o.elements, 0)
-			}
-			if o.number != n.number {
-				p.giveNumberBack(o.Family, namespace, o.number)
-			}
+	s, uses := old, takes{}
+	if now != nil {
+		s, uses = now, now.uses()
+	}
+	for q, n := range uses {
+		if s.takes[q] != n {
+			p.request(s, quantity(q), s.takes[q], n)
 		}
-		for f, s := range old.sources {
-			n := now.sourcesOf(f)
-			if s != nil && n == nil {
-				p.request(&p.rooms.sourceRanges, namespace, s.count(), 0)
-			}
-			if s != nil && (n == nil || n.number != s.number) {
-				p.giveNumberBack(inet.Family(f), namespace, s.number)
-			}
+	}
+	if old == nil {
+		return
+	}
+	for _, o := range old.ports {
+		n := now.port(o.id())
+		if o.number != n.number {
+			p.numbers[o.Family].giveBack(o.number)
 		}
-		if now == nil {
-			p.request(&p.rooms.portRanges, namespace, old.portRanges, 0)
-			for f, n := range old.holders {
-				p.request(&p.rooms.holders[f], namespace, n, 0)
+		if o.ids != nil && o.ids == n.ids {
+			gone, _ := difference(o.identified(), n.identified())
+			for _, e := range gone {
+				n.ids.remove(e)
 			}
 		}
 	}
-	if now != nil {
-		for _, n := range now.ports {
-			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
-				gone, _ := difference(before.identified(), n.identified())
-				for _, e := range gone {
-					n.ids.remove(e)
-				}
-			}
+	for f, sources := range old.sources {
+		if n := now.sourcesOf(f); sources != nil && (n == nil || n.number != sources.number) {
+			p.numbers[f].giveBack(sources.number)
 		}
 	}
 }

@@ -24,11 +24,12 @@ import (
 func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	r := newRooms(DefaultRoom())
 	for row, q := range map[string]quantity{
-		"frontends and slots": r.elements, "source ranges": r.sourceRanges, "port ranges": r.portRanges, "service ports without endpoint ids": r.numbers[0],
-		"service ports with session affinity": r.affine[0], "service ports that hold packets": r.holders[0],
+		"frontends and slots": ofElements, "source ranges": ofSourceRanges, "port ranges": ofPortRanges,
+		"service ports without endpoint ids": ofNumbers, "service ports with session affinity": ofAffine,
+		"service ports that hold packets": ofHolders,
 	} {
 		numbers := rowOf(t, "../../docs/sizing.md", row, `\| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+)`)
-		for i, n := range []int{q.Limit(), q.Own(), q.Most()} {
+		for i, n := range []int{r[q].Limit(), r[q].Own(), r[q].Most()} {
 			if strings.ReplaceAll(numbers[i], ",", "") != fmt.Sprint(n) {
 				t.Errorf("%s: the page has %s, want %d", row, numbers[i], n)
 			}
@@ -95,7 +96,7 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 	} {
 		o := testOptions()
 		p := New(o)
-		p.rooms.elements.Room, p.rooms.affine[0].Room = roomOfOne(c.elements), room.New(c.affine)
+		p.rooms[ofElements].Room, p.rooms[ofAffine.in(0)].Room = roomOfOne(c.elements), room.New(c.affine)
 		s := benchService(0, 3, 0)
 		port := s.Ports[0]
 		port.Method, _ = balance.Parse("maglev")
@@ -132,7 +133,7 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 			t.Errorf("%s: left out are %v", c.what, left)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms.elements.Total() + p.rooms.affine[0].Total() + p.rooms.numbers[0].Total() + len(p.shared) + len(p.leads) + len(p.waiting); n != 0 {
+		if n := p.rooms[ofElements].Total() + p.rooms[ofAffine.in(0)].Total() + p.rooms[ofNumbers.in(0)].Total() + len(p.shared) + len(p.leads) + len(p.waiting); n != 0 {
 			t.Errorf("%s: without the Service, %d units, classes or Services are left", c.what, n)
 		}
 	}
@@ -152,7 +153,7 @@ func roomOfOne(most int) *room.Room {
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())
-		p.rooms.numbers[0].Room = room.New(0)
+		p.rooms[ofNumbers.in(0)].Room = room.New(0)
 		s := benchService(0, 1, 0)
 		for i := 1; i < ports; i++ {
 			port := *s.Ports[0]

@@ -165,14 +165,15 @@ func (p *Planner) assignSources(s, old *service) {
 // admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no
 // number: no source is allowed.
 func (p *Planner) admitSources(s *service, before, out *sources) {
-	q, namespace, id, was := &p.rooms.sourceRanges, s.name.Namespace, sourcesID(s.name, out.family), 0
+	id, was, n := sourcesID(s.name, out.family), 0, out.count()
 	if before != nil {
 		out.number, was = before.number, before.count()
 	}
-	reason := p.take(s, q, was, out.count(), !p.isStrict(out.family) || p.recalled.grants[id].number != 0)
+	had := p.recalled == nil || !p.recalled.strict[out.family] || p.recalled.grants[id].number != 0
+	reason := p.take(s, ofSourceRanges, was, n, had || n == 0)
 	if reason == "" && out.number == 0 {
 		if out.number, reason = p.number(s, id, false); reason != "" {
-			p.request(q, namespace, out.count(), 0)
+			p.request(s, ofSourceRanges, n, 0)
 		}
 	}
 	if reason != "" {

@@ -77,7 +77,7 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms.sourceRanges.Total(); n != 0 || len(p.shared)+len(p.leads) != 0 {
+		if n := p.rooms[ofSourceRanges].Total(); n != 0 || len(p.shared)+len(p.leads) != 0 {
 			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, len(p.shared))
 		}
 	}
@@ -88,12 +88,12 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	o := testOptions()
 	o.Families = []inet.Family{inet.IPv4}
 	p := New(o)
-	p.rooms.sourceRanges.Room = roomOfOne(10)
+	p.rooms[ofSourceRanges].Room = roomOfOne(10)
 	within, above := guarded("a", 2, 2, 2, 2), guarded("ab", 1, 1, 1, 1)
 	p.Set(within.Name, within)
 	p.Set(above.Name, above)
-	if left := p.Service(above.Name).Excess(); p.rooms.sourceRanges.Total() != 8 || len(p.Service(within.Name).Excess()) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
-		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.rooms.sourceRanges.Total(), p.Service(within.Name).Excess(), left)
+	if left := p.Service(above.Name).Excess(); p.rooms[ofSourceRanges].Total() != 8 || len(p.Service(within.Name).Excess()) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
+		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.rooms[ofSourceRanges].Total(), p.Service(within.Name).Excess(), left)
 	}
 	firewalls := 0
 	p.Elements(func(e *nft.Element) {
@@ -106,7 +106,7 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 	}
 	p.Set(within.Name, nil)
 	p.Set(above.Name, above)
-	if left := p.Service(above.Name).Excess(); p.rooms.sourceRanges.Total() != 4 || len(left) != 0 {
-		t.Errorf("%d ranges are taken, parts are left out: %v", p.rooms.sourceRanges.Total(), left)
+	if left := p.Service(above.Name).Excess(); p.rooms[ofSourceRanges].Total() != 4 || len(left) != 0 {
+		t.Errorf("%d ranges are taken, parts are left out: %v", p.rooms[ofSourceRanges].Total(), left)
 	}
 }

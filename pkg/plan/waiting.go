@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // fits reports whether there may be room now for at least one part of a Service that is left out.
@@ -17,7 +16,7 @@ func (p *Planner) fits(s *service) bool {
 		return true
 	}
 	for q, more := range s.lacks.least {
-		if q.Lacks(s.name.Namespace, 0, more) == room.None {
+		if p.refusal(s, q, 0, more) == "" {
 			return true
 		}
 	}
@@ -26,7 +25,7 @@ func (p *Planner) fits(s *service) bool {
 
 // noteWaiting records whether a changed Service waits for room.
 func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
-	if now.leftOut() > 0 {
+	if now != nil && now.lacks != nil && now.lacks.parts > 0 {
 		p.waiting[name] = struct{}{}
 	} else {
 		delete(p.waiting, name)

@@ -79,13 +79,13 @@ func TestFreedRoomIsUsed(t *testing.T) {
 			limit := roomOfOne(10)
 			switch tc.quantity {
 			case "elements":
-				c.rooms.elements.Room = limit
+				c.rooms[ofElements].Room = limit
 			case "ranges":
-				c.rooms.sourceRanges.Room = limit
+				c.rooms[ofSourceRanges].Room = limit
 			case "numbers":
-				c.rooms.numbers[0].Room = roomOfOne(1)
+				c.rooms[ofNumbers.in(0)].Room = roomOfOne(1)
 			case "affinity":
-				c.rooms.affine[0].Room = roomOfOne(1)
+				c.rooms[ofAffine.in(0)].Room = roomOfOne(1)
 			}
 			first := c.set(tc.quantity, "a", 1, tc.first)
 			second := c.set(tc.quantity, "a", 2, tc.second)
@@ -115,7 +115,7 @@ func TestOneFreedElement(t *testing.T) {
 	o.Families = inet.Families[:1]
 	c := crowd{New(o), map[types.NamespacedName]*model.Service{}}
 	record(t, c.Planner)
-	c.rooms.elements.Room = roomOfOne(10)
+	c.rooms[ofElements].Room = roomOfOne(10)
 	c.set("elements", "a", 1, 8)
 	affine := c.set("affinity", "a", 2, 1) // takes two elements, and three with affinity
 	if len(c.Service(affine).Excess()) == 0 || c.Service(affine).Elements() != 2 {
