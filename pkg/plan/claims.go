@@ -57,7 +57,8 @@ func (l *losingClaims) add(c claim) {
 // remove withdraws the claim of a Service. Once most of the heap is withdrawn, remove rebuilds it.
 func (l *losingClaims) remove(s *service) {
 	delete(l.present, s)
-	if len(l.waiting) > 2*len(l.present)+manyPorts {
+	const few = 8
+	if len(l.waiting) > 2*len(l.present)+few {
 		l.waiting = slices.DeleteFunc(l.waiting, func(c claim) bool { return !l.has(c.service) })
 		heap.Init(&l.waiting)
 	}
@@ -122,12 +123,11 @@ func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 // replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
 // may have changed. Either version may be nil. The result is valid until the next call.
 func (cs *claims) replace(old, now *service) []contest {
-	contested := cs.conflicts() > 0
-	cs.replaceElsewhere(old, now)
+	contested, shared := cs.conflicts() > 0, cs.sharePlaces()
 	cs.noteWinners(old, now)
 	cs.withdraw(old)
 	cs.claim(now)
-	return cs.decide(old, now, contested)
+	return cs.decide(old, now, contested, shared)
 }
 
 // noteWinners adds each key that the old or the new version of a Service claims to contests, with its present winner.
@@ -136,37 +136,31 @@ func (cs *claims) noteWinners(old, now *service) {
 	note := func(k model.Key) { cs.contests = append(cs.contests, contest{key: k, was: cs.winner(k)}) }
 	old.eachFrontend(func(c claim) { note(c.frontend.Key) })
 	now.eachFrontend(func(c claim) {
-		if k := c.frontend.Key; !cs.has(k, old) {
+		k := c.frontend.Key
+		if list := cs.byKey[k]; !list.has(old) {
 			note(k)
 		}
 	})
-	cs.noteOverlaps()
+	if len(cs.rangesAt) > 0 {
+		cs.noteOverlaps()
+	}
 }
 
 // decide finds the winners of the contests after now has replaced the Service old. contested is true if there were
-// conflicts before.
-func (cs *claims) decide(old, now *service, contested bool) []contest {
-	cs.settleRanges(now)
-	cs.settlePorts()
+// conflicts before, and shared if there were Services that may share a place.
+func (cs *claims) decide(old, now *service, contested, shared bool) []contest {
+	if shared || cs.sharePlaces() {
+		cs.settleRanges(now)
+		cs.settlePorts()
+	}
 	contested = contested || cs.conflicts() > 0
 	for i := range cs.contests {
 		c := &cs.contests[i]
-		c.is = cs.winner(c.key)
-		cs.noteParties(c.was.service, c.is.service, old, now, contested)
-		if c.was.service != c.is.service {
-			cs.noteLosers(cs.byKey[c.key].losers)
+		if c.is = cs.winner(c.key); contested {
+			cs.noteParties(c, old, now)
 		}
 	}
 	return cs.contests
-}
-
-// has reports whether a Service claims a key. The Service may be nil.
-func (cs *claims) has(k model.Key, s *service) bool {
-	if s == nil {
-		return false
-	}
-	c := cs.byKey[k]
-	return c.has(s)
 }
 
 // has reports whether a Service is among the contenders.
@@ -187,6 +181,9 @@ func (s *service) eachFrontend(f func(claim)) {
 
 func (cs *claims) withdraw(s *service) {
 	s.eachFrontend(func(c claim) {
+		if c.elsewhere() {
+			cs.places.unshare(c.frontend.Addr, s)
+		}
 		list := cs.byKey[c.frontend.Key]
 		switch {
 		case !list.has(s):
@@ -195,7 +192,9 @@ func (cs *claims) withdraw(s *service) {
 			list.losers.remove(s)
 		case list.losers == nil:
 			delete(cs.byKey, c.frontend.Key)
-			cs.claimPlace(c.frontend.Key, false)
+			if cs.singlesAt != nil {
+				cs.claimPlace(c.frontend.Key, false)
+			}
 			return
 		default:
 			list.winner = list.losers.next()
@@ -210,11 +209,16 @@ func (cs *claims) withdraw(s *service) {
 
 func (cs *claims) claim(s *service) {
 	s.eachFrontend(func(c claim) {
+		if c.elsewhere() {
+			cs.places.share(c.frontend.Addr, s)
+		}
 		list, claimed := cs.byKey[c.frontend.Key]
 		switch {
 		case !claimed:
 			cs.byKey[c.frontend.Key] = contenders{winner: c}
-			cs.claimPlace(c.frontend.Key, true)
+			if c.frontend.Last != 0 || cs.singlesAt != nil {
+				cs.claimPlace(c.frontend.Key, true)
+			}
 			return
 		case list.has(s):
 			return // another port of this Service claims the key already
@@ -231,30 +235,22 @@ func (cs *claims) claim(s *service) {
 	})
 }
 
-// noteParties records the Services whose lost claims may have changed. now has replaced the Service old, and the winner
-// of a key has changed from was to is. contested is false if there are no conflicts, and were none before.
-func (cs *claims) noteParties(was, is, old, now *service, contested bool) {
-	if !contested && (was == nil || was == old) && (is == nil || is == now) {
-		return
-	}
-	for _, s := range []*service{was, is, old, now} {
+// noteParties records the Services whose lost claims may have changed with a contest: now has replaced the Service old.
+// If the winner has changed, these are also up to mostConflicts others that claim the key.
+func (cs *claims) noteParties(c *contest, old, now *service) {
+	for _, s := range []*service{c.was.service, c.is.service, old, now} {
 		if s != nil {
 			cs.losers[s.name] = struct{}{}
 		}
 	}
-}
-
-// noteLosers records up to mostConflicts Services that lost a key to the earlier winner and now lose it to the new winner.
-func (cs *claims) noteLosers(l *losingClaims) {
-	if l == nil {
-		return
-	}
-	n := 0
-	for s := range l.present {
-		if n++; n > mostConflicts {
-			return
+	if l := cs.byKey[c.key].losers; l != nil && c.was.service != c.is.service {
+		n := 0
+		for s := range l.present {
+			if n++; n > mostConflicts {
+				return
+			}
+			cs.losers[s.name] = struct{}{}
 		}
-		cs.losers[s.name] = struct{}{}
 	}
 }
 
@@ -348,4 +344,5 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 	return first
 }
 
+// conflicts returns the number of frontends that a Service claims and another Service has.
 func (cs *claims) conflicts() int { return cs.lost + len(cs.places.beaten) + len(cs.places.fronts) }

@@ -94,19 +94,6 @@ func union(a, b []netip.AddrPort) []netip.AddrPort {
 	return all
 }
 
-// noteKeeping records whether a Service has endpoints that keep their counts although they have left.
-func (p *Planner) noteKeeping(name types.NamespacedName, now *service) {
-	delete(p.keeping, name)
-	if now == nil {
-		return
-	}
-	for _, port := range now.ports {
-		if port.counted != nil && port.counted.left != nil {
-			p.keeping[name] = struct{}{}
-		}
-	}
-}
-
 // Age returns the Services with endpoints that lose their counts of connections now: they had left when Age was called before. Plan them again.
 func (p *Planner) Age() (names []types.NamespacedName) {
 	p.round++

@@ -13,9 +13,9 @@ import (
 // If the process dies before, no other trace of the frontend is left, and the flows would continue as long as their clients send. The next process
 // finds the frontend in the set. No rule looks up the set.
 
-// noteDeleted records that no Service has a frontend any more, or with gone false that one has it.
+// noteDeleted records that no Service has a UDP frontend any more, or with gone false that one has it.
 func (p *Planner) noteDeleted(k model.Key, gone bool) {
-	if _, known := p.deleted[k]; known == gone || k.Protocol != inet.UDP {
+	if _, known := p.deleted[k]; known == gone {
 		return
 	}
 	e := p.deletedElement(k)

@@ -11,10 +11,18 @@ import (
 // endpoint, the program must delete it from conntrack. The same applies to a flow of another protocol without a reply, while the client repeats its first
 // segment. These functions list the frontends with flows to check, and their endpoints.
 
-// touchFlows records that flows to a frontend may be stale. Before [Planner.Begin] has returned, the caller checks all frontends anyway.
-func (p *Planner) touchFlows(k model.Key) {
-	if p.begun || k.Protocol == inet.UDP {
-		p.flows[k] = struct{}{}
+// noteFlows records that flows to the frontend of a contest may be stale. Before [Planner.Begin] has returned, the caller
+// checks all frontends anyway.
+func (p *Planner) noteFlows(c *contest) {
+	udp, gone := c.key.Protocol == inet.UDP, c.is.service == nil
+	if gone && c.was.service == nil {
+		return
+	}
+	if udp || p.begun {
+		p.flows[c.key] = struct{}{}
+	}
+	if udp && (p.begun || !gone) {
+		p.noteDeleted(c.key, gone)
 	}
 }
 
@@ -100,9 +108,8 @@ func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
 
 // Each calls f for every planned frontend of all protocols, with the result of [Flows.Of].
 func (fs Flows) Each(f func(k model.Key, flows FlowPolicy, exists bool)) {
-	for k, c := range fs.planner.claims.byKey {
-		if !fs.planner.claims.isBeaten(k) {
-			flows, exists := c.winner.flowPolicy()
+	for k := range fs.planner.claims.byKey {
+		if flows, exists := fs.Of(k); exists {
 			f(k, flows, exists)
 		}
 	}

@@ -33,6 +33,8 @@ type port struct {
 	ids *affinePort
 	// counted are the endpoints whose connections count for a maximum; nil for none.
 	counted *counted
+	// localInternal and localExternal report whether frontends have the internal, and the external policy Local.
+	localInternal, localExternal bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
 }
@@ -41,6 +43,11 @@ func (p *port) id() portID { return portID{p.Name, p.Protocol, p.Family} }
 
 // fill completes a port after its form, its number and its ids are known.
 func (p *port) fill() {
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		p.localInternal = p.localInternal || f.Local && f.Kind == model.ClusterIP
+		p.localExternal = p.localExternal || f.Local && f.Kind != model.ClusterIP
+	}
 	if p.Affinity > 0 {
 		p.timeout = timeoutClass(uint32(p.Affinity / time.Second))
 	}
@@ -80,14 +87,6 @@ func frontendKey(k *model.Key) nft.Value {
 		v = v.Addr(k.Addr)
 	}
 	return v.Proto(k.Protocol).Port(k.Port)
-}
-
-// frontendEnd returns the last key of a frontend that is a range of ports, otherwise the empty value.
-func frontendEnd(k *model.Key) nft.Value {
-	if k.Last == 0 {
-		return nft.Value{}
-	}
-	return nft.Value{}.Addr(k.Addr).Proto(k.Protocol).Port(k.Last)
 }
 
 // class returns the class of a frontend for packets whose source is allowed.
@@ -137,12 +136,6 @@ func (p *port) table(ls list) table {
 	return table{n, selectorOf(p.Method, p.Family)}
 }
 
-// routesByOrigin reports whether the route of some packets depends on their origin: the port has a frontend with the external policy Local.
-func (p *port) routesByOrigin() bool {
-	_, external := p.localPolicies()
-	return p.HasEndpoints && external
-}
-
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
 func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	switch {
@@ -157,10 +150,10 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 // frontendElements adds the elements of a frontend. Each has a class, which selects a chain at a step.
 func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	set, restricted := l.mapsOf(f)
-	e := nft.Element{Set: set, Key: frontendKey(&f.Key), KeyEnd: frontendEnd(&f.Key), Comment: p.comment}
+	e := nft.Element{Set: set, Key: frontendKey(&f.Key), Comment: p.comment}
 	c, at := p.class(f), stepFirst
 	if f.Last != 0 {
-		at = stepRange
+		e.KeyEnd, at = nft.Value{}.Addr(f.Addr).Proto(f.Protocol).Port(f.Last), stepRange
 	}
 	if p.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
@@ -191,7 +184,7 @@ func (l *layout) portElements(p *port, to *wants) {
 	if p.number == 0 || !p.HasEndpoints {
 		return
 	}
-	if p.routesByOrigin() {
+	if p.localExternal {
 		l.originElements(p, to)
 	}
 	for ls := range lists {

@@ -87,30 +87,11 @@ func (p *Planner) held(s *model.Service, f inet.Family) bool {
 	})
 }
 
-// noteHolders records which ports of a Service hold packets or remember clients. The packets that a port held are
-// forgotten when it stops. Either version of the Service may be nil.
-func (p *Planner) noteHolders(old, now *service) {
-	holding, remembering := &p.owners[Holding], &p.owners[Remembering]
-	versions := [...]*service{old, now}
-	for i, s := range versions {
-		if s == nil {
-			continue
-		}
-		for _, port := range s.ports {
-			n := Number{port.Family, port.number}
-			if port.holds {
-				holding.note(n, s.name, i == 1)
-			}
-			if port.timeout > 0 {
-				remembering.note(n, s.name, i == 1)
-			}
-		}
-	}
-	if old == nil || p.sink == nil {
-		return
-	}
+// forgetHeld forgets the packets that the ports of an earlier version of a Service held, if they do not any more.
+func (p *Planner) forgetHeld(old *service) {
 	for _, port := range old.ports {
-		if _, holds := holding.names[Number{port.Family, port.number}]; port.holds && !holds {
+		_, holds := p.owners[Holding].names[Number{port.Family, port.number}]
+		if port.holds && !holds && p.sink != nil {
 			l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
 			p.sink.Discard(nft.Element{Set: l.held, Key: key})
 			p.sink.Discard(nft.Element{Set: l.holding, Key: key})

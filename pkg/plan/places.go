@@ -34,57 +34,36 @@ type places struct {
 	inFrontOf map[model.Key]map[model.Key]struct{}
 	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
 	// [Conflicts.Settle].
-	sharing   map[netip.Addr][]*service
+	sharing   map[netip.Addr]map[*service]struct{}
 	unsettled map[*service]struct{}
 }
 
 func newPlaces() places {
 	return places{
 		beaten: map[model.Key]model.Key{}, won: map[model.AddrProtocol][]claim{}, fronts: map[model.Key]model.Key{},
-		inFrontOf: map[model.Key]map[model.Key]struct{}{}, sharing: map[netip.Addr][]*service{}, unsettled: map[*service]struct{}{},
+		inFrontOf: map[model.Key]map[model.Key]struct{}{}, sharing: map[netip.Addr]map[*service]struct{}{},
+		unsettled: map[*service]struct{}{},
 	}
 }
 
-// replaceElsewhere replaces a Service in the lists of Services that share an address. Either may be nil.
-func (cs *claims) replaceElsewhere(old, now *service) {
-	if old != nil {
-		delete(cs.places.unsettled, old)
+// sharePlaces reports whether there are Services that may share a place with another one. In a cluster without port
+// ranges, load-balancer IPs and external IPs, there are none.
+func (cs *claims) sharePlaces() bool { return len(cs.rangesAt)+len(cs.places.sharing) > 0 }
+
+// share records that a Service claims a port of an address that is not its cluster IP.
+func (p *places) share(a netip.Addr, s *service) {
+	if p.sharing[a] == nil {
+		p.sharing[a] = map[*service]struct{}{}
 	}
-	if now != nil {
-		now.listElsewhere()
-	}
-	if old != nil {
-		for _, a := range old.elsewhere {
-			list := cs.places.sharing[a]
-			i := slices.Index(list, old)
-			if list = slices.Delete(list, i, i+1); len(list) == 0 {
-				delete(cs.places.sharing, a)
-			} else {
-				cs.places.sharing[a] = list
-			}
-		}
-	}
-	if now != nil {
-		for _, a := range now.elsewhere {
-			cs.places.sharing[a] = append(cs.places.sharing[a], now)
-		}
-	}
+	p.sharing[a][s] = struct{}{}
 }
 
-// listElsewhere sets the list elsewhere of a Service.
-func (s *service) listElsewhere() {
-	var known map[netip.Addr]struct{}
-	s.eachFrontend(func(c claim) {
-		a := c.frontend.Addr
-		if _, again := known[a]; again || !c.elsewhere() {
-			return
-		}
-		if known == nil {
-			known = map[netip.Addr]struct{}{}
-		}
-		known[a] = struct{}{}
-		s.elsewhere = append(s.elsewhere, a)
-	})
+// unshare records that a Service has no claim to an address any more.
+func (p *places) unshare(a netip.Addr, s *service) {
+	delete(p.unsettled, s)
+	if delete(p.sharing[a], s); len(p.sharing[a]) == 0 {
+		delete(p.sharing, a)
+	}
 }
 
 // elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
@@ -92,7 +71,7 @@ func (c *claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.fronte
 
 // unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one Service.
 func (cs *claims) unsettle(a netip.Addr, except *service) {
-	for _, s := range cs.places.sharing[a] {
+	for s := range cs.places.sharing[a] {
 		if s != except {
 			cs.places.unsettled[s] = struct{}{}
 		}
@@ -104,20 +83,14 @@ func (cs *claims) settleOne() []contest {
 	for s := range cs.places.unsettled {
 		delete(cs.places.unsettled, s)
 		cs.noteWinners(s, s)
-		return cs.decide(s, s, cs.conflicts() > 0)
+		return cs.decide(s, s, cs.conflicts() > 0, true)
 	}
 	return nil
 }
 
-// isBeaten reports whether the best claim to a key is not programmed.
-func (cs *claims) isBeaten(k model.Key) bool {
-	_, beaten := cs.places.beaten[k]
-	return beaten
-}
-
 // winner returns the claim that has a key; the zero claim if no Service has it.
 func (cs *claims) winner(k model.Key) claim {
-	if cs.isBeaten(k) {
+	if _, beaten := cs.places.beaten[k]; beaten {
 		return claim{}
 	}
 	return cs.byKey[k].winner
@@ -212,9 +185,6 @@ func (cs *claims) rangeAt(k model.Key) claim {
 
 // settlePorts decides which single ports of the contests are programmed.
 func (cs *claims) settlePorts() {
-	if at := &cs.places; len(at.sharing) == 0 && len(at.beaten) == 0 && len(at.fronts) == 0 {
-		return // usual: a cluster without load-balancer IPs and external IPs
-	}
 	for i := range cs.contests {
 		if k := cs.contests[i].key; k.Last == 0 && k.Addr.IsValid() {
 			cs.settlePort(k)

@@ -67,8 +67,6 @@ type service struct {
 	takes   takes
 	// lacks are the parts without room, nil if there are none.
 	lacks *lacking
-	// elsewhere are the addresses of the Service apart from its cluster IPs and node ports, each once.
-	elsewhere []netip.Addr
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
@@ -160,15 +158,48 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	} else {
 		delete(p.services, name)
 	}
-	p.change(old, now, p.claims.replace(old, now))
-	p.countNoLocal(now, 1)
-	p.countNoLocal(old, -1)
-	if old != nil || now != nil {
-		p.giveBack(old, now)
+	if old == nil && now == nil {
+		return
 	}
-	p.noteHolders(old, now)
-	p.noteWaiting(name, now)
-	p.noteKeeping(name, now)
+	p.change(old, now, p.claims.replace(old, now))
+	p.giveBack(old, now)
+	if old != nil {
+		p.enlist(old, -1)
+	}
+	if now != nil {
+		p.enlist(now, 1)
+	}
+	if old != nil && len(p.owners[Holding].changed) > 0 {
+		p.forgetHeld(old)
+	}
+}
+
+// enlist adds a Service to the lists and counts of Services with a property, or removes it if n is -1.
+func (p *Planner) enlist(s *service, n int) {
+	keeps := false
+	for _, port := range s.ports {
+		number := Number{port.Family, port.number}
+		if port.holds {
+			p.owners[Holding].note(number, s.name, n > 0)
+		}
+		if port.timeout > 0 {
+			p.owners[Remembering].note(number, s.name, n > 0)
+		}
+		keeps = keeps || port.counted != nil && port.counted.left != nil
+		if port.HasEndpoints && len(port.slots[listLocal]) == 0 {
+			p.noLocal[port.Family].add(port, n)
+		}
+	}
+	enlist(p.keeping, s.name, keeps && n > 0)
+	enlist(p.waiting, s.name, s.lacks != nil && s.lacks.parts > 0 && n > 0)
+}
+
+func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, present bool) {
+	if present {
+		list[name] = struct{}{}
+	} else {
+		delete(list, name)
+	}
 }
 
 // change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
@@ -178,12 +209,7 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.serviceElements(old, was)
 	p.serviceElements(now, is)
 	for _, c := range contests {
-		if c.was.service != nil || c.is.service != nil {
-			p.touchFlows(c.key)
-			if c.is.service != nil || p.begun {
-				p.noteDeleted(c.key, c.is.service == nil)
-			}
-		}
+		p.noteFlows(&c)
 		if c.was != c.is {
 			p.frontendElements(c.was, was)
 			p.frontendElements(c.is, is)

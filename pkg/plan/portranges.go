@@ -85,7 +85,7 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)
 	}
 	for at := range places {
 		for k := range p.claims.singlesAt[at] {
-			if !p.claims.isBeaten(k) {
+			if p.claims.winner(k).service != nil {
 				f(k)
 			}
 		}

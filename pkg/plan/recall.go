@@ -37,9 +37,9 @@ func newRecalled() *recalled {
 func (p *Planner) Resume(f inet.Family, next uint32, deleted []nft.Element) {
 	p.resume(f, next)
 	for i := range deleted {
-		if k, ok := deletedKey(f, &deleted[i]); ok {
+		if k, ok := deletedKey(f, &deleted[i]); ok && k.Protocol == inet.UDP {
 			p.noteDeleted(k, true)
-			p.touchFlows(k)
+			p.flows[k] = struct{}{}
 		}
 	}
 }

@@ -424,7 +424,10 @@ func (p *Planner) giveBack(old, now *service) {
 		}
 	}
 	for f, sources := range old.sources {
-		if n := now.sourcesOf(f); sources != nil && (n == nil || n.number != sources.number) {
+		if sources == nil {
+			continue
+		}
+		if n := now.sourcesOf(f); n == nil || n.number != sources.number {
 			p.numbers[f].giveBack(sources.number)
 		}
 	}

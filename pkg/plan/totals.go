@@ -1,9 +1,5 @@
 package plan
 
-import (
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-)
-
 // Totals are numbers of the whole plan.
 type Totals struct {
 	// Services and Conflicts are the numbers of planned Services, and of frontends that a Service claims and another
@@ -33,31 +29,12 @@ func (p *Planner) Totals() Totals {
 	return t
 }
 
-// countNoLocal counts the ports of a Service. n is 1 for a Service that is added, -1 for a Service that is removed.
-func (p *Planner) countNoLocal(s *service, n int) {
-	if s == nil {
-		return
+// add counts a port without local endpoints n times.
+func (l *NoLocal) add(p *port, n int) {
+	if p.localInternal {
+		l.Internal += n
 	}
-	for _, port := range s.ports {
-		if !port.HasEndpoints || len(port.slots[listLocal]) > 0 {
-			continue
-		}
-		internal, external := port.localPolicies()
-		if internal {
-			p.noLocal[port.Family].Internal += n
-		}
-		if external {
-			p.noLocal[port.Family].External += n
-		}
+	if p.localExternal {
+		l.External += n
 	}
-}
-
-// localPolicies reports whether the internal and the external traffic policy of a port's frontends are Local.
-func (p *port) localPolicies() (internal, external bool) {
-	for i := range p.Frontends {
-		f := &p.Frontends[i]
-		internal = internal || f.Local && f.Kind == model.ClusterIP
-		external = external || f.Local && f.Kind != model.ClusterIP
-	}
-	return internal, external
 }

@@ -23,15 +23,6 @@ func (p *Planner) fits(s *service) bool {
 	return false
 }
 
-// noteWaiting records whether a changed Service waits for room.
-func (p *Planner) noteWaiting(name types.NamespacedName, now *service) {
-	if now != nil && now.lacks != nil && now.lacks.parts > 0 {
-		p.waiting[name] = struct{}{}
-	} else {
-		delete(p.waiting, name)
-	}
-}
-
 // TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again
 // in this order; then the next call may return more. If no room became free since the last call, it checks no Service
 // and returns nil.
