@@ -121,13 +121,13 @@ func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 }
 
 // replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
-// may have changed. Either version may be nil. The result is valid until the next call.
+// may have changed. The result is valid until the next call.
 func (cs *claims) replace(old, now *service) []contest {
 	contested, shared := cs.conflicts() > 0, cs.sharePlaces()
 	cs.noteWinners(old, now)
 	cs.withdraw(old)
 	cs.claim(now)
-	return cs.decide(old, now, contested, shared)
+	return cs.decide(now, contested, shared)
 }
 
 // noteWinners adds each key that the old or the new version of a Service claims to contests, with its present winner.
@@ -146,9 +146,9 @@ func (cs *claims) noteWinners(old, now *service) {
 	}
 }
 
-// decide finds the winners of the contests after now has replaced the Service old. contested is true if there were
-// conflicts before, and shared if there were Services that may share a place.
-func (cs *claims) decide(old, now *service, contested, shared bool) []contest {
+// decide finds the winners of the contests after the Service now has changed. contested is true if there were conflicts
+// before, and shared if there were Services that may share a place.
+func (cs *claims) decide(now *service, contested, shared bool) []contest {
 	if shared || cs.sharePlaces() {
 		cs.settleRanges(now)
 		cs.settlePorts()
@@ -157,7 +157,7 @@ func (cs *claims) decide(old, now *service, contested, shared bool) []contest {
 	for i := range cs.contests {
 		c := &cs.contests[i]
 		if c.is = cs.winner(c.key); contested {
-			cs.noteParties(c, old, now)
+			cs.noteParties(c, now)
 		}
 	}
 	return cs.contests
@@ -165,13 +165,10 @@ func (cs *claims) decide(old, now *service, contested, shared bool) []contest {
 
 // has reports whether a Service is among the contenders.
 func (c *contenders) has(s *service) bool {
-	return s != nil && (c.winner.service == s || c.losers.has(s))
+	return c.winner.service == s || c.losers.has(s)
 }
 
 func (s *service) eachFrontend(f func(claim)) {
-	if s == nil {
-		return
-	}
 	for _, p := range s.ports {
 		for i := range p.Frontends {
 			f(claim{s, p, &p.Frontends[i]})
@@ -235,10 +232,10 @@ func (cs *claims) claim(s *service) {
 	})
 }
 
-// noteParties records the Services whose lost claims may have changed with a contest: now has replaced the Service old.
-// If the winner has changed, these are also up to mostConflicts others that claim the key.
-func (cs *claims) noteParties(c *contest, old, now *service) {
-	for _, s := range []*service{c.was.service, c.is.service, old, now} {
+// noteParties records the Services whose lost claims may have changed with a contest, after the change of the Service
+// now. If the winner has changed, these are also up to mostConflicts others that claim the key.
+func (cs *claims) noteParties(c *contest, now *service) {
+	for _, s := range []*service{c.was.service, c.is.service, now} {
 		if s != nil {
 			cs.losers[s.name] = struct{}{}
 		}
@@ -293,7 +290,7 @@ func (cs Conflicts) Settle(most int) (more bool) {
 	for n := 0; len(unsettled) > 0 && n < most; {
 		contests := p.claims.settleOne()
 		n += len(contests)
-		p.change(nil, nil, contests)
+		p.change(noService, noService, contests)
 	}
 	return len(unsettled) > 0
 }
@@ -305,7 +302,7 @@ const mostConflicts = 20
 // number of all. For a range of ports, these are also the single ports in it that another Service has. Call it when no
 // Service waits to be planned: while an address moves between Services, both claim it.
 func (cs Conflicts) Of(name types.NamespacedName) (list []Conflict, all int) {
-	s, claims := cs.planner.services[name], cs.planner.claims
+	s, claims := cs.planner.Service(name).service, cs.planner.claims
 	add := func(k model.Key, of claim, winner claim) {
 		c := Conflict{Key: k, Kind: of.frontend.Kind, Loser: of.port.Name}
 		if winner.service != nil {

@@ -98,7 +98,8 @@ func union(a, b []netip.AddrPort) []netip.AddrPort {
 func (p *Planner) Age() (names []types.NamespacedName) {
 	p.round++
 	for name := range p.keeping {
-		if slices.ContainsFunc(p.services[name].ports, func(port *port) bool { return port.counted != nil && port.counted.hasOld(p.round) }) {
+		old := func(port *port) bool { return port.counted != nil && port.counted.hasOld(p.round) }
+		if slices.ContainsFunc(p.services[name].ports, old) {
 			names = append(names, name)
 		}
 	}

@@ -138,11 +138,8 @@ func (p *Planner) report(e nft.Element, change want.Change) {
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
 
-// serviceElements adds what a Service wants apart from its frontends. The Service may be nil.
+// serviceElements adds what a Service wants apart from its frontends.
 func (p *Planner) serviceElements(s *service, to *wants) {
-	if s == nil {
-		return
-	}
 	to.own = slices.Grow(to.own, s.takes[ofElements])
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, to)

@@ -35,28 +35,26 @@ func (fs Flows) Deleted(keys []model.Key) {
 	}
 }
 
-// deletedElement returns the element of a deleted frontend: its address, protocol and port, and the last port of a range or 0. A node port has the
-// unspecified address.
+// deletedElement returns the element of a deleted frontend: its address, protocol and port, and the last port of a range
+// or 0. A node port has the unspecified address.
 func (p *Planner) deletedElement(k model.Key) nft.Element {
 	addr := k.Addr
 	if !addr.IsValid() {
 		addr = inet.Unspecified[k.Family]
 	}
-	return nft.Element{Set: p.rules.layouts[k.Family].deletedUDP, Key: nft.Value{}.Addr(addr).Proto(k.Protocol).Port(k.Port).Port(k.Last)}
+	key := nft.Value{}.Addr(addr).Proto(k.Protocol).Port(k.Port).Port(k.Last)
+	return nft.Element{Set: p.rules.layouts[k.Family].deletedUDP, Key: key}
 }
 
 // deletedKey returns the frontend of an element. It reports false if the key has another form.
 func deletedKey(f inet.Family, e *nft.Element) (k model.Key, ok bool) {
-	const word = 4 // a protocol takes one word, and so does a port
-	b := e.Key.Bytes()
-	if len(b) != f.AddrLen()+3*word {
+	n := len(e.Key.Bytes()) - 4 // without the last port
+	if n != f.AddrLen()+8 { // the address, the protocol and the port
 		return k, false
 	}
-	addr, _ := netip.AddrFromSlice(b[:f.AddrLen()])
-	b = b[f.AddrLen():]
-	k = model.Key{Family: f, Protocol: inet.Protocol(b[0]), Port: binary.BigEndian.Uint16(b[word:]), Last: binary.BigEndian.Uint16(b[2*word:])}
-	if !addr.IsUnspecified() {
-		k.Addr = addr
+	if k, ok = FrontendOf(f, &nft.Element{Key: e.Key.Cut(0, n)}); k.Addr.IsUnspecified() {
+		k.Addr = netip.Addr{}
 	}
-	return k, true
+	k.Last = binary.BigEndian.Uint16(e.Key.Bytes()[n:])
+	return k, ok
 }

@@ -83,7 +83,7 @@ func (cs *claims) settleOne() []contest {
 	for s := range cs.places.unsettled {
 		delete(cs.places.unsettled, s)
 		cs.noteWinners(s, s)
-		return cs.decide(s, s, cs.conflicts() > 0, true)
+		return cs.decide(s, cs.conflicts() > 0, true)
 	}
 	return nil
 }

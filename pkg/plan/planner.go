@@ -146,30 +146,23 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	}
 }
 
-// Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service. First, Set
-// replaces the elements that do not depend on other Services. The elements of a frontend depend on the winner of its
-// key. So Set replaces the claims of the Service, and the elements of each key that then has another winner.
+// Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service: it is then
+// planned without ports. The elements of a frontend depend on the winner of its key. So Set replaces the claims of the
+// Service, then its elements, and those of each key that has another winner now.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
-	old := p.services[name]
-	var now *service
+	old := p.Service(name).service
+	now := &service{name: name, takes: old.takes}
 	if s != nil {
-		now = p.newService(s, old)
+		p.prepare(now, s, old)
 		p.services[name] = now
 	} else {
 		delete(p.services, name)
 	}
-	if old == nil && now == nil {
-		return
-	}
 	p.change(old, now, p.claims.replace(old, now))
 	p.giveBack(old, now)
-	if old != nil {
-		p.enlist(old, -1)
-	}
-	if now != nil {
-		p.enlist(now, 1)
-	}
-	if old != nil && len(p.owners[Holding].changed) > 0 {
+	p.enlist(old, -1)
+	p.enlist(now, 1)
+	if len(p.owners[Holding].changed) > 0 {
 		p.forgetHeld(old)
 	}
 }
@@ -203,7 +196,7 @@ func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, p
 }
 
 // change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
-// flows may be stale. Either version may be nil.
+// flows may be stale.
 func (p *Planner) change(old, now *service, contests []contest) {
 	was, is := p.was.empty(), p.is.empty()
 	p.serviceElements(old, was)
@@ -218,12 +211,9 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.replace(was, is)
 }
 
-// newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version, which may be nil.
-func (p *Planner) newService(s *model.Service, old *service) *service {
-	out := &service{name: s.Name, age: s.Age(), ports: make([]*port, 0, len(s.Ports))}
-	if old != nil {
-		out.takes = old.takes
-	}
+// prepare prepares a Service for the plan. It keeps the numbers and ids of the earlier version.
+func (p *Planner) prepare(out *service, s *model.Service, old *service) {
+	out.age = s.Age()
 	holds := s.Asleep() && p.assignHolders(out, s)
 	ranges := p.countRanges(s)
 	if ranges > 0 && !p.assignRanges(out, s, ranges) {
@@ -251,7 +241,6 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 			out.index[port.id()] = port
 		}
 	}
-	return out
 }
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
@@ -296,19 +285,14 @@ func (p *Planner) giveIDs(n *port) {
 // manyPorts is the smallest number of ports of a Service with an index.
 const manyPorts = 8
 
-// port returns the service port with an id, or an empty one if the Service does not have it. The Service may be nil.
+// port returns the service port with an id, or an empty one if the Service does not have it.
 func (s *service) port(id portID) *port {
-	switch {
-	case s == nil:
-	case s.index != nil:
-		if p := s.index[id]; p != nil {
+	if s.index != nil {
+		return cmp.Or(s.index[id], &noPort)
+	}
+	for _, p := range s.ports {
+		if p.id() == id {
 			return p
-		}
-	default:
-		for _, p := range s.ports {
-			if p.id() == id {
-				return p
-			}
 		}
 	}
 	return &noPort

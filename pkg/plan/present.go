@@ -16,52 +16,64 @@ type Present struct {
 	Endpoints []netip.AddrPort
 }
 
-// PlannedService answers questions about a Service as it is in the plan now. If the plan does not have the Service, the answers
-// are those for a Service without ports.
+// PlannedService answers questions about a Service as it is in the plan now. If the plan does not have the Service, the
+// answers are those for a Service without ports.
 type PlannedService struct {
 	*service
 	planner *Planner
 }
 
+// noService stands for all Services that the plan does not have.
+var noService = &service{}
+
 // Service returns the planned Service with a name.
 func (p *Planner) Service(name types.NamespacedName) PlannedService {
-	return PlannedService{p.services[name], p}
+	return PlannedService{cmp.Or(p.services[name], noService), p}
 }
 
 // Exists reports whether the plan has the Service.
-func (s PlannedService) Exists() bool { return s.service != nil }
+func (s PlannedService) Exists() bool { return s.service != noService }
 
 // Age returns the age of the Service.
-func (s PlannedService) Age() (a model.Age) {
-	if s.Exists() {
-		a = s.age
-	}
-	return a
-}
+func (s PlannedService) Age() model.Age { return s.age }
 
 // Elements returns the number of elements that the Service takes of [Room].
-func (s PlannedService) Elements() (n int) {
-	if s.Exists() {
-		n = s.takes[ofElements]
-	}
-	return n
-}
+func (s PlannedService) Elements() int { return s.takes[ofElements] }
 
 // Present returns the planned frontends and endpoints of the Service.
-func (s PlannedService) Present() (out Present) {
-	if !s.Exists() {
-		return out
-	}
+func (s PlannedService) Present() Present {
+	var out model.Service
 	for _, port := range s.ports {
-		for i := range port.Frontends {
-			out.Frontends = append(out.Frontends, port.Frontends[i].Key)
-		}
-		for ls := range lists {
-			out.Endpoints = append(out.Endpoints, port.endpoints(ls)...)
+		out.Ports = append(out.Ports, port.ServicePort)
+	}
+	return PresentOf(&out)
+}
+
+// Moves returns the frontends that the Service gives up and takes if [Planner.Set] replaces it by next; nil stands for a
+// deleted Service. It returns none for a new Service.
+func (s PlannedService) Moves(next *model.Service) (given, taken []model.Frontend) {
+	if !s.Exists() {
+		return nil, nil
+	}
+	stays := map[model.Key]bool{}
+	s.eachFrontend(func(c claim) { stays[c.frontend.Key] = false })
+	if next != nil {
+		for _, port := range next.Ports {
+			for _, f := range port.Frontends {
+				if _, had := stays[f.Key]; had {
+					stays[f.Key] = true
+				} else if s.planner.rules.layouts[port.Family] != nil {
+					taken = append(taken, f)
+				}
+			}
 		}
 	}
-	out.tidy()
-	return out
+	s.eachFrontend(func(c claim) {
+		if !stays[c.frontend.Key] {
+			given = append(given, *c.frontend)
+		}
+	})
+	return given, taken
 }
 
 // PresentOf returns the frontends and endpoints of a Service that is not planned yet.
@@ -72,18 +84,13 @@ func PresentOf(s *model.Service) (out Present) {
 		}
 		out.Endpoints = append(append(out.Endpoints, port.Cluster...), port.Local...)
 	}
-	out.tidy()
+	slices.SortFunc(out.Endpoints, netip.AddrPort.Compare)
+	slices.SortFunc(out.Frontends, compareKeys)
+	out.Endpoints, out.Frontends = slices.Compact(out.Endpoints), slices.Compact(out.Frontends)
 	return out
 }
 
-func (p *Present) tidy() {
-	slices.SortFunc(p.Endpoints, netip.AddrPort.Compare)
-	p.Endpoints = slices.Compact(p.Endpoints)
-	slices.SortFunc(p.Frontends, compareKeys)
-	p.Frontends = slices.Compact(p.Frontends)
-}
-
 func compareKeys(a, b model.Key) int {
-	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
-		cmp.Compare(a.Family, b.Family))
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last),
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
 }

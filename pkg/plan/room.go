@@ -161,7 +161,7 @@ type Excess struct {
 // Excess returns the parts of the Service that are left out: the first mostExcess parts, and one more with the number of
 // the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
 func (s PlannedService) Excess() []Excess {
-	if !s.Exists() || s.lacks == nil || s.planner.recalled != nil {
+	if s.lacks == nil || s.planner.recalled != nil {
 		return nil
 	}
 	if n := s.lacks.parts; n > mostExcess {
@@ -399,17 +399,10 @@ func (s *service) uses() (n takes) {
 
 // giveBack frees the room, the numbers and the ids of endpoints that a Service does not need any more.
 func (p *Planner) giveBack(old, now *service) {
-	s, uses := old, takes{}
-	if now != nil {
-		s, uses = now, now.uses()
-	}
-	for q, n := range uses {
-		if s.takes[q] != n {
-			p.request(s, quantity(q), s.takes[q], n)
+	for q, n := range now.uses() {
+		if now.takes[q] != n {
+			p.request(now, quantity(q), now.takes[q], n)
 		}
-	}
-	if old == nil {
-		return
 	}
 	for _, o := range old.ports {
 		n := now.port(o.id())
@@ -427,7 +420,7 @@ func (p *Planner) giveBack(old, now *service) {
 		if sources == nil {
 			continue
 		}
-		if n := now.sourcesOf(f); n == nil || n.number != sources.number {
+		if n := now.sources[f]; n == nil || n.number != sources.number {
 			p.numbers[f].giveBack(sources.number)
 		}
 	}

@@ -134,13 +134,6 @@ func (s *sources) add(f *model.Frontend) {
 	s.lists[deniedSources] = f.Sources.Denied
 }
 
-func (s *service) sourcesOf(f int) *sources {
-	if s == nil {
-		return nil
-	}
-	return s.sources[f]
-}
-
 // assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room for them, no source is
 // allowed.
 func (p *Planner) assignSources(s, old *service) {
@@ -157,7 +150,7 @@ func (p *Planner) assignSources(s, old *service) {
 	}
 	for f, out := range s.sources {
 		if out != nil {
-			p.admitSources(s, old.sourcesOf(f), out)
+			p.admitSources(s, old.sources[f], out)
 		}
 	}
 }
