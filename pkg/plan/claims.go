@@ -18,7 +18,8 @@ type contenders struct {
 	losers *losingClaims
 }
 
-// losingClaims holds claims in a heap. So the planner finds the next winner without a search, although any tenant can add claims to an address.
+// losingClaims holds claims in a heap. So the planner finds the next winner without a search, although any tenant can
+// add claims to an address.
 type losingClaims struct {
 	// waiting is the heap. A withdrawn claim stays in it for a while.
 	waiting claimHeap
@@ -251,7 +252,8 @@ func (cs *claims) noteParties(c *contest, now *service) {
 	}
 }
 
-// mostLosers is the number of Services that one call of [Conflicts.TakeLosers] returns: thousands of Services may claim one address.
+// mostLosers is the number of Services that one call of [Conflicts.TakeLosers] returns: thousands of Services may claim
+// one address.
 const mostLosers = 100
 
 // Conflicts are the frontends that a Service claims and another Service has.
@@ -295,7 +297,8 @@ func (cs Conflicts) Settle(most int) (more bool) {
 	return len(unsettled) > 0
 }
 
-// mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner of a key changes.
+// mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner
+// of a key changes.
 const mostConflicts = 20
 
 // Of returns the first mostConflicts frontends that the named Service claims and another Service has, and the

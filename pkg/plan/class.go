@@ -10,10 +10,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set. The rules in input and
-// postrouting recognise the register by this bit, and clear it.
+// The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set. The rules
+// in input and postrouting recognise the register by this bit, and clear it.
 //
-//	number | class         after a rule has found a destination: the class selects a chain, the number stands for the service port or its source ranges
+//	number | class         after a rule has found a destination: the class selects a chain, the number stands for the
+//	                       service port or its source ranges
 //	number | endpoint id   of a service port with endpoint ids, whose numbers use only the upper half
 const (
 	topBit       = 0x8000_0000 // of all words
@@ -33,11 +34,12 @@ const (
 	passBits   = 0x0000_0700
 )
 
-// A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into a
-// chain. Verdicts in the large maps would be slow: at each commit, the kernel walks every map whose elements have verdicts.
+// A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each
+// step turns a class into a chain. Verdicts in the large maps would be slow: at each commit, the kernel walks every map
+// whose elements have verdicts.
 //
-// The register has room for all classes, regardless of the objects in the API. Sizes of tables and timeouts are rounded up to a fixed list, so no
-// Service can use up the classes or chains of other Services.
+// The register has room for all classes, regardless of the objects in the API. Sizes of tables and timeouts are rounded
+// up to a fixed list, so no Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
 	// of is the route, the list of endpoints or the list of sources of the class, whichever its kind has.
@@ -119,21 +121,24 @@ func (c class) chain() string {
 	return c.name() + "-" + strconv.Itoa(int(c.table.size+c.timeout)) // the other number is 0
 }
 
-// route is a combination of destination, traffic policy and origin. It determines the list of endpoints and masquerading.
+// route is a combination of destination, traffic policy and origin. It determines the list of endpoints and
+// masquerading.
 type route uint8
 
 const (
-	// routeCluster: a cluster IP. [Options.LocalPods] and MasqueradeAll determine masquerading, see [layout.masqueradeRoute].
+	// routeCluster: a cluster IP. [Options.LocalPods] and MasqueradeAll determine masquerading, see
+	// [layout.masqueradeRoute].
 	routeCluster route = iota
 	// routeClusterLocal: the same with internalTrafficPolicy Local, to local endpoints only.
 	routeClusterLocal
-	// routeExternal: an external address or node port with policy Cluster, to any endpoint. Always masqueraded, so that replies return by this
-	// node.
+	// routeExternal: an external address or node port with policy Cluster, to any endpoint. Always masqueraded, so that
+	// replies return by this node.
 	routeExternal
-	// routeShortCircuit: an external address or node port with policy Local, from a local pod or this node. All endpoints serve it.
+	// routeShortCircuit: an external address or node port with policy Local, from a local pod or this node. All
+	// endpoints serve it.
 	routeShortCircuit
-	// routeLocal: an external address or node port with policy Local, from all other clients, to local endpoints only. Packets keep the client's
-	// address.
+	// routeLocal: an external address or node port with policy Local, from all other clients, to local endpoints only.
+	// Packets keep the client's address.
 	routeLocal
 	routes
 )
@@ -164,8 +169,8 @@ const (
 
 func (l list) prefix() string { return listNames[l] }
 
-// step is a point on a packet's path at which its class selects a chain. Each step has its own map, and leads to later steps only: the kernel
-// refuses a table in which chains could form a cycle.
+// step is a point on a packet's path at which its class selects a chain. Each step has its own map, and leads to later
+// steps only: the kernel refuses a table in which chains could form a cycle.
 type step uint8
 
 const (
@@ -177,7 +182,7 @@ const (
 	stepAllowed
 	// stepLocal: external-local has looked up the class for the origin of the packet.
 	stepLocal
-	// stepFull: all endpoints have their maximum of connections.
+	// stepFull: all endpoints have their connection limit.
 	stepFull
 	// stepPass: before conntrack, a rule has found a frontend with direct server return.
 	stepPass
@@ -194,7 +199,8 @@ const (
 
 // stepRows has the map of each step.
 var stepRows = [steps]struct {
-	// set is the name of the map. when describes the packets that look it up, and found has the meaning of setRow.found.
+	// set is the name of the map. when describes the packets that look it up, and found has the meaning of
+	// setRow.found.
 	set, when, found string
 	// jumps is true if the chains of the step return.
 	jumps bool
@@ -274,11 +280,13 @@ func classOfConstant(name string) (class, bool) {
 	return class{}, false
 }
 
-// timeouts are the timeouts of remembered clients, in seconds. Each timeout in use needs a chain, so all other timeouts are rounded up to one of
-// these. 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect that clients are forgotten within 130 s.
+// timeouts are the timeouts of remembered clients, in seconds. Each timeout in use needs a chain, so all other timeouts
+// are rounded up to one of these. 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect
+// that clients are forgotten within 130 s.
 var timeouts = [...]uint32{
-	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
-	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,
+	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480,
+	600, 750, 900, 1200, 1500, 1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000,
+	43200, 57600, 72000, 86400,
 }
 
 func timeoutClass(seconds uint32) uint32 {

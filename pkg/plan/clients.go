@@ -38,8 +38,8 @@ func (o *owners) note(port Number, service types.NamespacedName, present bool) {
 	}
 }
 
-// TakeOwners returns the service ports that got or lost a property since the last call. The name is that of the Service,
-// or the zero name if the service port lost the property.
+// TakeOwners returns the service ports that got or lost a property since the last call. The name is that of the
+// Service, or the zero name if the service port lost the property.
 func (p *Planner) TakeOwners(of Owned) map[Number]types.NamespacedName {
 	o := &p.owners[of]
 	taken := make(map[Number]types.NamespacedName, len(o.changed))

@@ -10,15 +10,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The kernel's count of the connections of an endpoint is in the endpoint's element of the map limited. An endpoint that does not get connections any
-// more may still have some, and it may return. So it keeps its element and its id, without a slot:
+// The kernel's count of the connections of an endpoint is in the endpoint's element of the map limited. An endpoint
+// that does not get connections any more may still have some, and it may return. So it keeps its element and its id,
+// without a slot:
 //
 //   - as long as it is in the EndpointSlices, for example not ready, or with weight 0;
 //   - after it has left them, until [Planner.Age] was called twice.
 //
 // The elements take room of the namespace as all others. If there is no room for them, the counts are lost.
 //
-// An endpoint without a slot has an element of limited-slots from the index firstIdle on, where no packet looks. With it, a later process finds the id.
+// An endpoint without a slot has an element of limited-slots from the index firstIdle on, where no packet looks. With
+// it, a later process finds the id.
 
 // counted are the endpoints of a service port whose connections count.
 type counted struct {
@@ -31,13 +33,15 @@ type counted struct {
 const (
 	// firstIdle is the index in limited-slots of the first endpoint without a slot.
 	firstIdle = mostSlots
-	// mostIdle is the number of endpoints of a service port that keep their counts without a slot. It is lower if the port has very many endpoints.
+	// mostIdle is the number of endpoints of a service port that keep their counts without a slot. It is lower if the
+	// port has very many endpoints.
 	mostIdle = 1 << 14
 	// perIdle is the number of elements of each of them.
 	perIdle = 2
 )
 
-// count returns the endpoints of a port whose connections count. Those of the earlier form of the port keep their counts.
+// count returns the endpoints of a port whose connections count. Those of the earlier version of the port keep their
+// counts.
 func (p *Planner) count(before, n *port) *counted {
 	c, slotted := &counted{}, union(n.Cluster, n.Local)
 	var known []netip.AddrPort
@@ -47,7 +51,8 @@ func (p *Planner) count(before, n *port) *counted {
 	} else if ids := p.recallIDs(n.id()); len(ids) > 0 {
 		known = slices.SortedFunc(maps.Keys(ids), netip.AddrPort.Compare)
 	}
-	most := min(mostIdle, mostIDs-2*len(slotted)) // a change may replace all endpoints, and frees the ids of the earlier ones last
+	// A change may replace all endpoints, and frees the ids of the earlier ones last.
+	most := min(mostIdle, mostIDs-2*len(slotted))
 	for _, e := range known {
 		if isIn(slotted, e) || len(c.idle) >= most {
 			continue
@@ -94,7 +99,8 @@ func union(a, b []netip.AddrPort) []netip.AddrPort {
 	return all
 }
 
-// Age returns the Services with endpoints that lose their counts of connections now: they had left when Age was called before. Plan them again.
+// Age returns the Services with endpoints that lose their counts of connections now: they had left when Age was called
+// before. Plan them again.
 func (p *Planner) Age() (names []types.NamespacedName) {
 	p.round++
 	for name := range p.keeping {

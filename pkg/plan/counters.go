@@ -12,9 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
-// Each element that determines the outcome of a connection has a counter. The kernel evaluates the rules only for the first packet of a connection,
-// so the counter counts new connections. The set and the class of the element determine the meaning of the count. If the class changes, the element
-// is replaced, and the count of the new element starts at 0.
+// Each element that determines the outcome of a connection has a counter. The kernel evaluates the rules only for the
+// first packet of a connection, so the counter counts new connections. The set and the class of the element determine
+// the meaning of the count. If the class changes, the element is replaced, and the count of the new element starts at
+// 0.
 
 // The steps of connections that elements count, too. Another element counts the outcome. Their codes follow those
 // of the outcomes.
@@ -133,7 +134,8 @@ type Number struct {
 	Number uint32
 }
 
-// Owned returns the number of the service port that the comment of an element names. It returns false if the element has no such number.
+// Owned returns the number of the service port that the comment of an element names. It returns false if the element
+// has no such number.
 func (c *Counters) Owned(e *nft.Element) (Number, bool) {
 	if c.sets[e.Set].of != ofFrontend || e.Comment == "" {
 		return Number{}, false

@@ -76,8 +76,8 @@ type directSets struct {
 	frontends, quoted *nft.Set
 	// here has the endpoint of each slot whose endpoint is on this node.
 	here *nft.Set
-	// passed has the slots whose endpoint, or earlier endpoint, is on another node, and elsewhere has the address of this
-	// endpoint. A slot whose endpoint has no node is in none of them.
+	// passed has the slots whose endpoint, or earlier endpoint, is on another node, and elsewhere has the address of
+	// this endpoint. A slot whose endpoint has no node is in none of them.
 	passed, elsewhere [chances]*nft.Set
 }
 
@@ -121,11 +121,11 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 			rule("an error about a reply", protocol(icmp), icmpType(tooBig),
 				find(quotedOf(l.family).frontend(), l.dsr.quoted, passOn)),
 		}}
-	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: afterConntrack,
-		Comment: "direct server return, after conntrack",
+	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
+		Priority: afterConntrack, Comment: "direct server return, after conntrack",
 		Rules: []nft.Rule{
-			rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq), withoutSYN(),
-				find(l.vip(), l.dsr.frontends, passAgain)),
+			rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq),
+				withoutSYN(), find(l.vip(), l.dsr.frontends, passAgain)),
 			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), onlyFIN(),
 				find(l.vip(), l.dsr.frontends, passAgain)),
 		}}
@@ -239,9 +239,10 @@ func (l *layout) placeElements(p *port, to *wants) {
 	}
 }
 
-// findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with the
-// terminating endpoints, and without the endpoints on this node, which knows their connections. If the slot's present
-// endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this table.
+// findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with
+// the terminating endpoints, and without the endpoints on this node, which knows their connections. If the slot's
+// present endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this
+// table.
 func (p *port) findEarlier() {
 	now := p.slots[listCluster]
 	if len(p.Direct.Here) == 0 || p.Protocol != inet.TCP || p.ClusterWeights != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
-// Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also remove an element and put an
-// equal one: the sink compares them.
-// A chain of a class is wanted as long as an element that leads to it is wanted, see [Rules.ClassChain].
+// Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also
+// remove an element and put an equal one: the sink compares them. A chain of a class is wanted as long as an element
+// that leads to it is wanted, see [Rules.ClassChain].
 type Sink interface {
 	// Put receives an element that is wanted now.
 	Put(nft.Element)
@@ -24,7 +24,8 @@ type Sink interface {
 	ChangeRules()
 }
 
-// ReportTo makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an earlier one.
+// ReportTo makes the planner report to a sink: first all wanted elements, then each difference. The sink replaces an
+// earlier one.
 func (p *Planner) ReportTo(to Sink) {
 	p.sink = to
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
@@ -189,8 +190,9 @@ func (p *Planner) Elements(f func(*nft.Element), of ...*nft.Set) {
 	}
 }
 
-// ElementsInParts calls f for every wanted element, in parts of about most elements. It calls next before each part but the first, and returns
-// the error of next if that fails. Each Service is in one part, the smaller Services before the larger ones.
+// ElementsInParts calls f for every wanted element, in parts of about most elements. It calls next before each part but
+// the first, and returns the error of next if that fails. Each Service is in one part, the smaller Services before the
+// larger ones.
 func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
 	each := func(e nft.Element) { f(&e) }
 	for _, fam := range p.rules.options.Families {

@@ -9,9 +9,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// The batch that deletes a UDP frontend adds it to the set deleted-udp. It stays there until the flows to it are deleted, which happens beside the loop.
-// If the process dies before, no other trace of the frontend is left, and the flows would continue as long as their clients send. The next process
-// finds the frontend in the set. No rule looks up the set.
+// The batch that deletes a UDP frontend adds it to the set deleted-udp. It stays there until the flows to it are
+// deleted, which happens beside the loop. If the process dies before, no other trace of the frontend is left, and the
+// flows would continue as long as their clients send. The next process finds the frontend in the set. No rule looks up
+// the set.
 
 // noteDeleted records that no Service has a UDP frontend any more, or with gone false that one has it.
 func (p *Planner) noteDeleted(k model.Key, gone bool) {
@@ -35,8 +36,8 @@ func (fs Flows) Deleted(keys []model.Key) {
 	}
 }
 
-// deletedElement returns the element of a deleted frontend: its address, protocol and port, and the last port of a range
-// or 0. A node port has the unspecified address.
+// deletedElement returns the element of a deleted frontend: its address, protocol and port, and the last port of a
+// range or 0. A node port has the unspecified address.
 func (p *Planner) deletedElement(k model.Key) nft.Element {
 	addr := k.Addr
 	if !addr.IsValid() {
@@ -49,7 +50,7 @@ func (p *Planner) deletedElement(k model.Key) nft.Element {
 // deletedKey returns the frontend of an element. It reports false if the key has another form.
 func deletedKey(f inet.Family, e *nft.Element) (k model.Key, ok bool) {
 	n := len(e.Key.Bytes()) - 4 // without the last port
-	if n != f.AddrLen()+8 { // the address, the protocol and the port
+	if n != f.AddrLen()+8 {     // the address, the protocol and the port
 		return k, false
 	}
 	if k, ok = FrontendOf(f, &nft.Element{Key: e.Key.Cut(0, n)}); k.Addr.IsUnspecified() {

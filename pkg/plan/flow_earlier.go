@@ -9,13 +9,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// FrontendSets returns the sets of an instance's table that have the elements of all frontends of a family. [FrontendOf] reads such an element.
+// FrontendSets returns the sets of an instance's table that have the elements of all frontends of a family.
+// [FrontendOf] reads such an element.
 func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
 	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
 	return []*nft.Set{l.services, l.nodePorts, l.ranges}
 }
 
-// FrontendOf returns the frontend of an element of [FrontendSets], by the element's key. It reports false if the key has another length.
+// FrontendOf returns the frontend of an element of [FrontendSets], by the element's key. It reports false if the key
+// has another length.
 func FrontendOf(f inet.Family, e *nft.Element) (k model.Key, ok bool) {
 	const word = 4 // a protocol takes one word, and so does a port
 	b := e.Key.Bytes()

@@ -7,12 +7,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began before the Service had an
-// endpoint, the program must delete it from conntrack. The same applies to a flow of another protocol without a reply, while the client repeats its first
-// segment. These functions list the frontends with flows to check, and their endpoints.
+// The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began
+// before the Service had an endpoint, the program must delete it from conntrack. The same applies to a flow of another
+// protocol without a reply, while the client repeats its first segment. These functions list the frontends with flows
+// to check, and their endpoints.
 
-// noteFlows records that flows to the frontend of a contest may be stale. Before [Planner.Begin] has returned, the caller
-// checks all frontends anyway.
+// noteFlows records that flows to the frontend of a contest may be stale. Before [Planner.Begin] has returned, the
+// caller checks all frontends anyway.
 func (p *Planner) noteFlows(c *contest) {
 	udp, gone := c.key.Protocol == inet.UDP, c.is.service == nil
 	if gone && c.was.service == nil {
@@ -33,8 +34,8 @@ type Flows struct{ planner *Planner }
 func (p *Planner) Flows() Flows { return Flows{p} }
 
 // Take returns the changed frontends since the last call, and forgets them. For a range of ports, it also returns its
-// [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call it
-// after a successful sync.
+// [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call
+// it after a successful sync.
 func (fs Flows) Take() map[model.Key]struct{} {
 	p := fs.planner
 	if len(p.flows) == 0 {
@@ -48,9 +49,9 @@ func (fs Flows) Take() map[model.Key]struct{} {
 	return taken
 }
 
-// addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the node port with the same number,
-// and the ranges at the address. Without them, each flow to a deleted port would be stale, even if it began after
-// the deletion.
+// addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the
+// node port with the same number, and the ranges at the address. Without them, each flow to a deleted port would be
+// stale, even if it began after the deletion.
 func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	var deleted map[model.AddrProtocol]bool
 	var nodePorts []model.Key
@@ -74,7 +75,8 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 	}
 	for at, ranges := range p.claims.rangesAt {
 		for k := range ranges {
-			if p.claims.winner(k).service != nil && (deleted[at] || deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)) {
+			nodePort := deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)
+			if p.claims.winner(k).service != nil && (deleted[at] || nodePort) {
 				keys[k] = struct{}{}
 			}
 		}

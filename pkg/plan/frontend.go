@@ -20,7 +20,8 @@ type port struct {
 	number   uint32
 	// comment is the name in the comments of elements.
 	comment string
-	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
+	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is
+	// restricted.
 	sources *sources
 	// slots are the endpoints for both policies, in the order of their slots.
 	slots [lists][]netip.AddrPort
@@ -110,7 +111,8 @@ func (p *port) class(f *model.Frontend) class {
 	return class{kind: kindExternalLocal}
 }
 
-// routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but none for this traffic.
+// routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but
+// none for this traffic.
 func (p *port) routeClass(r route) class {
 	switch {
 	case len(p.slots[r.list()]) == 0:

@@ -10,32 +10,34 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
-// A Service that scales to zero drops packets while it has no endpoint. The client retries, and then finds the endpoint of a pod that has started
-// meanwhile. The packets fill two sets with the numbers of the service ports:
+// A Service that scales to zero drops packets while it has no endpoint. The client retries, and then finds the endpoint
+// of a pod that has started meanwhile. The packets fill two sets with the numbers of the service ports:
 //
-//	held     for DemandTime after the last held packet: an episode. pkg/beside/demand reads it.
-//	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
+//	held     for DemandTime after the last held packet: an outage. pkg/beside/demand reads it.
+//	holding  for HoldTime after the first packet of an outage. Later packets are refused, until the outage is over.
 //
-// So the kernel enforces the time limit, even while no process runs. A service port that stops to hold packets leaves both sets: when it holds packets
-// again, the first one begins another episode.
+// So the kernel enforces the time limit, even while no process runs. A service port that stops to hold packets leaves
+// both sets: when it holds packets again, the first one begins another outage.
 
 const (
-	// HoldTime is the time for which a service port holds packets. Linux clients give up after about as long (tcp_syn_retries).
+	// HoldTime is the time for which a service port holds packets. Linux clients give up after about as long
+	// (tcp_syn_retries).
 	HoldTime = 2 * time.Minute
 	// DemandTime is the time for which a held packet proves demand.
 	DemandTime = 90 * time.Second
 	// HeldSet is the name of the set of service ports with demand.
 	HeldSet = "held"
-	// heldPorts is the size of both sets, twice the number of service ports that may hold packets: an expired element stays for a while.
+	// heldPorts is the size of both sets, twice the number of service ports that may hold packets: an expired element
+	// stays for a while.
 	heldPorts = 2 * mostHolders
 )
 
 // mostHolders is the number of service ports that may hold packets, in each family.
 const mostHolders = 4096
 
-// holdChain is the chain of packets to a service port that scales to zero. The first rule that looks up the set held matches the first packet of an
-// episode. If a set is full, the chain refuses or drops packets. A packet of a connection that began earlier is refused: no retry continues it, and the
-// client shall open another connection.
+// holdChain is the chain of packets to a service port that scales to zero. The first rule that looks up the set held
+// matches the first packet of an outage. If a set is full, the chain refuses or drops packets. A packet of a
+// connection that began earlier is refused: no retry continues it, and the client shall open another connection.
 func (l *layout) holdChain() *nft.Chain {
 	number, held := nft.Priority(), outcome.Rows[outcome.Held].Words
 	return &nft.Chain{Name: nameOf(kindHold), Comment: held, Rules: append(refuseBegun(),

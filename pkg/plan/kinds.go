@@ -83,7 +83,8 @@ var (
 
 var kinds = [kindEnd]kindRow{
 	kindReject: {
-		prefix: "reject-packet", code: 1, fixed: afterAll, outcome: outcome.NoEndpoints, words: wordsOf(outcome.NoEndpoints),
+		prefix: "reject-packet", code: 1, fixed: afterAll, outcome: outcome.NoEndpoints,
+		words: wordsOf(outcome.NoEndpoints),
 	},
 	kindDrop: {
 		prefix: "drop-packet", code: 2, fixed: afterAll, outcome: outcome.NoLocalEndpoints,
@@ -97,7 +98,7 @@ var kinds = [kindEnd]kindRow{
 		prefix: "external-local", code: 4, fixed: atFirst,
 		words: func(class) string { return "externalTrafficPolicy Local" },
 	},
-	// Picks an endpoint that does not have its maximum of connections.
+	// Picks an endpoint that does not have its connection limit.
 	kindLimited: {
 		prefix: "limited-", each: routeNames, code: 5,
 		fixed: [][]step{{stepFirst}, {stepFirst}, {stepFirst, stepAllowed}, {stepLocal}, {stepLocal}},
@@ -140,7 +141,7 @@ var kinds = [kindEnd]kindRow{
 	kindPick: {prefix: "pick-", each: listNames, suffix: "of", code: 0, by: byTable, words: func(c class) string {
 		return "a new client: " + c.table.share()
 	}},
-	// Picks the id of an endpoint that is not full, for a Service with a maximum of connections.
+	// Picks the id of an endpoint that is not full, for a Service with a connection limit.
 	kindChoose: {prefix: "choose-", each: listNames, suffix: "of", code: 2, by: byTable, words: func(c class) string {
 		return "an endpoint that is not full: " + c.table.share()
 	}},

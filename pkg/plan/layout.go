@@ -16,20 +16,21 @@ type layout struct {
 	rows []setRow
 
 	dispatch [steps]*nft.Set
-	// services and nodePorts have the class and number of a destination. restricted has them for packets that source ranges allow.
-	// shortCircuit and local have them for the two origins of packets to a frontend with policy Local.
+	// services and nodePorts have the class and number of a destination. restricted has them for packets that source
+	// ranges allow. shortCircuit and local have them for the two origins of packets to a frontend with policy Local.
 	services, nodePorts, restricted, shortCircuit, local *nft.Set
 	// restrictedNodePorts has the same for node ports.
 	restrictedNodePorts *nft.Set
-	// endpoints has the endpoint of each slot, without affinity. With affinity, draw has the size of the table, slots the endpoint id of
-	// each slot, and backends the endpoint of each id.
+	// endpoints has the endpoint of each slot, without affinity. With affinity, draw has the size of the table, slots
+	// the endpoint id of each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
 	// crowded has the service ports whose new clients are not remembered, see [Planner.SetCrowded].
 	crowded *nft.Set
-	// With a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id, which counts its
-	// connections. full has the ids of endpoints that had their maximum a while ago. tried has the ids of full endpoints that a packet has just
-	// tried. atMaximum has the class for packets that find all endpoints full.
+	// With a connection limit, limitedSlots has the endpoint id of each slot, and limited the endpoint of each
+	// id, which counts its connections. full has the ids of endpoints that had their maximum a while ago. tried has the
+	// ids of full endpoints that a packet has just tried. atMaximum has the class for packets that find all endpoints
+	// full.
 	limitedSlots                    [lists]*nft.Set
 	limited, full, tried, atMaximum *nft.Set
 	// held and holding have the numbers of service ports whose packets were held, see hold.go.
@@ -44,13 +45,15 @@ type layout struct {
 	clusterIPs                                                *nft.Set
 	// singles has the endpoint of each frontend with a single endpoint.
 	singles *nft.Set
-	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
+	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead
+	// of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
 	// deletedUDP has the UDP frontends that no Service has any more, see flow_deleted.go.
 	deletedUDP *nft.Set
-	// refused has the load-balancer and external IPs that refuse connections to unused ports. pinged has the addresses that answer echo requests,
-	// and pingHost has the address of this node that answers. They are nil without the options for them.
+	// refused has the load-balancer and external IPs that refuse connections to unused ports. pinged has the addresses
+	// that answer echo requests, and pingHost has the address of this node that answers. They are nil without the
+	// options for them.
 	refused, pinged, pingHost *nft.Set
 	serviceCIDRs              *nft.Set
 	nodeAddresses             *nft.Set
@@ -64,20 +67,23 @@ type layout struct {
 
 // Sizes of sets.
 const (
-	// MinimumSize is the least size of each set that grows. pkg/apply raises it to at least twice the number of elements.
+	// MinimumSize is the least size of each set that grows. pkg/apply raises it to at least twice the number of
+	// elements.
 	MinimumSize = 1 << 10
-	// affinityClients is the greatest number of remembered clients. Each takes up to 115 bytes of the kernel's memory. The kernel searches the
-	// map for expired clients, which takes 100 ns of CPU time per second for each client.
+	// affinityClients is the greatest number of remembered clients. Each takes up to 115 bytes of the kernel's memory.
+	// The kernel searches the map for expired clients, which takes 100 ns of CPU time per second for each client.
 	affinityClients = 1 << 20
-	// fullEndpoints is the greatest number of endpoints that are skipped because they are full. Above this number, each packet tries its endpoint.
+	// fullEndpoints is the greatest number of endpoints that are skipped because they are full. Above this number, each
+	// packet tries its endpoint.
 	fullEndpoints = 1 << 16
 	// unusedPortAddresses is the number of cluster IPs for which connections to unused ports are counted.
 	unusedPortAddresses = 1 << 16
 )
 
-// Lease is the timeout of the lease. While the lease lasts, Services are found before the DNAT rules of other programs. After it has expired, they are
-// found behind the DNAT rules of a proxy that has taken over. LeaseAtExit is the rest of the lease after an orderly exit. It is longer than the time
-// between two renewals, so that another process of the program can renew the lease before it expires. LeaseSet is the name of its set.
+// Lease is the timeout of the lease. While the lease lasts, Services are found before the DNAT rules of other programs.
+// After it has expired, they are found behind the DNAT rules of a proxy that has taken over. LeaseAtExit is the rest of
+// the lease after an orderly exit. It is longer than the time between two renewals, so that another process of the
+// program can renew the lease before it expires. LeaseSet is the name of its set.
 const (
 	Lease       = 2 * time.Minute
 	LeaseAtExit = 15 * time.Second

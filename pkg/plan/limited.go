@@ -10,18 +10,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
-// A Service can have a maximum of connections of each endpoint. Each element of the map limited counts the connections of its endpoint, with the
-// kernel's connlimit. connlimit first counts a connection, and then compares the count. It counts the connection as long as it exists. So a
-// connection that tries a full endpoint, and then uses another one, would count for both. Thus a packet tries only one endpoint:
+// A Service can have a connection limit for each endpoint. Each element of the map limited counts the connections
+// of its endpoint, with the kernel's connlimit. connlimit first counts a connection, and then compares the count. It
+// counts the connection as long as it exists. So a connection that tries a full endpoint, and then uses another one,
+// would count for both. Thus a packet tries only one endpoint:
 //
-//	unless-full  draws endpoints until one is not in the set full, by chance or by hashes with successive seeds. If all draws are full, any-not-full
-//	             looks up the first slots. If these are full, too, another draw decides.
-//	admit        translates the packet if the endpoint has a place. Otherwise it adds the endpoint to full for fullTime. The packet is dropped, and
-//	             the client's retry finds another endpoint. If the endpoint was in full already, all-full refuses the packet, or drops it.
+//	unless-full  draws endpoints until one is not in the set full, at random or by hashes with successive seeds.
+//	             If all draws are full, any-not-full looks up the first slots. If these are full, too, another draw
+//	             decides.
+//	admit        translates the packet if the endpoint has a place. Otherwise it adds the endpoint to full for
+//	             fullTime. The packet is dropped, and the client's retry finds another endpoint. If the endpoint was
+//	             in full already, all-full refuses the packet, or drops it.
 //
-// A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit forgets only about eight such
-// packets per tick of the kernel's clock. So packets try an endpoint of full only once in triedTime: otherwise, a flood would fill the kernel's
-// memory. An endpoint keeps its count while it gets no connections, see counted.go.
+// A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit
+// forgets only about eight such packets per tick of the kernel's clock. So packets try an endpoint of full only once in
+// triedTime: otherwise, a flood would fill the kernel's memory. An endpoint keeps its count while it gets no
+// connections, see counted.go.
 
 const (
 	// fullTime is the time for which an endpoint is skipped after it was full.
@@ -30,8 +34,8 @@ const (
 	triedTime = 100 * time.Millisecond
 	// choices is the number of draws that skip full endpoints.
 	choices = 4
-	// walked is the number of slots that are looked up after the draws. With at most this number of endpoints, the rules find any endpoint that is
-	// not in full.
+	// walked is the number of slots that are looked up after the draws. With at most this number of endpoints, the
+	// rules find any endpoint that is not in full.
 	walked = exactSlots
 )
 
@@ -46,8 +50,8 @@ func (l *layout) notFull() []expr.Any {
 	return append(hasBits(endpointBits), in(l.full, []nft.Field{nft.Priority()}, true)...)
 }
 
-// choose: meta priority set meta priority . numgen random mod n map @limited-slots, or first with hashes of successive seeds instead of numgen. The
-// last draw is random, so that different packets of a client try different full endpoints.
+// choose: meta priority set meta priority . numgen random mod n map @limited-slots, or first with hashes of successive
+// seeds instead of numgen. The last draw is random, so that different packets of a client try different full endpoints.
 func (l *layout) choose(c class) []nft.Rule {
 	var rules []nft.Rule
 	draw := func(t table, seed uint32) {
@@ -71,12 +75,15 @@ func (l *layout) choose(c class) []nft.Rule {
 	return rules
 }
 
-// anyNotFull looks up slots one after the other: numgen random mod 1 offset I is the number I in a form that nft can load.
+// anyNotFull looks up slots one after the other: numgen random mod 1 offset I is the number I in a form that nft can
+// load.
 func (l *layout) anyNotFull(ls list) []nft.Rule {
 	var rules []nft.Rule
 	for i := range uint32(walked) {
-		index := append(key(nft.Priority()), &expr.Numgen{Register: reg + 1, Modulus: 1, Type: unix.NFT_NG_RANDOM, Offset: walked - 1 - i})
-		rules = append(rules, rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[ls])), rule("", l.notFull(), back()))
+		number := &expr.Numgen{Register: reg + 1, Modulus: 1, Type: unix.NFT_NG_RANDOM, Offset: walked - 1 - i}
+		index := append(key(nft.Priority()), number)
+		rules = append(rules,
+			rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[ls])), rule("", l.notFull(), back()))
 	}
 	return rules
 }
@@ -85,11 +92,12 @@ func (l *layout) unlessFull(ls list) []nft.Rule {
 	draw := rule("", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]),
 		dispatch(endpointBits, l.dispatch[ls.choose()]))
 	found := rule("", l.notFull(), goTo(admit))
+	firstSlot := indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1})
 	return []nft.Rule{
 		draw, found,
 		rule("all draws are full", jump(ls.anyNotFull())), found,
 		draw,
-		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.limitedSlots[ls])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(firstSlot, l.limitedSlots[ls])),
 		rule("", goTo(admit)),
 	}
 }
@@ -106,7 +114,8 @@ func (l *layout) admit() []nft.Rule {
 	}
 }
 
-// refuse refuses packets, or drops them so that clients retry. It refuses packets of connections that began earlier in any case, see [layout.holdChain].
+// refuse refuses packets, or drops them so that clients retry. It refuses packets of connections that began earlier in
+// any case, see [layout.holdChain].
 func (l *layout) refuse() []nft.Rule {
 	rules := append([]nft.Rule{rule("", l.overMaximum())}, refuseBegun()...)
 	return append(rules, rule(outcome.Rows[outcome.AtMaximum].Words, dispatch(wordBits, l.dispatch[stepFull])),

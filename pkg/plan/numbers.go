@@ -8,12 +8,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity, a maximum of connections or port
-// ranges, an id stands for an endpoint. A service port with ids is called affine. The planner assigns numbers, and never computes them from data of a
-// tenant. [Planner.Recall] reads the numbers of an earlier process back from the kernel.
+// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity, a
+// connection limit or port ranges, an id stands for an endpoint. A service port with ids is called affine. The
+// planner assigns numbers, and never computes them from data of a tenant. [Planner.Recall] reads the numbers of an
+// earlier process back from the kernel.
 //
-// The planner assigns numbers cyclically, so that it does not soon reuse a freed number. A packet may have read the freed number just before the
-// batch that deleted it.
+// The planner assigns numbers cyclically, so that it does not soon reuse a freed number. A packet may have read the
+// freed number just before the batch that deleted it.
 
 // portID identifies a service port, regardless of its addresses.
 type portID struct {
@@ -22,8 +23,8 @@ type portID struct {
 	family   inet.Family
 }
 
-// ring assigns the numbers from first to end-1. The search for a free number starts at next. used is a bitmap of the assigned numbers, and free is
-// the count of the other numbers.
+// ring assigns the numbers from first to end-1. The search for a free number starts at next. used is a bitmap of the
+// assigned numbers, and free is the count of the other numbers.
 type ring struct {
 	first, end, next uint32
 	used             []uint64

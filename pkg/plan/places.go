@@ -10,9 +10,9 @@ import (
 // The best claim to a key is not always programmed, because an address and a range of ports belong to their Service:
 //
 //   - A cluster IP belongs to its Service alone. Other Services get no port of the address, used or unused.
-//   - A range belongs to the Service with the best claim to it. A range that overlaps the range of a better claim is not programmed, and neither is a
-//     single port of another Service in the range of a better claim. If the claim to the single port is better, the rules find the port first, and the
-//     rest of the range stays.
+//   - A range belongs to the Service with the best claim to it. A range that overlaps the range of a better claim is
+//     not programmed, and neither is a single port of another Service in the range of a better claim. If the claim to
+//     the single port is better, the rules find the port first, and the rest of the range stays.
 //
 // If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed,
 // and single ports take precedence over ranges.
@@ -69,7 +69,8 @@ func (p *places) unshare(a netip.Addr, s *service) {
 // elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
 func (c *claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
 
-// unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one Service.
+// unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one
+// Service.
 func (cs *claims) unsettle(a netip.Addr, except *service) {
 	for s := range cs.places.sharing[a] {
 		if s != except {
@@ -163,14 +164,16 @@ func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
 	} else {
 		cs.places.won[at] = won
 	}
-	if !slices.EqualFunc(before, won, func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(&b) == 0 }) {
+	same := func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(&b) == 0 }
+	if !slices.EqualFunc(before, won, same) {
 		cs.unsettle(at.Addr, now)
 	}
 }
 
 // indexOfRange returns the index of the first range that ends at a port or after it.
 func indexOfRange(list []claim, port uint16) int {
-	i, _ := slices.BinarySearchFunc(list, port, func(c claim, port uint16) int { return int(c.frontend.Last) - int(port) })
+	end := func(c claim, port uint16) int { return int(c.frontend.Last) - int(port) }
+	i, _ := slices.BinarySearchFunc(list, port, end)
 	return i
 }
 

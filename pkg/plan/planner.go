@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
-// Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.ReportTo].
-// Only one goroutine at a time may use it.
+// Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it
+// happens, see [Planner.ReportTo]. Only one goroutine at a time may use it.
 type Planner struct {
 	rules    Rules
 	services map[types.NamespacedName]*service
@@ -35,7 +35,8 @@ type Planner struct {
 	freed   bool
 	// owners have the service ports that hold packets, and those that remember clients.
 	owners [owned]owners
-	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the number of calls of [Planner.Age].
+	// keeping are the Services with endpoints that keep their counts of connections after they left. round is the
+	// number of calls of [Planner.Age].
 	keeping map[types.NamespacedName]struct{}
 	round   int
 	// nodes has what the plan depends on apart from Services.
@@ -69,9 +70,9 @@ type service struct {
 	lacks *lacking
 }
 
-// claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
-// because the API server allocates it. A load-balancer IP, which a controller allocates, wins over an external IP, which a user writes into the
-// Service. Among equals, the older Service wins.
+// claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster
+// IP wins over all other addresses, because the API server allocates it. A load-balancer IP, which a controller
+// allocates, wins over an external IP, which a user writes into the Service. Among equals, the older Service wins.
 type claim struct {
 	service  *service
 	port     *port
@@ -264,12 +265,14 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	}
 	if limited && sp.Limited() {
 		s.leaveOut(model.MaximumField, fmt.Sprintf(
-			"%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", sp.Family, sp.Name.Port))
+			"%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
+			sp.Family, sp.Name.Port))
 	}
 	if hashed {
 		out.Method = balance.Method{}
 		s.leaveOut(model.AlgorithmField, fmt.Sprintf(
-			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", sp.Family, sp.Name.Port))
+			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
+			sp.Family, sp.Name.Port))
 	}
 	return &out
 }

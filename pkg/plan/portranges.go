@@ -18,12 +18,13 @@ import (
 // after them. The hash set allocated-ranges has the first kind of addresses. The hash set range-addresses has all
 // addresses of ranges. Packets to other addresses need no lookup in the ranges, whose cost grows with their number.
 //
-// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
-// map range-backends has the addresses of these endpoints. Some classes only occur with ranges. They are in the dispatch maps only while a range uses
-// them: at each commit, the kernel walks all chains below the maps.
+// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids,
+// as with session affinity. The map range-backends has the addresses of these endpoints. Some classes only occur with
+// ranges. They are in the dispatch maps only while a range uses them: at each commit, the kernel walks all chains below
+// the maps.
 
-// keepPort is the chain of packets to a range without session affinity. rangeOrGone is the chain of packets whose client has an endpoint that is not in
-// backends.
+// keepPort is the chain of packets to a range without session affinity. rangeOrGone is the chain of packets whose
+// client has an endpoint that is not in backends.
 func (l list) keepPort() string    { return l.prefix() + "keep-port" }
 func (l list) rangeOrGone() string { return "affinity-" + l.prefix() + "range-or-gone" }
 
@@ -35,7 +36,8 @@ func (l *layout) vipOfFlow() []nft.Field {
 	return []nft.Field{nft.DstAddr(l.family), nft.FlowProtocol(), nft.DstPort()}
 }
 
-// inRange: ip daddr @range-addresses meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-range
+// inRange: ip daddr @range-addresses meta priority set ip daddr . ct protocol . th dport map @ranges meta priority &
+// WORD vmap @dispatch-range
 //
 // For packets of this node, it also has ct state & related == 0, see [related].
 func (l *layout) inRange(arrived bool) nft.Rule {
@@ -47,7 +49,8 @@ func (l *layout) inRange(arrived bool) nft.Rule {
 		setPriority(key(l.vipOfFlow()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
 }
 
-// rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the Service denies nothing.
+// rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the
+// Service denies nothing.
 func (l *layout) rangeSourceRules(list sourceList) []nft.Rule {
 	return append(l.denied(), l.allowed(list, key(l.vipOfFlow()...), l.restrictedRanges)...)
 }
@@ -69,8 +72,9 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 // ranged reports whether the frontends of a service port are ranges.
 func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
 
-// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have the same address and
-// protocol, or are node ports of the protocol, if the address may serve node ports. f may add to keys.
+// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have
+// the same address and protocol, or are node ports of the protocol, if the address may serve node ports. f may add to
+// keys.
 func (fs Flows) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
 	p := fs.planner
 	places := map[model.AddrProtocol]bool{}

@@ -49,8 +49,8 @@ func (s PlannedService) Present() Present {
 	return PresentOf(&out)
 }
 
-// Moves returns the frontends that the Service gives up and takes if [Planner.Set] replaces it by next; nil stands for a
-// deleted Service. It returns none for a new Service.
+// Moves returns the frontends that the Service gives up and takes if [Planner.Set] replaces it by next; nil stands for
+// a deleted Service. It returns none for a new Service.
 func (s PlannedService) Moves(next *model.Service) (given, taken []model.Frontend) {
 	if !s.Exists() {
 		return nil, nil

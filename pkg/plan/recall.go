@@ -142,7 +142,9 @@ func (p *Planner) Recall(get Get, services []*model.Service) (err error) {
 			}
 		}
 	}
-	for err == nil && q.pending() { // the size of each table, the ids in its slots, their endpoints; more rounds for many ids without a slot
+	// The rounds read the size of each table, the ids in its slots, and their endpoints. Many ids without a slot need
+	// more.
+	for err == nil && q.pending() {
 		err = q.run()
 	}
 	if err != nil {
@@ -189,11 +191,12 @@ func (q *lookups) run() error {
 	return nil
 }
 
-// mostLookups is the number of frontends to look up for each service port. All frontends of a service port have the same number, but another Service
-// may have won some of them.
+// mostLookups is the number of frontends to look up for each service port. All frontends of a service port have the
+// same number, but another Service may have won some of them.
 const mostLookups = 4
 
-// lookUpNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another Service.
+// lookUpNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another
+// Service.
 func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.rules.layouts[sp.Family]
@@ -253,8 +256,11 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 		l := p.rules.layouts[sp.Family]
 		id := portID{sp.Name, sp.Protocol, sp.Family}
 		number := p.recalled.grants[id].number
-		if l != nil && sp.Method.Key != balance.Chance && number != 0 { // the elements of frontends with policy Local have no table
-			q.add(l.shortCircuit, nft.Value{}.Uint32(number), func(e *nft.Found) { p.recalled.note(id, grantOf(e.Data.AsUint32())) })
+		if l != nil && sp.Method.Key != balance.Chance && number != 0 {
+			// The elements of frontends with policy Local have no table.
+			q.add(l.shortCircuit, nft.Value{}.Uint32(number), func(e *nft.Found) {
+				p.recalled.note(id, grantOf(e.Data.AsUint32()))
+			})
 		}
 		if l == nil || sp.Affinity == 0 && sp.MaxConnections == 0 && !sp.Ranged() || !isAffine(number) {
 			continue
@@ -298,14 +304,17 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 	}
 }
 
-// lookUpIdle looks up the ids of endpoints without a slot, from an index on: a few first, and each time twice as many, until one is missing.
+// lookUpIdle looks up the ids of endpoints without a slot, from an index on: a few first, and each time twice as many,
+// until one is missing.
 func (l *layout) lookUpIdle(q *lookups, proto inet.Protocol, number, from uint32, ids map[netip.AddrPort]uint16) {
 	const few = 8
 	n := from + few
 	for i := range n {
 		q.add(l.limitedSlots[listCluster], nft.Value{}.Uint32(number).Uint32(firstIdle+from+i), func(e *nft.Found) {
 			word := e.Data.AsUint32()
-			q.add(l.limited, nft.Value{}.Proto(proto).Uint32(word), func(e *nft.Found) { ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits) })
+			q.add(l.limited, nft.Value{}.Proto(proto).Uint32(word), func(e *nft.Found) {
+				ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits)
+			})
 			if i == n-1 {
 				l.lookUpIdle(q, proto, number, from+n, ids)
 			}
@@ -313,7 +322,8 @@ func (l *layout) lookUpIdle(q *lookups, proto inet.Protocol, number, from uint32
 	}
 }
 
-// recallNumber assigns the number that an earlier process assigned. It returns 0 if no number is recalled, or the number is not free.
+// recallNumber assigns the number that an earlier process assigned. It returns 0 if no number is recalled, or the
+// number is not free.
 func (p *Planner) recallNumber(id portID, affine bool) uint32 {
 	if p.recalled == nil {
 		return 0

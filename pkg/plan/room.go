@@ -11,16 +11,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Room has the limits of quantities that all Services of a node share. See docs/sizing.md for the part of each namespace.
+// Room has the limits of quantities that all Services of a node share. See docs/sizing.md for the part of each
+// namespace.
 type Room struct {
-	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
-	// there is an algorithm or there are weights. It counts once more with session affinity, a maximum of connections or port ranges. An endpoint without
-	// a slot that keeps its count of connections counts twice.
+	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An
+	// endpoint has one slot, unless there is an algorithm or there are weights. It counts once more with session
+	// affinity, a connection limit or port ranges. An endpoint without a slot that keeps its count of connections
+	// counts twice.
 	Elements int
-	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of a range grows with this
-	// number.
+	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of
+	// a range grows with this number.
 	SourceRanges int
-	// PortRanges is the number of ranges of ports times addresses. The kernel's work for the change of a range grows with this number.
+	// PortRanges is the number of ranges of ports times addresses. The kernel's work for the change of a range grows
+	// with this number.
 	PortRanges int
 }
 
@@ -29,7 +32,9 @@ func DefaultRoom() Room { return Room{Elements: 8_000_000, SourceRanges: 16_000,
 
 func (r Room) orDefault() Room {
 	d := DefaultRoom()
-	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges)}
+	return Room{
+		cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges),
+	}
 }
 
 // quantity is a quantity of the node that Services share, an index of [rooms].
@@ -108,7 +113,8 @@ func (p *Planner) refusal(s *service, q quantity, was, now int) string {
 	case room.OfNamespace:
 		return fmt.Sprintf("it needs %d %s, and one namespace may have %d in all", now, r.units, r.Most())
 	case room.OfNode:
-		return fmt.Sprintf("it needs %d %s, the %d of the node are in use, and its namespace has more than the %d that it owns",
+		return fmt.Sprintf(
+			"it needs %d %s, the %d of the node are in use, and its namespace has more than the %d that it owns",
 			now, r.units, r.Limit(), r.Own())
 	}
 	return ""
@@ -158,8 +164,8 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the Service that are left out: the first mostExcess parts, and one more with the number of
-// the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
+// Excess returns the parts of the Service that are left out: the first mostExcess parts, and one more with the number
+// of the rest. While the planner recalls numbers, it returns none, because the Service is planned again.
 func (s PlannedService) Excess() []Excess {
 	if s.lacks == nil || s.planner.recalled != nil {
 		return nil
@@ -194,7 +200,7 @@ const (
 	formEqual
 	// formWeighted has the weights and the algorithm of the Service.
 	formWeighted
-	// formAffine also has session affinity, a maximum of connections or port ranges.
+	// formAffine also has session affinity, a connection limit or port ranges.
 	formAffine
 )
 
@@ -257,7 +263,7 @@ func (f form) elements(sp *model.ServicePort) int {
 }
 
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
-// earlier form of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
+// earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
 // is then served without them.
 func (p *Planner) admit(s *service, n, before *port) bool {
 	reason := ""
@@ -326,7 +332,8 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
 		}
 	}
-	field, what := "spec.ports", "is served by one endpoint only, and not at node ports or with the external policy Local"
+	field := "spec.ports"
+	what := "is served by one endpoint only, and not at node ports or with the external policy Local"
 	switch {
 	case sp.Ranged():
 		field, what = model.PortRangesField, "is not served"

@@ -7,8 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Samples returns the tables without elements, with sample chains for every kind of class. They have all forms of rules that the program may send
-// to the kernel.
+// Samples returns the tables without elements, with sample chains for every kind of class. They have all forms of rules
+// that the program may send to the kernel.
 func (r *Rules) Samples() []*nft.Table {
 	var list []*nft.Table
 	for _, f := range r.options.Families {
@@ -22,8 +22,8 @@ func (r *Rules) Samples() []*nft.Table {
 	return list
 }
 
-// samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot, an exact table, a rounded table,
-// and, unless WithoutHash is set, one for each kind of hash.
+// samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot,
+// an exact table, a rounded table, and, unless WithoutHash is set, one for each kind of hash.
 func (l *layout) samples(o *Options) []class {
 	var list []class
 	tables := []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}}

@@ -38,7 +38,8 @@ type setRow struct {
 func (l *layout) setRows(o *Options) []setRow {
 	vip, nodePort := l.vip(), l.nodePort()
 	saddr, daddr := nft.SrcAddr(l.family), []nft.Field{nft.DstAddr(l.family)}
-	proto, word, slot := []nft.Field{nft.L4Proto()}, []nft.Field{nft.Priority()}, []nft.Field{nft.Priority(), nft.Index()}
+	proto, word := []nft.Field{nft.L4Proto()}, []nft.Field{nft.Priority()}
+	slot := []nft.Field{nft.Priority(), nft.Index()}
 	id, endpoint := []nft.Field{nft.L4Proto(), nft.Priority()}, []nft.Field{daddr[0], nft.DstPort()}
 
 	// hash is the form of the kernel's fixed hash table, which has the fastest lookup.
@@ -49,7 +50,8 @@ func (l *layout) setRows(o *Options) []setRow {
 		maximum = nft.Set{}
 	}
 
-	byClass, byClassOfPort, afterSources := &role{of: ofFrontend}, &role{of: ofPort}, &role{of: ofFrontend, also: Allowed}
+	byClass, byClassOfPort := &role{of: ofFrontend}, &role{of: ofPort}
+	afterSources := &role{of: ofFrontend, also: Allowed}
 	toEndpoint := &role{of: ofEndpoint, fixed: ToEndpoint}
 	drawn := [lists]string{"draws an endpoint", "draws an endpoint on this node"}
 
@@ -176,15 +178,15 @@ func (l *layout) setRows(o *Options) []setRow {
 			{to: &l.dsr.passed[firstChance], name: "direct-passed", absent: !o.DirectReturn, key: slot, form: hash,
 				comment: "service port . slot, with an endpoint on another node",
 				found:   "the endpoint is on another node", oftenMissed: true},
-			{to: &l.dsr.elsewhere[firstChance], name: "direct-elsewhere", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
-				comment: "service port . slot -> address of an endpoint on another node",
-				found:   "the endpoint is on another node", oftenMissed: true},
+			{to: &l.dsr.elsewhere[firstChance], name: "direct-elsewhere", absent: !o.DirectReturn, key: slot, data: daddr,
+				form: hash, comment: "service port . slot -> address of an endpoint on another node",
+				found: "the endpoint is on another node", oftenMissed: true},
 			{to: &l.dsr.passed[secondChance], name: "direct-again", absent: !o.DirectReturn, key: slot, form: hash,
 				comment: "service port . slot, with an earlier endpoint on another node",
 				found:   "the earlier endpoint is on another node", oftenMissed: true},
-			{to: &l.dsr.elsewhere[secondChance], name: "direct-earlier", absent: !o.DirectReturn, key: slot, data: daddr, form: hash,
-				comment: "service port . slot -> address of an earlier endpoint on another node",
-				found:   "the earlier endpoint is on another node", oftenMissed: true},
+			{to: &l.dsr.elsewhere[secondChance], name: "direct-earlier", absent: !o.DirectReturn, key: slot, data: daddr,
+				form: hash, comment: "service port . slot -> address of an earlier endpoint on another node",
+				found: "the earlier endpoint is on another node", oftenMissed: true},
 			{to: &l.refused, name: "refused", absent: !o.RefuseUnused, key: daddr, form: hash, last: true,
 				comment: "load-balancer and external IPs, for ports that no service has", oftenMissed: true},
 			{to: &l.pinged, name: "pinged", absent: !o.AnswerPing, key: daddr, form: hash,

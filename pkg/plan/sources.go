@@ -12,17 +12,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A Service has up to four lists of source ranges in each family. All have the Service's number for source ranges. The chain firewall serves
-// load-balancer IPs without denied sources. For all other frontends with source ranges, each kind has a chain that the plan contains while a Service
-// uses it:
+// A Service has up to four lists of source ranges in each family. All have the Service's number for source ranges. The
+// chain firewall serves load-balancer IPs without denied sources. For all other frontends with source ranges, each kind
+// has a chain that the plan contains while a Service uses it:
 //
 //	firewall-denied        a load-balancer IP: drops denied sources, then firewall
 //	firewall-external-ips  drops denied sources, and sources that are not allowed
 //	firewall-node-ports    the same
 //
-// Port ranges have the chains range-firewall and range-firewall-external-ips, which look up both the denied and the allowed sources.
+// Port ranges have the chains range-firewall and range-firewall-external-ips, which look up both the denied and the
+// allowed sources.
 
-// sourceList is one of the lists of source ranges of a Service. The allowed sources of each kind of frontends precede the denied sources.
+// sourceList is one of the lists of source ranges of a Service. The allowed sources of each kind of frontends precede
+// the denied sources.
 type sourceList uint8
 
 const (
@@ -35,18 +37,18 @@ const (
 
 // sourceTexts has the names and words of each list.
 var sourceTexts = [sourceLists]struct {
-	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words is the field in a sentence,
-	// and path is its path in the object.
+	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words
+	// is the field in a sentence, and path is its path in the object.
 	set, field, words, path string
 	// comment is the comment of the chain for a kind of frontends with such a list, or with denied sources.
 	comment string
 }{
-	balancerSources: {"allowed-sources", "loadBalancerSourceRanges", "loadBalancerSourceRanges", model.BalancerSourcesField,
-		"load-balancer address with denied source ranges"},
-	externalIPSources: {"allowed-sources-external-ips", "source ranges of external IPs", "the source ranges of external IPs", model.ExternalIPSourcesField,
-		"external IP with source ranges"},
-	nodePortSources: {"allowed-sources-node-ports", "source ranges of node ports", "the source ranges of node ports", model.NodePortSourcesField,
-		"node port with source ranges"},
+	balancerSources: {"allowed-sources", "loadBalancerSourceRanges", "loadBalancerSourceRanges",
+		model.BalancerSourcesField, "load-balancer address with denied source ranges"},
+	externalIPSources: {"allowed-sources-external-ips",
+		"source ranges of external IPs", "the source ranges of external IPs", model.ExternalIPSourcesField, "external IP with source ranges"},
+	nodePortSources: {"allowed-sources-node-ports", "source ranges of node ports", "the source ranges of node ports",
+		model.NodePortSourcesField, "node port with source ranges"},
 	deniedSources: {"denied-sources", "denied source ranges", "the denied source ranges", model.DeniedSourcesField, ""},
 }
 
@@ -72,7 +74,8 @@ func firewallOf(f *model.Frontend) class {
 	return class{kind: kindFirewall}
 }
 
-// restricts reports whether the kind looks up the source of a packet. The number beside the kind then stands for the source ranges of a Service.
+// restricts reports whether the kind looks up the source of a packet. The number beside the kind then stands for the
+// source ranges of a Service.
 func (k kind) restricts() bool { return k == kindFirewall || k == kindSources || k == kindRangeSources }
 
 // sourceRules returns the rules of the chain for a kind of frontends.
@@ -90,11 +93,13 @@ func (l *layout) sourceRules(list sourceList) []nft.Rule {
 func (l *layout) denied() []nft.Rule {
 	return []nft.Rule{
 		rule("", keepBits(portBits)),
-		rule("in "+sourceTexts[deniedSources].words, append(l.source(), loadedIn(l.sources[deniedSources], false)), countedDrop()),
+		rule("in "+sourceTexts[deniedSources].words,
+			append(l.source(), loadedIn(l.sources[deniedSources], false)), countedDrop()),
 	}
 }
 
-// allowed drops packets from sources that are not allowed, and finds the class of all other packets by a key of the map restricted.
+// allowed drops packets from sources that are not allowed, and finds the class of all other packets by a key of the map
+// restricted.
 func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) []nft.Rule {
 	return []nft.Rule{
 		rule("not in "+sourceTexts[list].words, append(l.source(), loadedIn(l.sources[list], true)), countedDrop()),
@@ -102,7 +107,8 @@ func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) [
 	}
 }
 
-// sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of addresses and ports.
+// sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of
+// addresses and ports.
 type sources struct {
 	family inet.Family
 	// number is 0 if there was no room: then no source is allowed.
@@ -124,8 +130,8 @@ var everywhere = [...][]model.AddrRange{
 	inet.IPv6: {model.RangeOf(netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0))},
 }
 
-// add adds the source ranges of a frontend. All frontends of one kind have the same ranges. If a frontend has only denied sources, all other sources
-// are allowed.
+// add adds the source ranges of a frontend. All frontends of one kind have the same ranges. If a frontend has only
+// denied sources, all other sources are allowed.
 func (s *sources) add(f *model.Frontend) {
 	list := listFor(f)
 	if s.lists[list] = f.Sources.Allowed; f.Sources.Allowed == nil {
@@ -134,8 +140,8 @@ func (s *sources) add(f *model.Frontend) {
 	s.lists[deniedSources] = f.Sources.Denied
 }
 
-// assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room for them, no source is
-// allowed.
+// assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room
+// for them, no source is allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
 		for i := range port.Frontends {
@@ -176,7 +182,8 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	}
 }
 
-// sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port has no space.
+// sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port
+// has no space.
 func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }

@@ -26,7 +26,8 @@ type selector struct {
 // selectors are the selectors of hashes, with each of balance.Lengths.
 var selectors = [...]selector{
 	{key: balance.Flow},
-	{balance.Source, 8}, {balance.Source, 12}, {balance.Source, 16}, {balance.Source, 20}, {balance.Source, 24}, {balance.Source, 28}, {balance.Source, 32},
+	{balance.Source, 8}, {balance.Source, 12}, {balance.Source, 16}, {balance.Source, 20},
+	{balance.Source, 24}, {balance.Source, 28}, {balance.Source, 32},
 	{balance.Source, 40}, {balance.Source, 48}, {balance.Source, 56}, {balance.Source, 64}, {balance.Source, 128},
 }
 
@@ -56,10 +57,10 @@ func (s selector) words() string {
 	return fmt.Sprintf("a hash of the first %d bits of the client's address", s.prefix)
 }
 
-// Up to exactSlots, a table has one slot for each endpoint. Above exactSlots, its size is rounded up to one of four sizes in each octave. If a packet
-// draws an empty slot, the next rule draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of each
-// element for each rule that looks up the map. A commit takes at least 20 ns for each element and rule. A table for a hash has one of even fewer
-// sizes, and no empty slot.
+// Up to exactSlots, a table has one slot for each endpoint. Above exactSlots, its size is rounded up to one of four
+// sizes in each octave. If a packet draws an empty slot, the next rule draws again. There are few sizes because each
+// size in use adds a rule. The kernel checks the data of each element for each rule that looks up the map. A commit
+// takes at least 20 ns for each element and rule. A table for a hash has one of even fewer sizes, and no empty slot.
 const (
 	exactSlots = 16
 	perOctave  = 4
@@ -98,7 +99,8 @@ func (t table) exists(f inet.Family) bool {
 	return slices.Contains(balance.Sizes[:], t.size) && int(t.by.prefix) <= f.AddrLen()*8
 }
 
-// sizeIndex returns the index of the smallest size with room for n endpoints, n from 1 to mostSlots. Indexes start at 1.
+// sizeIndex returns the index of the smallest size with room for n endpoints, n from 1 to mostSlots. Indexes start at
+// 1.
 func sizeIndex(n uint32) uint32 {
 	if n <= exactSlots {
 		return n

@@ -21,7 +21,8 @@ type NoLocal struct{ Internal, External int }
 // Totals returns the numbers of the plan.
 func (p *Planner) Totals() Totals {
 	t := Totals{
-		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal, Freed: p.freed && len(p.waiting) > 0,
+		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal,
+		Freed: p.freed && len(p.waiting) > 0,
 	}
 	for _, f := range p.rules.options.Families {
 		t.Next[f] = p.numbers[f].others.next

@@ -12,16 +12,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Addresses have behaviours apart from their service ports. Each behaviour has a set with its addresses, and a rule in the chains for packets that no
-// program has translated. The sets and rules exist only with the options for them.
+// Addresses have behaviours apart from their service ports. Each behaviour has a set with its addresses, and a rule in
+// the chains for packets that no program has translated. The sets and rules exist only with the options for them.
 //
-// No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes'
-// addresses look like packets to an address that is routed to this node. So for a selection that may contain such addresses (RefuseLoops), the rules
-// refuse only packets in a routing loop. These would leave by the interface by which they arrived.
+// No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there.
+// Packets to the other nodes' addresses look like packets to an address that is routed to this node. So for a selection
+// that may contain such addresses (RefuseLoops), the rules refuse only packets in a routing loop. These would leave by
+// the interface by which they arrived.
 
 // vipRules returns the rules for packets that arrive, or for packets of this node.
 //
-// Only the protocols of Services are refused, and only while the lease lasts: if another program takes over, these rules refuse no packets.
+// Only the protocols of Services are refused, and only while the lease lasts: if another program takes over, these
+// rules refuse no packets.
 func (l *layout) vipRules(o *Options, arrived bool) (rules []nft.Rule) {
 	daddr, elsewhere := []nft.Field{nft.DstAddr(l.family)}, destinationIsThisNode(expr.CmpOpNeq)
 	if l.pinged != nil {
@@ -33,7 +35,8 @@ func (l *layout) vipRules(o *Options, arrived bool) (rules []nft.Rule) {
 		if o.RefuseLoops {
 			comment, loops = "a load-balancer or external IP in a routing loop", inLoop()
 		}
-		rules = append(rules, rule(comment, in(l.refused, daddr, false), l.leased(true), elsewhere, loops, goTo(unusedPort)))
+		rules = append(rules,
+			rule(comment, in(l.refused, daddr, false), l.leased(true), elsewhere, loops, goTo(unusedPort)))
 	}
 	return rules
 }
@@ -46,13 +49,15 @@ func unusedComment(o *Options) string {
 	return "a cluster IP without such a port"
 }
 
-// pingHosts returns the element with the address of this node that answers echo requests: the first given address that other hosts can reach.
+// pingHosts returns the element with the address of this node that answers echo requests: the first given address that
+// other hosts can reach.
 func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	at := slices.IndexFunc(addrs, netip.Addr.IsGlobalUnicast)
 	if at < 0 {
 		return nil
 	}
-	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
+	icmp := inet.Protocol(echo(l.family).protocol)
+	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(icmp), Data: nft.Value{}.Addr(addrs[at])}}
 }
 
 // behaviourElements adds the votes of a frontend for and against the behaviours of its address. Only a frontend that
@@ -78,7 +83,8 @@ func (l *layout) behaviourElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// serves reports whether a new connection to a frontend would reach an endpoint. With policy Local, it must be an endpoint on this node.
+// serves reports whether a new connection to a frontend would reach an endpoint. With policy Local, it must be an
+// endpoint on this node.
 func (p *port) serves(f *model.Frontend) bool {
 	ls := listCluster
 	if f.Local {
@@ -106,7 +112,8 @@ func echoRequest(f inet.Family) []expr.Any {
 
 // dnatAddress: dnat ip to KEY map @set
 func dnatAddress(f inet.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
-	return append(keyWords, lookup(s), &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Number()), RegAddrMin: reg, RegAddrMax: reg})
+	return append(keyWords, lookup(s),
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Number()), RegAddrMin: reg, RegAddrMax: reg})
 }
 
 // inLoop: fib daddr . iif oif exists
@@ -127,7 +134,8 @@ func (s PlannedService) Behaviours() (refused, pinged []netip.Addr) {
 		}
 		l := p.rules.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
-			return s != nil && c.frontend.Addr.IsValid() && p.shared.Has(nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)})
+			id := nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
+			return s != nil && c.frontend.Addr.IsValid() && p.shared.Has(id)
 		}
 		if has(l.refused) {
 			refused = append(refused, c.frontend.Addr)
