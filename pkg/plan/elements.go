@@ -114,22 +114,23 @@ func (p *Planner) vote(w *wants, n int32) {
 		}
 	}
 	for _, id := range w.pro {
-		p.report(sharedElement(id), p.shared.Vote(id, n, 0))
+		if change := p.shared.Vote(id, n, 0); change != want.Same {
+			p.report(sharedElement(id), change)
+		}
 	}
 	for _, id := range w.contra {
-		p.report(sharedElement(id), p.shared.Vote(id, 0, n))
+		if change := p.shared.Vote(id, 0, n); change != want.Same {
+			p.report(sharedElement(id), change)
+		}
 	}
 }
 
 // report reports the effect of a vote. A change of the cluster IPs may change the winners of other Services' claims.
 func (p *Planner) report(e nft.Element, change want.Change) {
-	switch change {
-	case want.Wanted:
+	if change == want.Wanted {
 		p.put(e)
-	case want.Unwanted:
+	} else {
 		p.remove(e)
-	case want.Same:
-		return
 	}
 	if l := p.rules.layouts[e.Set.Family]; e.Set == l.clusterIPs {
 		p.claims.unsettle(addrOf(e.Key), nil)

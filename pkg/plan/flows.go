@@ -44,8 +44,10 @@ func (fs Flows) Take() map[model.Key]struct{} {
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
 	p.addHeirs(taken)
-	p.addRangesBefore(taken)
-	fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
+	if p.claims.singlesAt != nil { // since the first range of ports
+		p.addRangesBefore(taken)
+		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
+	}
 	return taken
 }
 
@@ -95,17 +97,13 @@ type FlowPolicy struct {
 	BeforeNodePorts bool
 }
 
-func (c *claim) flowPolicy() (flows FlowPolicy, exists bool) {
+// Of returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
+func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
+	c := fs.planner.claims.winner(k)
 	if c.service == nil {
 		return flows, false
 	}
 	return FlowPolicy{c.port.Name, c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
-}
-
-// Of returns the restrictions of the flows to a frontend. exists is false if no Service has the frontend.
-func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
-	c := fs.planner.claims.winner(k)
-	return c.flowPolicy()
 }
 
 // Each calls f for every planned frontend of all protocols, with the result of [Flows.Of].

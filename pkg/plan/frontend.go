@@ -36,6 +36,8 @@ type port struct {
 	counted *counted
 	// localInternal and localExternal report whether frontends have the internal, and the external policy Local.
 	localInternal, localExternal bool
+	// restricted is true if a frontend has source ranges.
+	restricted bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
 }
@@ -48,6 +50,7 @@ func (p *port) fill() {
 		f := &p.Frontends[i]
 		p.localInternal = p.localInternal || f.Local && f.Kind == model.ClusterIP
 		p.localExternal = p.localExternal || f.Local && f.Kind != model.ClusterIP
+		p.restricted = p.restricted || f.Sources != nil
 	}
 	if p.Affinity > 0 {
 		p.timeout = timeoutClass(uint32(p.Affinity / time.Second))
@@ -131,11 +134,14 @@ func (p *port) routeClass(r route) class {
 
 // table is the table of a list. The list must not be empty.
 func (p *port) table(ls list) table {
-	n := uint32(len(p.slots[ls]))
-	if p.Method.Key == balance.Chance {
-		n = tableSize(n)
+	t := table{uint32(len(p.slots[ls])), selector{key: p.Method.Key}}
+	switch p.Method.Key {
+	case balance.Chance:
+		t.size = tableSize(t.size)
+	case balance.Source:
+		t.by.prefix = p.Method.Prefixes[p.Family]
 	}
-	return table{n, selectorOf(p.Method, p.Family)}
+	return t
 }
 
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
@@ -174,7 +180,9 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	if c.kind == kindReturn {
 		l.directElements(p, f, to)
 	}
-	l.behaviourElements(p, f, to)
+	if l.refused != nil || l.pinged != nil {
+		l.behaviourElements(p, f, to)
+	}
 }
 
 // portElements adds the elements of a service port that belong to no single frontend.

@@ -152,11 +152,8 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 // Service, then its elements, and those of each key that has another winner now.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old := p.Service(name).service
-	now := &service{name: name, takes: old.takes}
-	if s != nil {
-		p.prepare(now, s, old)
-		p.services[name] = now
-	} else {
+	now := p.newService(name, s, old)
+	if p.services[name] = now; s == nil {
 		delete(p.services, name)
 	}
 	p.change(old, now, p.claims.replace(old, now))
@@ -180,12 +177,21 @@ func (p *Planner) enlist(s *service, n int) {
 			p.owners[Remembering].note(number, s.name, n > 0)
 		}
 		keeps = keeps || port.counted != nil && port.counted.left != nil
-		if port.HasEndpoints && len(port.slots[listLocal]) == 0 {
-			p.noLocal[port.Family].add(port, n)
+		if count := &p.noLocal[port.Family]; port.HasEndpoints && len(port.slots[listLocal]) == 0 {
+			if port.localInternal {
+				count.Internal += n
+			}
+			if port.localExternal {
+				count.External += n
+			}
 		}
 	}
-	enlist(p.keeping, s.name, keeps && n > 0)
-	enlist(p.waiting, s.name, s.lacks != nil && s.lacks.parts > 0 && n > 0)
+	if keeps {
+		enlist(p.keeping, s.name, n > 0)
+	}
+	if s.lacks != nil && s.lacks.parts > 0 {
+		enlist(p.waiting, s.name, n > 0)
+	}
 }
 
 func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, present bool) {
@@ -212,10 +218,14 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.replace(was, is)
 }
 
-// prepare prepares a Service for the plan. It keeps the numbers and ids of the earlier version.
-func (p *Planner) prepare(out *service, s *model.Service, old *service) {
+// newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version.
+func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *service) *service {
+	out := &service{name: name, takes: old.takes}
+	if s == nil {
+		return out
+	}
 	out.age = s.Age()
-	holds := s.Asleep() && p.assignHolders(out, s)
+	holds, restricted := s.Asleep() && p.assignHolders(out, s), false
 	ranges := p.countRanges(s)
 	if ranges > 0 && !p.assignRanges(out, s, ranges) {
 		ranges = 0
@@ -232,16 +242,20 @@ func (p *Planner) prepare(out *service, s *model.Service, old *service) {
 		if n.fill(); n.ids != nil {
 			p.giveIDs(n)
 		}
+		restricted = restricted || n.restricted
 		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
 	}
-	p.assignSources(out, old)
+	if restricted {
+		p.assignSources(out, old)
+	}
 	if len(out.ports) >= manyPorts {
 		out.index = make(map[portID]*port, len(out.ports))
 		for _, port := range out.ports {
 			out.index[port.id()] = port
 		}
 	}
+	return out
 }
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.

@@ -298,8 +298,10 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 			count = count.withoutIdle()
 		}
 	}
-	if reason := p.refusal(s, ofElements, before.elements, needed); reason != "" {
-		return reason
+	if needed > before.elements {
+		if reason = p.refusal(s, ofElements, before.elements, needed); reason != "" {
+			return reason
+		}
 	}
 	n.ids, n.number = nil, 0
 	switch {
@@ -314,7 +316,9 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 			n.ids = newAffinePort(n.number)
 		}
 	}
-	p.request(s, ofElements, before.elements, needed)
+	if needed != before.elements {
+		p.request(s, ofElements, before.elements, needed)
+	}
 	n.form, n.elements, n.counted = f, needed, count
 	return ""
 }

@@ -31,14 +31,6 @@ var selectors = [...]selector{
 	{balance.Source, 40}, {balance.Source, 48}, {balance.Source, 56}, {balance.Source, 64}, {balance.Source, 128},
 }
 
-// selectorOf is the selector of a method in a family.
-func selectorOf(m balance.Method, f inet.Family) selector {
-	if m.Key == balance.Source {
-		return selector{m.Key, m.Prefixes[f]}
-	}
-	return selector{key: m.Key}
-}
-
 func (s selector) name() string {
 	switch s.key {
 	case balance.Flow:

@@ -29,13 +29,3 @@ func (p *Planner) Totals() Totals {
 	}
 	return t
 }
-
-// add counts a port without local endpoints n times.
-func (l *NoLocal) add(p *port, n int) {
-	if p.localInternal {
-		l.Internal += n
-	}
-	if p.localExternal {
-		l.External += n
-	}
-}
