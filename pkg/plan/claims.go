@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"container/heap"
 	"net/netip"
 	"slices"
 
@@ -14,66 +13,13 @@ import (
 // contenders are the claims to one key.
 type contenders struct {
 	winner claim
-	// losers has all claims except the winner's; nil if there are none.
-	losers *losingClaims
+	// losers are all other claims, sorted: the next winner is first.
+	losers []claim
 }
 
-// losingClaims holds claims in a heap. So the planner finds the next winner without a search, although any tenant can
-// add claims to an address.
-type losingClaims struct {
-	// waiting is the heap. A withdrawn claim stays in it for a while.
-	waiting claimHeap
-	// present are the Services whose claims are not withdrawn.
-	present map[*service]struct{}
-}
-
-// claimHeap implements heap.Interface, with the next winner first.
-type claimHeap []claim
-
-func (c claimHeap) Len() int           { return len(c) }
-func (c claimHeap) Less(i, j int) bool { return c[i].compare(&c[j]) < 0 }
-func (c claimHeap) Swap(i, j int)      { c[i], c[j] = c[j], c[i] }
-func (c *claimHeap) Push(x any)        { *c = append(*c, x.(claim)) }
-func (c *claimHeap) Pop() any {
-	last := len(*c) - 1
-	x := (*c)[last]
-	(*c)[last] = claim{}
-	*c = (*c)[:last]
-	return x
-}
-
-func (l *losingClaims) has(s *service) bool {
-	if l == nil {
-		return false
-	}
-	_, present := l.present[s]
-	return present
-}
-
-func (l *losingClaims) add(c claim) {
-	l.present[c.service] = struct{}{}
-	heap.Push(&l.waiting, c)
-}
-
-// remove withdraws the claim of a Service. Once most of the heap is withdrawn, remove rebuilds it.
-func (l *losingClaims) remove(s *service) {
-	delete(l.present, s)
-	const few = 8
-	if len(l.waiting) > 2*len(l.present)+few {
-		l.waiting = slices.DeleteFunc(l.waiting, func(c claim) bool { return !l.has(c.service) })
-		heap.Init(&l.waiting)
-	}
-}
-
-// next removes and returns the claim that wins over all others.
-func (l *losingClaims) next() claim {
-	for {
-		c := heap.Pop(&l.waiting).(claim)
-		if l.has(c.service) {
-			delete(l.present, c.service)
-			return c
-		}
-	}
+// has reports whether a Service is among the contenders.
+func (c *contenders) has(s *service) bool {
+	return c.winner.service == s || slices.ContainsFunc(c.losers, func(l claim) bool { return l.service == s })
 }
 
 // Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the
@@ -104,8 +50,6 @@ type claims struct {
 	isClusterIP func(inet.Family, netip.Addr) bool
 	// losers are the Services whose lost claims may have changed since the last [Conflicts.TakeLosers].
 	losers map[types.NamespacedName]struct{}
-	// contests has the results of one call, and its memory is reused by the next one.
-	contests []contest
 }
 
 // contest is a key with its winners before and after a change; the zero claim stands for none.
@@ -122,51 +66,46 @@ func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 }
 
 // replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
-// may have changed. The result is valid until the next call.
+// may have changed.
 func (cs *claims) replace(old, now *service) []contest {
-	contested, shared := cs.conflicts() > 0, cs.sharePlaces()
-	cs.noteWinners(old, now)
+	contested, shared, list := cs.conflicts() > 0, cs.sharePlaces(), cs.contests(old, now)
 	cs.withdraw(old)
 	cs.claim(now)
-	return cs.decide(now, contested, shared)
+	cs.decide(list, now, contested, shared)
+	return list
 }
 
-// noteWinners adds each key that the old or the new version of a Service claims to contests, with its present winner.
-func (cs *claims) noteWinners(old, now *service) {
-	cs.contests = cs.contests[:0]
-	note := func(k model.Key) { cs.contests = append(cs.contests, contest{key: k, was: cs.winner(k)}) }
+// contests returns each key that the old or the new version of a Service claims, with its present winner, and the
+// ranges that may overlap these keys.
+func (cs *claims) contests(old, now *service) (list []contest) {
+	note := func(k model.Key) { list = append(list, contest{key: k, was: cs.winner(k)}) }
 	old.eachFrontend(func(c claim) { note(c.frontend.Key) })
 	now.eachFrontend(func(c claim) {
 		k := c.frontend.Key
-		if list := cs.byKey[k]; !list.has(old) {
+		if claims := cs.byKey[k]; !claims.has(old) {
 			note(k)
 		}
 	})
 	if len(cs.rangesAt) > 0 {
-		cs.noteOverlaps()
+		list = cs.addOverlaps(list)
 	}
+	return list
 }
 
-// decide finds the winners of the contests after the Service now has changed. contested is true if there were conflicts
+// decide finds the winners of contests after the Service now has changed. contested is true if there were conflicts
 // before, and shared if there were Services that may share a place.
-func (cs *claims) decide(now *service, contested, shared bool) []contest {
+func (cs *claims) decide(list []contest, now *service, contested, shared bool) {
 	if shared || cs.sharePlaces() {
-		cs.settleRanges(now)
-		cs.settlePorts()
+		cs.settleRanges(list, now)
+		cs.settlePorts(list)
 	}
 	contested = contested || cs.conflicts() > 0
-	for i := range cs.contests {
-		c := &cs.contests[i]
+	for i := range list {
+		c := &list[i]
 		if c.is = cs.winner(c.key); contested {
 			cs.noteParties(c, now)
 		}
 	}
-	return cs.contests
-}
-
-// has reports whether a Service is among the contenders.
-func (c *contenders) has(s *service) bool {
-	return c.winner.service == s || c.losers.has(s)
 }
 
 func (s *service) eachFrontend(f func(claim)) {
@@ -187,20 +126,18 @@ func (cs *claims) withdraw(s *service) {
 		case !list.has(s):
 			return
 		case list.winner.service != s:
-			list.losers.remove(s)
-		case list.losers == nil:
+			list.losers = slices.DeleteFunc(list.losers, func(l claim) bool { return l.service == s })
+		case len(list.losers) == 0:
 			delete(cs.byKey, c.frontend.Key)
 			if cs.singlesAt != nil {
 				cs.claimPlace(c.frontend.Key, false)
 			}
 			return
 		default:
-			list.winner = list.losers.next()
+			list.winner = list.losers[0]
+			list.losers = slices.Delete(list.losers, 0, 1)
 		}
 		cs.lost--
-		if len(list.losers.present) == 0 {
-			list.losers = nil
-		}
 		cs.byKey[c.frontend.Key] = list
 	})
 }
@@ -220,14 +157,13 @@ func (cs *claims) claim(s *service) {
 			return
 		case list.has(s):
 			return // another port of this Service claims the key already
-		case list.losers == nil:
-			list.losers = &losingClaims{present: map[*service]struct{}{}}
 		}
 		loser := c
 		if c.compare(&list.winner) < 0 {
 			loser, list.winner = list.winner, c
 		}
-		list.losers.add(loser)
+		i, _ := slices.BinarySearchFunc(list.losers, loser, func(l, c claim) int { return l.compare(&c) })
+		list.losers = slices.Insert(list.losers, i, loser)
 		cs.lost++
 		cs.byKey[c.frontend.Key] = list
 	})
@@ -241,13 +177,10 @@ func (cs *claims) noteParties(c *contest, now *service) {
 			cs.losers[s.name] = struct{}{}
 		}
 	}
-	if l := cs.byKey[c.key].losers; l != nil && c.was.service != c.is.service {
-		n := 0
-		for s := range l.present {
-			if n++; n > mostConflicts {
-				return
-			}
-			cs.losers[s.name] = struct{}{}
+	if c.was.service != c.is.service {
+		losers := cs.byKey[c.key].losers
+		for _, l := range losers[:min(len(losers), mostConflicts)] {
+			cs.losers[l.service.name] = struct{}{}
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // noteFlows records that flows to the frontend of a contest may be stale. Before [Planner.Begin] has returned, the
 // caller checks all frontends anyway.
-func (p *Planner) noteFlows(c *contest) {
+func (p *Planner) noteFlows(c contest) {
 	udp, gone := c.key.Protocol == inet.UDP, c.is.service == nil
 	if gone && c.was.service == nil {
 		return

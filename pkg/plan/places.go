@@ -83,8 +83,9 @@ func (cs *claims) unsettle(a netip.Addr, except *service) {
 func (cs *claims) settleOne() []contest {
 	for s := range cs.places.unsettled {
 		delete(cs.places.unsettled, s)
-		cs.noteWinners(s, s)
-		return cs.decide(s, cs.conflicts() > 0, true)
+		list := cs.contests(s, s)
+		cs.decide(list, s, cs.conflicts() > 0, true)
+		return list
 	}
 	return nil
 }
@@ -111,24 +112,18 @@ func (cs *claims) isOthersClusterIP(c claim) bool {
 	return c.elsewhere() && cs.isClusterIP(c.port.Family, c.frontend.Addr)
 }
 
-// settleRanges decides which ranges of the contests are programmed, after the Service now has changed.
-func (cs *claims) settleRanges(now *service) {
-	var settled map[model.AddrProtocol]bool
-	for i := range cs.contests {
-		k := cs.contests[i].key
-		at := k.AddrProtocol()
-		if k.Last == 0 || settled[at] {
-			continue
+// settleRanges decides which ranges of contests are programmed, after the Service now has changed.
+func (cs *claims) settleRanges(contests []contest, now *service) {
+	settled := map[model.AddrProtocol]bool{}
+	for _, c := range contests {
+		if at := c.key.AddrProtocol(); c.key.Last != 0 && !settled[at] {
+			settled[at] = true
+			cs.settlePlace(at, now)
 		}
-		if settled == nil {
-			settled = map[model.AddrProtocol]bool{}
-		}
-		settled[at] = true
-		cs.settlePlace(at, now)
 	}
-	for i := range cs.contests { // no Service claims the range any more
-		if k := cs.contests[i].key; k.Last != 0 && cs.byKey[k].winner.service == nil {
-			delete(cs.places.beaten, k)
+	for _, c := range contests { // no Service claims the range any more
+		if c.key.Last != 0 && cs.byKey[c.key].winner.service == nil {
+			delete(cs.places.beaten, c.key)
 		}
 	}
 }
@@ -186,11 +181,11 @@ func (cs *claims) rangeAt(k model.Key) claim {
 	return claim{}
 }
 
-// settlePorts decides which single ports of the contests are programmed.
-func (cs *claims) settlePorts() {
-	for i := range cs.contests {
-		if k := cs.contests[i].key; k.Last == 0 && k.Addr.IsValid() {
-			cs.settlePort(k)
+// settlePorts decides which single ports of contests are programmed.
+func (cs *claims) settlePorts(contests []contest) {
+	for _, c := range contests {
+		if c.key.Last == 0 && c.key.Addr.IsValid() {
+			cs.settlePort(c.key)
 		}
 	}
 }
@@ -259,27 +254,24 @@ func (cs *claims) noteLoser(k model.Key) {
 	}
 }
 
-// noteOverlaps adds the other ranges at the places of the contests to the contests.
-func (cs *claims) noteOverlaps() {
-	var known map[model.Key]bool
-	for i, n := 0, len(cs.contests); i < n; i++ {
-		k := cs.contests[i].key
-		if k.Last == 0 {
+// addOverlaps adds the other ranges at the places of ranges in contests.
+func (cs *claims) addOverlaps(contests []contest) []contest {
+	known := map[model.Key]bool{}
+	for _, c := range contests {
+		known[c.key] = true
+	}
+	for _, c := range contests {
+		if c.key.Last == 0 {
 			continue
 		}
-		if known == nil {
-			known = map[model.Key]bool{}
-			for _, c := range cs.contests {
-				known[c.key] = true
-			}
-		}
-		for other := range cs.rangesAt[k.AddrProtocol()] {
+		for other := range cs.rangesAt[c.key.AddrProtocol()] {
 			if !known[other] {
 				known[other] = true
-				cs.contests = append(cs.contests, contest{key: other, was: cs.winner(other)})
+				contests = append(contests, contest{key: other, was: cs.winner(other)})
 			}
 		}
 	}
+	return contests
 }
 
 // claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first

@@ -209,7 +209,7 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.serviceElements(old, was)
 	p.serviceElements(now, is)
 	for _, c := range contests {
-		p.noteFlows(&c)
+		p.noteFlows(c)
 		if c.was != c.is {
 			p.frontendElements(c.was, was)
 			p.frontendElements(c.is, is)

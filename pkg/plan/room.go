@@ -292,7 +292,8 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 	var count *counted
 	if n.MaxConnections > 0 && affine {
 		count = p.count(before, n)
-		if idle := perIdle * len(count.idle); p.refusal(s, ofElements, before.elements, needed+idle) == "" {
+		idle := perIdle * len(count.idle)
+		if p.rooms[ofElements].Lacks(s.name.Namespace, before.elements, needed+idle) == room.None {
 			needed += idle
 		} else {
 			count = count.withoutIdle()
@@ -332,7 +333,7 @@ const waitsForOthers = "other Services have been served before"
 func (p *Planner) lack(s *service, n *port, reason string) {
 	sp := n.ServicePort
 	for _, f := range formsOf(sp) {
-		if p.refusal(s, ofElements, n.elements, f.elements(sp)) != "" {
+		if p.rooms[ofElements].Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
 			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // fits reports whether there may be room now for at least one part of a Service that is left out.
@@ -16,7 +17,7 @@ func (p *Planner) fits(s *service) bool {
 		return true
 	}
 	for q, more := range s.lacks.least {
-		if p.refusal(s, q, 0, more) == "" {
+		if p.rooms[q].Lacks(s.name.Namespace, 0, more) == room.None {
 			return true
 		}
 	}
