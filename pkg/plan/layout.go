@@ -49,7 +49,7 @@ type layout struct {
 	// of two.
 	networks    *nft.Set
 	unusedPorts *nft.Set
-	// deletedUDP has the UDP frontends that no Service has any more, see flow_deleted.go.
+	// deletedUDP has the UDP frontends that no Service has any more, see flows.go.
 	deletedUDP *nft.Set
 	// refused has the load-balancer and external IPs that refuse connections to unused ports. pinged has the addresses
 	// that answer echo requests, and pingHost has the address of this node that answers. They are nil without the

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -19,19 +20,19 @@ type node struct {
 
 // SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
-	p.setNode(f, func(n *node) { n.addresses = addrs })
+	p.setNode(f, func(n *node) { n.addresses = slices.Clone(addrs) })
 }
 
 // SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain
 // another one.
 func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
-	p.setNode(f, func(n *node) { n.cidrs = cidrs })
+	p.setNode(f, func(n *node) { n.cidrs = slices.Clone(cidrs) })
 }
 
 // SetCrowded sets the service ports of a family whose new clients are not remembered. Clients that are remembered
 // already stay with their endpoints.
 func (p *Planner) SetCrowded(f inet.Family, ports []Number) {
-	p.setNode(f, func(n *node) { n.crowded = ports })
+	p.setNode(f, func(n *node) { n.crowded = slices.Clone(ports) })
 }
 
 func (p *Planner) setNode(f inet.Family, change func(*node)) {
