@@ -56,8 +56,12 @@ type wants struct {
 	leads       []lead
 }
 
-// empty returns w without its content, but with its memory.
+// empty returns w without its content. It keeps the memory, except that of a large Service.
 func (w *wants) empty() *wants {
+	const large = 1 << 10
+	if cap(w.own) > large {
+		w.own = nil
+	}
 	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
 	return w
 }
@@ -217,6 +221,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		})
 	}
 	shared(false) // among them the regions: without its region, no Service is found
+	var list wants
 	part := 0
 	for _, s := range p.bySize(most) {
 		if n := s.takes[ofElements]; part > 0 && n > most-part {
@@ -226,8 +231,9 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			part = 0
 		}
 		part += s.takes[ofElements]
-		for _, e := range p.elementsFor(s) {
-			each(e)
+		p.allElements(s, list.empty())
+		for i := range list.own {
+			f(&list.own[i])
 		}
 	}
 	shared(true)
@@ -243,16 +249,14 @@ func (p *Planner) bySize(most int) []*service {
 	return services
 }
 
-// elementsFor returns the elements that only a Service can want.
-func (p *Planner) elementsFor(s *service) []nft.Element {
-	var w wants
-	p.serviceElements(s, &w)
+// allElements adds all that a Service wants.
+func (p *Planner) allElements(s *service, to *wants) {
+	p.serviceElements(s, to)
 	s.eachFrontend(func(c claim) {
 		if p.claims.winner(c.frontend.Key).frontend == c.frontend {
-			p.frontendElements(c, &w)
+			p.frontendElements(c, to)
 		}
 	})
-	return w.own
 }
 
 func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
