@@ -225,7 +225,7 @@ func (cs Conflicts) Settle(most int) (more bool) {
 	for n := 0; len(unsettled) > 0 && n < most; {
 		contests := p.claims.settleOne()
 		n += len(contests)
-		p.change(noService, noService, contests)
+		p.change(&noService, &noService, contests)
 	}
 	return len(unsettled) > 0
 }

@@ -23,16 +23,16 @@ type PlannedService struct {
 	planner *Planner
 }
 
-// noService stands for all Services that the plan does not have.
-var noService = &service{}
+// noService stands for all Services that the plan does not have. Nothing changes it.
+var noService = service{}
 
 // Service returns the planned Service with a name.
 func (p *Planner) Service(name types.NamespacedName) PlannedService {
-	return PlannedService{cmp.Or(p.services[name], noService), p}
+	return PlannedService{cmp.Or(p.services[name], &noService), p}
 }
 
 // Exists reports whether the plan has the Service.
-func (s PlannedService) Exists() bool { return s.service != noService }
+func (s PlannedService) Exists() bool { return s.service != &noService }
 
 // Age returns the age of the Service.
 func (s PlannedService) Age() model.Age { return s.age }
