@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes about an hour.
+# Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes two hours.
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
+#   PACKETS=1          only first packets, with rules from none to kube-proxy's; 40 minutes. TURNS=9 loads the rules nine times.
+#                      SIZES has sizes as in "10000x1,50000xmixed IPv6 UDP"
 #   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes
@@ -37,11 +39,14 @@ if [ -n "${LIMITS:-}" ]; then limits && exit; fi
 if [ -n "${GROWTH:-}" ]; then bin/compare -growth -output "${OUTPUT:-}" && exit; fi
 if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
 if [ -n "${VIPS:-}" ]; then bin/compare -vips -output "${OUTPUT:-}" && exit; fi
+packets() { bin/compare -packets ${TURNS:+-turns "$TURNS"} -only "${SIZES:-}" -output "${OUTPUT:-}"; }
+if [ -n "${PACKETS:-}" ]; then packets && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"
   bin/compare -vips -output "${OUTPUT:-}"
+  SIZES='' packets
   limits
 fi
 if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -118,7 +117,7 @@ func (r *Report) algorithms(z size, turns int) string {
 		row(string(q), func(f *Figures) string { return f.cell(q) })
 	}
 	for _, e := range extras {
-		if e.more == newService && slices.Contains([]quantity{newDirect, newServiceSingle}, e.less) {
+		if e.more == newService && e.less == newServiceSingle {
 			row(e.name, func(f *Figures) string { return f.extraCell(e) })
 		}
 	}

@@ -100,12 +100,15 @@ type Figures struct {
 
 // newReport returns a report with the figures of an earlier run from the checkout, if it had the same kernel,
 // processors and kube-proxy: sizes that are not measured again are kept.
-func newReport(root string) *Report {
+func newReport(root string) *Report { return reportOf(root, reportFile) }
+
+// reportOf does the same with another file.
+func reportOf(root, file string) *Report {
 	r := &Report{
 		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.37.2",
 	}
 	var old Report
-	b, err := os.ReadFile(filepath.Join(root, reportFile))
+	b, err := os.ReadFile(filepath.Join(root, file))
 	if root != "" && err == nil && json.Unmarshal(b, &old) == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs && old.Versions == r.Versions {
 		r.Figures = old.Figures
 	}
@@ -122,9 +125,10 @@ func kernel() string {
 }
 
 // of returns new, empty figures of a program at a size.
-func (r *Report) of(program string, z size) *Figures {
-	r.Figures = slices.DeleteFunc(r.Figures, func(f *Figures) bool { return f.Program == program && f.Size == z.String() })
-	f := &Figures{Program: program, Size: z.String(), Values: map[quantity][]float64{}}
+func (r *Report) of(program string, z fmt.Stringer) *Figures {
+	size := z.String()
+	r.Figures = slices.DeleteFunc(r.Figures, func(f *Figures) bool { return f.Program == program && f.Size == size })
+	f := &Figures{Program: program, Size: size, Values: map[quantity][]float64{}}
 	r.Figures = append(r.Figures, f)
 	return f
 }

@@ -156,6 +156,9 @@ func titleOf(z string) string {
 	counts, family, other := strings.Cut(z, " ")
 	services, endpoints, _ := strings.Cut(counts, "x")
 	title := services + " Services with " + endpoints + " endpoints each"
+	if endpoints == "mixed" {
+		title = services + " Services with 1 to 40 endpoints, half of them with one"
+	}
 	if other {
 		title += ", " + family
 	}

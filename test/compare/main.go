@@ -39,9 +39,11 @@ type settings struct {
 	starts int
 	// growth selects the measurement of the growth of costs instead.
 	growth bool
-	// rulesets selects the comparison of packets with the rules of these programs instead, in a number of turns.
-	rulesets string
-	turns    int
+	// packets selects the measurement of first packets instead, in a number of turns, and also with the rules of these
+	// programs.
+	packets bool
+	also    string
+	turns   int
 }
 
 func main() {
@@ -66,8 +68,10 @@ func main() {
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
-	flag.StringVar(&s.rulesets, "rulesets", "", "compare only new connections, with the rules of these programs, as in old/kube-nftproxy,new/kube-nftproxy; -only has one size")
-	flag.IntVar(&s.turns, "turns", 400, "turns of -rulesets")
+	flag.BoolVar(&s.packets, "packets", false,
+		"measure first packets with the rules of several programs instead of the plan; -only has sizes as in \"50000xmixed IPv6 UDP\"")
+	flag.StringVar(&s.also, "also", "", "with -packets: further programs, or files for nft, as in old/kube-nftproxy,edited.nft")
+	flag.IntVar(&s.turns, "turns", 5, "with -packets: the number of times that all rules are loaded")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -93,7 +97,7 @@ func run(ctx context.Context, s settings) error {
 	if s.vips {
 		return measureVIPs(ctx, s)
 	}
-	if s.rulesets != "" {
+	if s.packets {
 		return measureRulesets(ctx, s)
 	}
 	if s.starts > 0 {
@@ -113,7 +117,11 @@ func run(ctx context.Context, s settings) error {
 	if err != nil {
 		return err
 	}
-	return report.check(os.Stdout, s.outcomes, judgeStages(stages, unitOfWork())...)
+	packets, err := checkPackets(ctx, s)
+	if err != nil {
+		return err
+	}
+	return report.check(os.Stdout, s.outcomes, append(judgeStages(stages, unitOfWork()), packets...)...)
 }
 
 // wanted reports whether a name is selected: its list is empty, or contains it.

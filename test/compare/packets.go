@@ -257,11 +257,15 @@ func (t *timer) burst(st *stream) (each float64, err error) {
 	return each, nil
 }
 
-// forget deletes the conntrack entries of bursts on the nodes, except the established flows.
+// forget deletes the conntrack entries of bursts on the nodes, except the established flows. With UDP Services, there are
+// no such flows.
 func (t *timer) forget(ctx context.Context) {
+	which := []string{"-D", "-f", strings.ToLower(t.family.String()), "-p", "tcp", "--state", "SYN_SENT"}
+	if t.udp {
+		which = []string{"-F"}
+	}
 	for _, s := range t.sites {
-		// Without entries, conntrack fails.
-		_ = s.lab.Node.Command(ctx, "conntrack", "-D", "-f", strings.ToLower(t.family.String()), "-p", "tcp", "--state", "SYN_SENT").Run()
+		_ = s.lab.Node.Command(ctx, "conntrack", which...).Run() // without entries, conntrack fails
 	}
 }
 
@@ -304,14 +308,15 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 	return s.deafen(ctx)
 }
 
-// addSite adds a node of its own, without rules.
-func (t *timer) addSite(ctx context.Context) (*site, error) {
-	l, err := lab.New(packetLab)
-	if err != nil {
-		return nil, fmt.Errorf("make network namespaces: %w", err)
+// addSite adds a node without rules: that of a lab, or a new one.
+func (t *timer) addSite(ctx context.Context, l *lab.Lab) (_ *site, err error) {
+	s := &site{lab: l, own: l == nil, socket: -1}
+	if s.own {
+		if s.lab, err = lab.New(packetLab); err != nil {
+			return nil, fmt.Errorf("make network namespaces: %w", err)
+		}
 	}
-	s := &site{lab: l, own: true, socket: -1}
-	t.sites, t.world.lab = append(t.sites, s), l
+	t.sites, t.world.lab = append(t.sites, s), s.lab
 	return s, errors.Join(s.connect(), s.deafen(ctx))
 }
 
@@ -482,24 +487,38 @@ func (t *timer) ofServiceFlow(s *site) []byte { return s.serviceFlow }
 
 // toEndpoint returns the first packet of a connection to a random endpoint of a random Service.
 func (t *timer) toEndpoint(s *site) []byte {
-	return t.syn(s, t.endpoint(rand.IntN(t.services*t.world.endpoints)), endpointPort)
+	return t.first(s, t.endpoint(rand.IntN(t.firstOf(t.services))), endpointPort)
 }
 
 // toService returns the first packet of a connection to a random Service.
-func (t *timer) toService(s *site) []byte { return t.syn(s, t.vip(rand.IntN(t.services)), servicePort) }
+func (t *timer) toService(s *site) []byte {
+	return t.first(s, t.vip(rand.IntN(t.services)), servicePort)
+}
 
-// syn returns the first packet of a connection of a random client; no two have the same source.
-func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
+// first returns the first packet of a connection of a random client.
+func (t *timer) first(s *site, addr netip.Addr, port uint16) []byte {
+	if t.udp {
+		return s.packet(unix.IPPROTO_UDP, t.client(), netip.AddrPortFrom(addr, port), []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'})
+	}
+	return t.syn(s, addr, port)
+}
+
+// client returns the source of a new connection; no two have the same.
+func (t *timer) client() netip.AddrPort {
 	const clients, firstPort, ports = 1000, 1024, 60000
 	t.connections++
 	client := t.connections % clients
-	from := netip.AddrPortFrom(t.addr(200, byte(client/250), byte(1+client%250)),
+	return netip.AddrPortFrom(t.addr(200, byte(client/250), byte(1+client%250)),
 		uint16(firstPort+t.connections/clients%ports))
+}
+
+// syn returns the first packet of a TCP connection.
+func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
 	const seq, ack, offsetAndFlags, windowAndMore = 4, 4, 2, 6
 	rest := make([]byte, seq+ack+offsetAndFlags+windowAndMore)
 	rest[8], rest[9] = 5<<4, 2
 	rest[10] = 0x40
-	return s.packet(unix.IPPROTO_TCP, from, netip.AddrPortFrom(addr, port), rest)
+	return s.packet(unix.IPPROTO_TCP, t.client(), netip.AddrPortFrom(addr, port), rest)
 }
 
 // packet returns an Ethernet frame for the node, with the ports and the rest of the transport header.

@@ -21,11 +21,11 @@ func TestCostIsPaired(t *testing.T) {
 		if i < disturbed {
 			elsewhere = 1e-3
 		}
-		bursts.add(newDirect, slower+elsewhere)
+		bursts.add(newTracked, slower+elsewhere)
 		bursts.add(newService, slower+cost)
 	}
 	f.addCosts(bursts)
-	i := slices.IndexFunc(extras, func(e extra) bool { return e.more == newService && e.less == newDirect })
+	i := slices.IndexFunc(extras, func(e extra) bool { return e.more == newService && e.less == newTracked })
 	e := extras[i]
 	if v, ok := f.extra(e); !ok || v < 0.99*cost || v > 1.01*cost {
 		t.Errorf("extra is %v, %v; want %v", v, ok, cost)

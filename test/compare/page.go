@@ -149,9 +149,8 @@ var extras = []extra{
 	{"new connection to a random Service: above no rules", newService, newBare},
 	{"new connection to a random Service: above connection tracking", newService, newTracked},
 	{"new connection to a random Service: above a single rule", newService, newServiceSingle},
-	{"new connection to a random Service: above a direct one", newService, newDirect},
-	{"the same with affinity, 10 endpoints", newAffinity10, newDirect},
-	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect},
+	{"the same with affinity, 10 endpoints: above connection tracking", newAffinity10, newTracked},
+	{"the same with affinity, 1,000 endpoints: above connection tracking", newAffinity1000, newTracked},
 }
 
 // extra returns that cost.

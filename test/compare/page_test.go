@@ -15,12 +15,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the figures of pages from docs/benchmarks.json")
 
-// TestPagesHaveTheFigures compares the figures of pages with docs/benchmarks.json.
+// TestPagesHaveTheFigures compares the figures of pages with docs/benchmarks.json and docs/benchmarks-packets.json.
 func TestPagesHaveTheFigures(t *testing.T) {
 	const root = "../.."
-	var r Report
+	var r, packets Report
 	lab.Must(t, readJSON(filepath.Join(root, reportFile), &r))
-	for _, s := range r.parts() {
+	lab.Must(t, readJSON(filepath.Join(root, rulesetsFile), &packets))
+	for _, s := range append(r.parts(), packets.packetParts()...) {
 		file := filepath.Join(root, s.page)
 		if *update {
 			lab.Must(t, page.Write(file, s.name, s.text))

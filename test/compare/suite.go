@@ -9,15 +9,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// size is the number of Services, the number of endpoints of each, and the family of all addresses.
+// size is the number of Services, the number of endpoints of each, or mixed, and the family of all addresses.
 type size struct {
 	services, endpoints int
 	family              inet.Family
 }
 
-// String returns, for example, "10000x10", or "10000x10 IPv6".
+// mixed stands for the numbers of endpoints in mix. Half of the Services have one endpoint.
+const mixed = 0
+
+var mix = [...]int{1, 2, 1, 3, 1, 5, 1, 2, 1, 3, 1, 8, 1, 2, 1, 3, 1, 10, 1, 40}
+
+// String returns, for example, "10000x10", "10000xmixed", or "10000x10 IPv6".
 func (z size) String() string {
 	s := fmt.Sprintf("%dx%d", z.services, z.endpoints)
+	if z.endpoints == mixed {
+		s = fmt.Sprintf("%dxmixed", z.services)
+	}
 	if z.family != inet.IPv4 {
 		s += " " + z.family.String()
 	}

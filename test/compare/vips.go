@@ -61,7 +61,7 @@ func (n vipNode) objects(w *world) []runtime.Object {
 			{Type: corev1.NodeInternalIP, Address: w.lab.Node.Addrs()[w.family].String()}}},
 	}}
 	for i := range w.services {
-		s, slice := n.service(w, i), w.slice(i, 0, w.endpoints)
+		s, slice := n.service(w, i), w.slice(i, 0, w.endpointsOf(i))
 		slice.TypeMeta = metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"}
 		list = append(list, s, slice)
 	}
@@ -127,7 +127,7 @@ func measureVIPsOf(ctx context.Context, s settings, family inet.Family, turns, p
 	t := &timer{world: vipWorld(family)}
 	defer t.close()
 	for n, node := range vipNodes {
-		if _, err := t.addSite(ctx); err != nil {
+		if _, err := t.addSite(ctx, nil); err != nil {
 			return err
 		}
 		if err := writeList(filepath.Join(manifestsOf(dir, n), "list.json"), node.objects(t.world)); err != nil {

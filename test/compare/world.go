@@ -32,6 +32,8 @@ type world struct {
 	rounds, rolled int
 	// annotations are those of all Services.
 	annotations map[string]string
+	// udp selects the protocol of all Services.
+	udp bool
 }
 
 // inWorld calls measure with a new cluster of a size, a kubeconfig for it, and a folder for logs. fill stores the objects.
@@ -77,7 +79,7 @@ func (w *world) fill(ctx context.Context, more ...func()) error {
 	w.store = w.Store(ctx)
 	for i := range w.services {
 		w.store.Put(w.service(i))
-		w.store.Put(w.slice(i, 0, w.endpoints))
+		w.store.Put(w.slice(i, 0, w.endpointsOf(i)))
 	}
 	for _, put := range more {
 		put()
@@ -122,6 +124,9 @@ func (w *world) spread(i int) int { return i * 7919 % w.services }
 func (w *world) service(i int) *corev1.Service {
 	s := serviceOf(nameOf(i), w.vip(i))
 	maps.Copy(s.Annotations, w.annotations)
+	if w.udp {
+		s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	}
 	return s
 }
 
@@ -139,7 +144,7 @@ func (w *world) flipped(k int) *corev1.Service {
 func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for e := range endpoints {
-		addr := w.endpoint(i*w.endpoints + e)
+		addr := w.endpoint(w.firstOf(i) + e)
 		if e == 0 && round > 0 {
 			addr = w.addr(byte(120+round/62500), byte(round/250%250), byte(1+round%250))
 		}
@@ -150,6 +155,25 @@ func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
 		s.Annotations[corev1.EndpointsLastChangeTriggerTime] = time.Now().UTC().Format(time.RFC3339)
 	}
 	return s
+}
+
+// endpointsOf returns the number of endpoints of a Service.
+func (z size) endpointsOf(i int) int {
+	if z.endpoints == mixed {
+		return mix[i%len(mix)]
+	}
+	return z.endpoints
+}
+
+// firstOf returns the number of endpoints of all Services before a Service.
+func (z size) firstOf(i int) (n int) {
+	for at := range i % len(mix) {
+		n += z.endpointsOf(at)
+	}
+	for at := range mix {
+		n += i / len(mix) * z.endpointsOf(at)
+	}
+	return n
 }
 
 // endpoint returns an endpoint of a Service.
