@@ -33,8 +33,8 @@ const (
 	tracking      = "connection tracking"
 	emptyNAT      = "empty NAT chains"
 	staticRule    = "one static rule with `dnat`"
-	oneLookup     = "one lookup: VIP → endpoint"
-	twoLookups    = "two lookups: VIP → number, number . random → endpoint"
+	oneLookup     = "one lookup (VIP → endpoint)"
+	twoLookups    = "two lookups (VIP → number → endpoint)"
 	withoutCounts = "kube-nftproxy `--count-connections=false`"
 )
 

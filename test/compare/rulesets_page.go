@@ -41,14 +41,10 @@ func (r *Report) packets() string {
 		}
 		b.WriteString(head + "\n" + strings.Repeat("|---", strings.Count(head, "|")-1) + "|\n")
 		theirs := r.find(kubeProxyNftables, z)
-		for _, name := range rulesetNames {
-			f := r.find(name, z)
-			if f == nil {
-				continue
-			}
-			cells := []string{name, f.cell(toNone), f.cell(toRandom), share(f, r.floor(z), toRandom), share(f, theirs, toRandom),
+		for _, f := range r.rowsOf(z) {
+			cells := []string{f.Program, f.cell(toNone), f.cell(toRandom), share(f, r.floor(z), toRandom), share(f, theirs, toRandom),
 				f.cell(toOne), share(f, r.floor(z), toOne)}
-			if name == emptyNAT {
+			if f.Program == emptyNAT {
 				cells[1] = "0 (the whole packet: " + f.cell(wholePacket) + ")"
 			}
 			if udp {
@@ -58,6 +54,21 @@ func (r *Report) packets() string {
 		}
 	}
 	return b.String()
+}
+
+// rowsOf returns the figures of a size in the order of rulesetNames, and then those of other programs.
+func (r *Report) rowsOf(z string) (list []*Figures) {
+	for _, name := range rulesetNames {
+		if f := r.find(name, z); f != nil {
+			list = append(list, f)
+		}
+	}
+	for _, f := range r.Figures {
+		if f.Size == z && !slices.Contains(rulesetNames, f.Program) {
+			list = append(list, f)
+		}
+	}
+	return list
 }
 
 // share returns a quotient as text.
@@ -114,5 +125,5 @@ func (r *Report) judgePackets(z string) (list []outcome) {
 		}
 		list = append(list, o)
 	}
-	return slices.Clip(list)
+	return list
 }

@@ -100,7 +100,7 @@ func TestFirstPacketsAreJudged(t *testing.T) {
 		}
 	}
 	for _, line := range []string{
-		"| two lookups: VIP → number, number . random → endpoint | 2s (1s – 3s) | 2s (1s – 3s) | 1.00 | 0.25 | 2s (1s – 3s) | 1.00 |",
+		"| two lookups (VIP → number → endpoint) | 2s (1s – 3s) | 2s (1s – 3s) | 1.00 | 0.25 | 2s (1s – 3s) | 1.00 |",
 		"| kube-nftproxy | 4s (2s – 9s) | 4s (2s – 9s) | 2.00 | 0.50 | 4s (2s – 9s) | 2.00 |",
 	} {
 		if !strings.Contains(r.packets(), line+"\n") {
