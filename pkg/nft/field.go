@@ -117,14 +117,28 @@ func portField(name string, tmpl, offset uint32) Field {
 
 // Transport is a field of bytes behind the start of the transport header.
 func Transport(offset, length uint32) Field {
-	const header, bits = 3, 8 // nft's enum proto_bases
+	const header = 3 // nft's enum proto_bases
+	f := raw("th", header, expr.PayloadBaseTransportHeader, offset, length)
+	f.print = func(b []byte) string { return new(big.Int).SetBytes(b).String() }
+	return f
+}
+
+// Network is a field of bytes behind the start of the network header.
+func Network(offset, length uint32) Field {
+	const header = 2 // nft's enum proto_bases
+	f := raw("nh", header, expr.PayloadBaseNetworkHeader, offset, length)
+	f.print = func(b []byte) string { return fmt.Sprintf("%#x", new(big.Int).SetBytes(b)) }
+	return f
+}
+
+func raw(name string, header uint32, base expr.PayloadBase, offset, length uint32) Field {
+	const bits = 8
 	return Field{
-		name: fmt.Sprintf("@th,%d,%d", offset*bits, length*bits), typ: 4, len: int(length), order: orderBig,
+		name: fmt.Sprintf("@%s,%d,%d", name, offset*bits, length*bits), typ: 4, len: int(length), order: orderBig,
 		typeof: typeofExpr(etypePayload, tlvU32(0, descRaw), tlvU32(1, 0), tlvU32(2, header), tlvU32(3, offset*bits), tlvU32(4, length*bits)),
 		load: func(reg uint32) expr.Any {
-			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
+			return &expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: length}
 		},
-		print: func(b []byte) string { return new(big.Int).SetBytes(b).String() },
 	}
 }
 

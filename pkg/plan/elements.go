@@ -93,7 +93,7 @@ func (w *wants) at(s *nft.Set, addrs ...netip.Addr) {
 
 // inNetwork adds a vote for the element of the network of an address.
 func (w *wants) inNetwork(s *nft.Set, a netip.Addr, bits int) {
-	w.at(s, netip.PrefixFrom(a, bits).Masked().Addr())
+	w.pro = append(w.pro, nft.ID{Set: s, Key: networkKey(a, bits)})
 }
 
 // replace replaces what an owner wants. It adds the new votes before it withdraws the old ones, because an element that

@@ -38,6 +38,7 @@ type setRow struct {
 func (l *layout) setRows(o *Options) []setRow {
 	vip, nodePort := l.vip(), l.nodePort()
 	saddr, daddr := nft.SrcAddr(l.family), []nft.Field{nft.DstAddr(l.family)}
+	network := []nft.Field{l.networkField()}
 	proto, word := []nft.Field{nft.L4Proto()}, []nft.Field{nft.Priority()}
 	slot := []nft.Field{nft.Priority(), nft.Index()}
 	id, endpoint := []nft.Field{nft.L4Proto(), nft.Priority()}, []nft.Field{daddr[0], nft.DstPort()}
@@ -160,7 +161,7 @@ func (l *layout) setRows(o *Options) []setRow {
 				comment: "local endpoints that may reach themselves", oftenMissed: true},
 			{to: &l.clusterIPs, name: "cluster-ips", key: daddr, form: hash, last: true,
 				comment: "for ports that no service has", oftenMissed: true},
-			{to: &l.networks, name: "networks", key: daddr, form: hash,
+			{to: &l.networks, name: "networks", key: network, form: hash,
 				comment: "networks of cluster IPs and of the endpoints in hairpin",
 				found:   "is for a network with cluster IPs or local endpoints", oftenMissed: true},
 			{to: &l.unusedPorts, name: "unused-ports", key: daddr, form: nft.Set{Dynamic: true, Size: unusedPortAddresses},
@@ -203,7 +204,7 @@ func (l *layout) setRows(o *Options) []setRow {
 				found:   "is for an address whose port ranges take precedence over node ports", oftenMissed: true},
 			{to: &l.nodeAddresses, name: NodeAddressesSet, key: daddr, form: hash, comment: "where node ports are served",
 				found: "is for an address of this node", oftenMissed: true},
-			{to: &l.regions, name: RegionsSet, key: daddr, form: hash,
+			{to: &l.regions, name: RegionsSet, key: network, form: hash,
 				comment: "networks of service addresses, and of the node's own addresses",
 				found:   "is for a network with addresses of Services or of this node", oftenMissed: true},
 		})

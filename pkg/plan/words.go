@@ -103,14 +103,6 @@ func loadedIn(s *nft.Set, negate bool) expr.Any {
 	return &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate}
 }
 
-// networkBits are the lengths of the prefixes in the set networks. Pods of another node usually have another prefix.
-var networkBits = [...]int{inet.IPv4: 24, inet.IPv6: 64}
-
-// inNetwork: ip daddr & MASK @set, or ip daddr & MASK != @set
-func (l *layout) inNetwork(s *nft.Set, bits int, negate bool) []expr.Any {
-	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), bits), loadedIn(s, negate))
-}
-
 // setPriority: meta priority set KEY map @set
 func setPriority(keyWords []expr.Any, s *nft.Set) []expr.Any {
 	return append(keyWords, lookup(s), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
