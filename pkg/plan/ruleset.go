@@ -60,7 +60,8 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
-		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
+		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find()},
+		{Name: nodePortChain, Comment: "finds the Service of a node port", Rules: l.findNodePort(o)},
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
 		{Name: nameOf(kindExternalLocal), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
 		{Name: nameOf(kindFirewall), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
@@ -120,20 +121,31 @@ func (l *layout) afterLease(o *Options) nft.Rule {
 	return rule("the lease has expired", network, l.leased(false), goTo("services"))
 }
 
-// find looks up the destination: the class of an address, else the class of a node port.
-func (l *layout) find(o *Options) []nft.Rule {
-	nodePort := setPriority(key(l.nodePort()...), l.nodePorts)
-	// One rule serves both lookups: at every commit, the kernel walks all chains below a map of verdicts for each rule that uses the map.
-	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
-	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
-	notFound, daddr := hasNoBits(topBit), []nft.Field{nft.DstAddr(l.family)}
+// find looks up the class of an address. Packets to other addresses may be for a node port.
+func (l *layout) find() []nft.Rule {
+	return []nft.Rule{
+		rule("", setPriority(key(l.vip()...), l.services)),
+		rule("not an address and port of a Service", hasNoBits(topBit), goTo(nodePortChain)),
+		rule("", dispatch(wordBits, l.dispatch[stepFirst])),
+	}
+}
+
+// nodePortChain is the chain of packets that are not for an address and a port in the map services.
+const nodePortChain = "node-port"
+
+// findNodePort looks up the class of a node port.
+func (l *layout) findNodePort(o *Options) []nft.Rule {
+	daddr := []nft.Field{nft.DstAddr(l.family)}
 	onNode := in(l.nodeAddresses, daddr, false)
 	if o.AnyNodeAddress[l.family] {
-		onNode = append(destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.family), expr.CmpOpNeq, inet.Loopback[l.family])...)
+		onNode = append(destinationIsThisNode(expr.CmpOpEq),
+			address(daddr[0], expr.CmpOpNeq, inet.Loopback[l.family])...)
 	}
-	return append(rules,
-		rule("a port range takes precedence", notFound, in(l.allocatedRanges, daddr, false), onNode, setPriority(key(l.vipOfFlow()...), l.ranges), back()),
-		rule("", notFound, onNode, nodePort), first)
+	return []nft.Rule{
+		rule("a port range takes precedence", in(l.allocatedRanges, daddr, false), onNode,
+			setPriority(key(l.vipOfFlow()...), l.ranges), back()),
+		rule("", onNode, setPriority(key(l.nodePort()...), l.nodePorts), dispatch(wordBits, l.dispatch[stepFirst])),
+	}
 }
 
 // externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints. Only packets of this node
@@ -360,22 +372,28 @@ func (l *layout) pick(c class) []nft.Rule {
 	return rules
 }
 
-// masqueradeRoute marks the packets of a route that need masquerading.
-func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
-	mark := markPacket(o.MasqueradeMark)
+// masqueraded returns a test for packets of a route that need masquerading, with its meaning. The meaning is empty if no
+// packets do.
+func (l *layout) masqueraded(o *Options, r route) (meaning string, test []expr.Any) {
 	pods := o.LocalPods[l.family]
-	switch r {
-	case routeExternal:
-		return []nft.Rule{rule("from outside: replies return by this node", mark)}
-	case routeCluster, routeClusterLocal:
-		switch {
-		case o.MasqueradeAll:
-			return []nft.Rule{rule("all traffic to cluster IPs", mark)}
-		case pods.known():
-			return []nft.Rule{rule("not from a local pod", l.localPods(pods, true), mark)}
-		}
+	switch {
+	case r == routeExternal:
+		return "from outside: replies return by this node", nil
+	case r != routeCluster && r != routeClusterLocal:
+	case o.MasqueradeAll:
+		return "all traffic to cluster IPs", nil
+	case pods.known():
+		return "not from a local pod", l.localPods(pods, true)
 	}
-	return nil
+	return "", nil
+}
+
+// masqueradeRoute marks the packets of a route that need masquerading.
+func (l *layout) masqueradeRoute(o *Options, r route) (rules []nft.Rule) {
+	if meaning, test := l.masqueraded(o, r); meaning != "" {
+		rules = append(rules, rule(meaning, test, markPacket(o.MasqueradeMark)))
+	}
+	return rules
 }
 
 // single: dnat to ip daddr . meta l4proto . th dport map @singles
@@ -385,13 +403,12 @@ func (l *layout) single(o *Options, r route) []nft.Rule {
 		rule(undone, setPriorityTo(0)))
 }
 
-// masqueradeList marks the packets of all routes to a list that need masquerading.
+// masqueradeList marks the packets of all routes to a list that need masquerading. It tests the route last: most packets
+// are from local pods.
 func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
 	for r := range routes {
-		for _, mark := range l.masqueradeRoute(o, r) {
-			if r.list() == ls {
-				rules = append(rules, rule(mark.Comment, hasRoute(r), mark.Exprs))
-			}
+		if meaning, test := l.masqueraded(o, r); meaning != "" && r.list() == ls {
+			rules = append(rules, rule(meaning, test, hasRoute(r), markPacket(o.MasqueradeMark)))
 		}
 	}
 	return rules

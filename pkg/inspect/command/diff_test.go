@@ -33,12 +33,12 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 	}{
 		{"the present one", present, nil},
 		{"clusterCIDR", strings.Replace(present, "10.244.0.0/16", "10.99.0.0/16", 1), []string{
-			"- ip chain endpoints-of-2: meta priority & 0:700 == 0:100 ip saddr & 255.255.0.0 != 10.244.0.0 " +
+			"- ip chain endpoints-of-2: ip saddr & 255.255.0.0 != 10.244.0.0 meta priority & 0:700 == 0:100 " +
 				`meta mark set meta mark | 0x00004000 comment "not from a local pod"`,
 		}},
 		{"nodePortAddresses", present + "nodePortAddresses: [203.0.113.0/24]\n", []string{
-			"+ ip chain services: meta priority & 8000:0 == none ip daddr @node-addresses " +
-				"meta priority set meta l4proto . th dport map @nodeports",
+			"+ ip chain node-port: ip daddr @node-addresses meta priority set meta l4proto . th dport map @nodeports " +
+				"meta priority & 8000:7ff vmap @dispatch",
 		}},
 		{"mode", strings.Replace(present, "iptables", "nftables", 1), []string{
 			"+ ip set node-addresses: 192.0.2.1",

@@ -171,7 +171,7 @@ Rules that act on the packet, on the first of these paths:
       services: 10.96.0.11 . tcp . 80 : c000:1aa  # shop/sticky
   output services: meta priority & 8000:7ff vmap @dispatch
       dispatch: 8000:1aa : goto affinity-for-10800
-  output affinity-for-10800: meta priority & 0:700 == 0:100 ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
+  output affinity-for-10800: ip saddr & 255.255.0.0 != 10.244.0.0 meta priority & 0:700 == 0:100 meta mark set meta mark | 0x00004000 comment "not from a local pod"
       marks it for masquerading
 `},
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
