@@ -135,11 +135,13 @@ func measureRulesetsOf(ctx context.Context, s settings, z packetSize, r *Report)
 	}
 	return inWorld(ctx, z.size, packetLab, fill, func(w *world, kubeconfig, dir string) error {
 		rs := &rulesets{timer: &timer{world: w}, settings: s, kubeconfig: kubeconfig, dir: dir, proxyLab: w.lab}
-		for _, name := range append(rulesetNames, strings.Split(s.also, ",")...) {
-			always := name == noRules || name == emptyNAT
-			if name != "" && (always || wanted(s.programs, name)) {
+		for _, name := range rulesetNames {
+			if name == noRules || name == emptyNAT || wanted(s.programs, name) {
 				rs.names = append(rs.names, name)
 			}
+		}
+		if s.also != "" {
+			rs.names = append(rs.names, strings.Split(s.also, ",")...)
 		}
 		for _, name := range rs.names {
 			r.of(name, z)
@@ -195,10 +197,10 @@ func (r *rulesets) program(name string) string {
 		return r.theirs
 	case name == kubeNftproxy, name == withoutCounts:
 		return r.ours
-	case wanted(r.also, name) && r.also != "" && !strings.HasSuffix(name, ".nft"):
-		return name
+	case slices.Contains(rulesetNames, name), strings.HasSuffix(name, ".nft"):
+		return ""
 	}
-	return ""
+	return name
 }
 
 // laterToEndpoint and laterToService return the only packet of a UDP flow that nobody answers. All but the first packet
