@@ -111,16 +111,24 @@ func measureRulesets(ctx context.Context, s settings) error {
 		if err := measureRulesetsOf(ctx, s, z, r); err != nil {
 			return fmt.Errorf("%s: %w", z, err)
 		}
+		if err := r.publishPackets(s.output); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// publishPackets prints the tables and, if a checkout is given, writes them there.
+func (r *Report) publishPackets(root string) error {
 	fmt.Print(r.packets())
-	if s.output == "" {
+	if root == "" {
 		return nil
 	}
-	if err := r.save(filepath.Join(s.output, rulesetsFile)); err != nil {
+	if err := r.save(filepath.Join(root, rulesetsFile)); err != nil {
 		return err
 	}
 	for _, p := range r.packetParts() {
-		if err := page.Write(filepath.Join(s.output, p.page), p.name, p.text); err != nil {
+		if err := page.Write(filepath.Join(root, p.page), p.name, p.text); err != nil {
 			return err
 		}
 	}
