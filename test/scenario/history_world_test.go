@@ -339,10 +339,11 @@ func (w *world) nodePorts(m *member) {
 }
 
 // externalPool are addresses of external IPs, balancerPool those of load balancers. Some are in both, some belong to the node,
-// and some are invalid.
+// and some are invalid. The network of 2001:db8:244::1 differs from that of the pods only in the first four bytes.
 var (
 	externalPool = []string{
-		"198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:1::2", "192.0.2.2", "2001:db8::2", "10.96.0.3", "fd00:10:96::3", "127.0.0.1", "bad",
+		"198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:244::1", "192.0.2.2", "2001:db8::2", "10.96.0.3",
+		"fd00:10:96::3", "127.0.0.1", "bad",
 	}
 	balancerPool = []string{"203.0.113.1", "203.0.113.2", "198.51.100.1", "2001:db8:2::1", "2001:db8:2::2", "2001:db8:1::1", "192.0.2.2", "2001:db8::2"}
 	rangePool    = []string{
