@@ -5,8 +5,8 @@
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
-#   PACKETS=1          only first packets, with rules from none to kube-proxy's; 40 minutes. TURNS=9 loads the rules nine times.
-#                      SIZES has sizes as in "10000x1,50000xmixed IPv6 UDP"
+#   PACKETS=1          only first packets, with rules from none to kube-proxy's; 40 minutes. TURNS=9 loads the rules
+#                      nine times, and SIZES has sizes as in "10000x1,50000xmixed IPv6 UDP"
 #   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes

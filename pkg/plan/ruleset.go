@@ -372,8 +372,8 @@ func (l *layout) pick(c class) []nft.Rule {
 	return rules
 }
 
-// masqueraded returns a test for packets of a route that need masquerading, with its meaning. The meaning is empty if no
-// packets do.
+// masqueraded returns a test for packets of a route that need masquerading, with its meaning. The meaning is empty if
+// no packets do.
 func (l *layout) masqueraded(o *Options, r route) (meaning string, test []expr.Any) {
 	pods := o.LocalPods[l.family]
 	switch {
@@ -403,8 +403,8 @@ func (l *layout) single(o *Options, r route) []nft.Rule {
 		rule(undone, setPriorityTo(0)))
 }
 
-// masqueradeList marks the packets of all routes to a list that need masquerading. It tests the route last: most packets
-// are from local pods.
+// masqueradeList marks the packets of all routes to a list that need masquerading. It tests the route last: most
+// packets are from local pods.
 func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
 	for r := range routes {
 		if meaning, test := l.masqueraded(o, r); meaning != "" && r.list() == ls {

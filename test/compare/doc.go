@@ -3,7 +3,7 @@
 // a packet. It uses its own network namespaces.
 //
 // In: a plan of sizes with numbers of repetitions (suite.go).
-// Out: docs/benchmarks.json, its siblings docs/benchmarks-*.json, and the tables in docs/benchmarks.md, docs/benchmarks-details.md,
-// docs/sizing.md and README.md.
+// Out: docs/benchmarks.json, its siblings docs/benchmarks-*.json, and the tables in docs/benchmarks.md,
+// docs/benchmarks-details.md, docs/sizing.md and README.md.
 // Never: reports a figure that this run did not measure.
 package main

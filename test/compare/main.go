@@ -69,8 +69,9 @@ func main() {
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
 	flag.BoolVar(&s.packets, "packets", false,
-		"measure first packets with the rules of several programs instead of the plan; -only has sizes as in \"50000xmixed IPv6 UDP\"")
-	flag.StringVar(&s.also, "also", "", "with -packets: further programs, or files for nft, as in old/kube-nftproxy,edited.nft")
+		"measure first packets with several rulesets instead; -only has sizes as in \"50000xmixed IPv6 UDP\"")
+	flag.StringVar(&s.also, "also", "",
+		"with -packets: further programs, or files for nft, as in old/kube-nftproxy,edited.nft")
 	flag.IntVar(&s.turns, "turns", 5, "with -packets: the number of times that all rules are loaded")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

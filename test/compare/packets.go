@@ -257,8 +257,8 @@ func (t *timer) burst(st *stream) (each float64, err error) {
 	return each, nil
 }
 
-// forget deletes the conntrack entries of bursts on the nodes, except the established flows. With UDP Services, there are
-// no such flows.
+// forget deletes the conntrack entries of bursts on the nodes, except the established flows. With UDP Services, there
+// are no such flows.
 func (t *timer) forget(ctx context.Context) {
 	which := []string{"-D", "-f", strings.ToLower(t.family.String()), "-p", "tcp", "--state", "SYN_SENT"}
 	if t.udp {
@@ -498,7 +498,8 @@ func (t *timer) toService(s *site) []byte {
 // first returns the first packet of a connection of a random client.
 func (t *timer) first(s *site, addr netip.Addr, port uint16) []byte {
 	if t.udp {
-		return s.packet(unix.IPPROTO_UDP, t.client(), netip.AddrPortFrom(addr, port), []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'})
+		datagram := []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'}
+		return s.packet(unix.IPPROTO_UDP, t.client(), netip.AddrPortFrom(addr, port), datagram)
 	}
 	return t.syn(s, addr, port)
 }

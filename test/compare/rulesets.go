@@ -22,9 +22,9 @@ import (
 )
 
 // This measurement compares the first packets of connections on nodes with different rules: from none to those of a
-// proxy. All bursts of a round follow each other on a processor that runs nothing else, and a figure is the median of the
-// differences within a round. The cost of a lookup depends on the location of the elements in the kernel's memory. So in
-// each turn, all nodes load their rules again, and a figure is the median of all turns.
+// proxy. All bursts of a round follow each other on a processor that runs nothing else, and a figure is the median of
+// the differences within a round. The cost of a lookup depends on the location of the elements in the kernel's memory.
+// So in each turn, all nodes load their rules again, and a figure is the median of all turns.
 
 // The rules of the nodes. Each row has a little more than the row before it. The rows of one and of two lookups are the
 // least that any program needs whose rules find a Service in a map.
@@ -62,7 +62,8 @@ type packetSize struct {
 
 // packetSizes are measured, unless -only selects others.
 var packetSizes = []string{
-	"1000x10", "10000x1", "10000x10", "10000x10 IPv6", "10000x10 UDP", "10000x10 IPv6 UDP", "10000xmixed", "50000xmixed",
+	"1000x10", "10000x1", "10000x10", "10000x10 IPv6", "10000x10 UDP", "10000x10 IPv6 UDP",
+	"10000xmixed", "50000xmixed",
 }
 
 func (z packetSize) String() string {
@@ -189,7 +190,7 @@ func (r *rulesets) open(ctx context.Context) error {
 		if translates {
 			later = (*timer).laterToService
 			r.streams = append(r.streams, stream{toRandom.of(name), place(i), (*timer).toService},
-				stream{toOne.of(name), place(i), func(t *timer, s *site) []byte { return t.first(s, t.vip(7), servicePort) }})
+				stream{toOne.of(name), place(i), (*timer).toOneService})
 		}
 		if r.udp {
 			r.streams = append(r.streams, stream{unanswered.of(name), place(i), later})
@@ -210,6 +211,9 @@ func (r *rulesets) program(name string) string {
 	}
 	return name
 }
+
+// toOneService returns the first packet of a connection to the same Service each time.
+func (t *timer) toOneService(s *site) []byte { return t.first(s, t.vip(7), servicePort) }
 
 // laterToEndpoint and laterToService return the only packet of a UDP flow that nobody answers. All but the first packet
 // of a burst are later packets of the flow.
@@ -340,10 +344,11 @@ func (r *rulesets) rules(name string) string {
 	case tracking:
 		return atTracked.rules(r.world)
 	case staticRule:
-		return fmt.Sprintf(baseChains, ip, "", fmt.Sprintf("%s daddr %s %s dport %d dnat to %s", ip, serviceCIDRs[r.family],
-			proto, servicePort, netip.AddrPortFrom(r.endpoint(0), endpointPort)))
+		return fmt.Sprintf(baseChains, ip, "", fmt.Sprintf("%s daddr %s %s dport %d dnat to %s",
+			ip, serviceCIDRs[r.family], proto, servicePort, netip.AddrPortFrom(r.endpoint(0), endpointPort)))
 	case oneLookup:
-		return fmt.Sprintf(baseChains, ip, mapOf("first", vip, to, first), fmt.Sprintf("dnat %s to %s map @first", ip, vip))
+		return fmt.Sprintf(baseChains, ip, mapOf("first", vip, to, first),
+			fmt.Sprintf("dnat %s to %s map @first", ip, vip))
 	case twoLookups:
 		const number = "meta l4proto . meta mark . numgen random mod "
 		maps := mapOf("first", vip, "meta mark", first) + mapOf("second", number+"2", to, second)

@@ -42,8 +42,9 @@ func (r *Report) packets() string {
 		b.WriteString(head + "\n" + strings.Repeat("|---", strings.Count(head, "|")-1) + "|\n")
 		theirs := r.find(kubeProxyNftables, z)
 		for _, f := range r.rowsOf(z) {
-			cells := []string{f.Program, f.cell(toNone), f.cell(toRandom), share(f, r.floor(z), toRandom), share(f, theirs, toRandom),
-				f.cell(toOne), share(f, r.floor(z), toOne)}
+			floor := r.floor(z)
+			cells := []string{f.Program, f.cell(toNone), f.cell(toRandom), share(f, floor, toRandom),
+				share(f, theirs, toRandom), f.cell(toOne), share(f, floor, toOne)}
 			if f.Program == emptyNAT {
 				cells[1] = "0 (the whole packet: " + f.cell(wholePacket) + ")"
 			}
