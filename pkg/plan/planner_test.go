@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +65,15 @@ func (r *recorder) Remove(e nft.Element) {
 func (*recorder) Discard(nft.Element) {}
 func (*recorder) ChangeRules()        {}
 
+// wordOf parses a word of the scratch register, such as 8000:802. It does not use [fmt.Sscanf], which took a third of the
+// time of all tests.
+func wordOf(text string) (word uint32, ok bool) {
+	high, low, _ := strings.Cut(text, ":")
+	h, err1 := strconv.ParseUint(high, 16, 16)
+	l, err2 := strconv.ParseUint(low, 16, 16)
+	return uint32(h<<16 | l), err1 == nil && err2 == nil
+}
+
 // canonical returns all wanted elements and chains as text. It replaces the assigned numbers with names, because the numbers depend on history.
 func (r *recorder) canonical(p *Planner) string {
 	type named struct {
@@ -93,11 +103,10 @@ func (r *recorder) canonical(p *Planner) string {
 	for _, e := range r.elements {
 		words := strings.Fields(e.String())
 		for i, w := range words {
-			var high, low uint32
-			if n, _ := fmt.Sscanf(w, "%x:%x", &high, &low); n != 2 || fmt.Sprintf("%x:%x", high, low) != w {
+			word, ok := wordOf(w)
+			if !ok {
 				continue
 			}
-			word := high<<16 | low
 			number := word & portBits
 			if isAffine(number) {
 				number &= affineBits
