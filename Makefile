@@ -26,7 +26,7 @@ demo: ## demonstrate the program in network namespaces, in two minutes (root); A
 test: ## all lanes that CI runs: lint, house, unit, race, netns, hostile, e2e, ratios (root)
 	hack/test.sh
 
-test-unit: ## unit tests without privileges, with the race detector in packages that start goroutines
+test-unit: ## unit tests without privileges, with the race detector in packages that start goroutines or use locks
 	hack/test.sh unit race
 
 test-netns: ## all tests that need no API server, with real packets in network namespaces (root)

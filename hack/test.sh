@@ -2,7 +2,8 @@
 # Runs the lanes of the tests, also after a lane has failed, and prints a summary. Usage: hack/test.sh [lane ...]
 #   lint   checks of the source: see lint.sh
 #   house  rules about source, documents and manifests
-#   unit   tests without privileges of the packages that start no goroutines and use no locks; tests that need root are skipped
+#   unit   tests without privileges of the packages that start no goroutines and use no locks; tests that need root are
+#          skipped
 #   race   the same for all other packages, with the race detector
 #   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
@@ -39,8 +40,9 @@ matching() { # files, pattern
 # namespaces lists the packages with tests in network namespaces.
 namespaces() { all | matching '*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS'; }
 
-# concurrent lists the packages that start goroutines or use locks. In the other packages, the race detector finds nothing, and makes the tests slower.
-concurrent() { all | matching '*.go' '^\s*go |\.Go\(|^\s*(import )?"sync["/]'; }
+# concurrent lists the packages that start goroutines or use locks. In the other packages, the race detector finds nothing,
+# and makes the tests slower. A sync.OnceValue is no reason, because its value never changes.
+concurrent() { all | matching '*.go' '^\s*go |\.Go\(|\bsync\.(Once\b|[CMNPRW])|"sync/'; }
 
 # tagged lists the packages that have tests with a build tag.
 tagged() { # tag
