@@ -74,7 +74,6 @@ func TestMalformedObjects(t *testing.T) {
 	}
 	t.Run("on 100 nodes", func(t *testing.T) { testOneEventForAllNodes(t, w, loser) })
 	t.Run("demand", func(t *testing.T) { testWake(t, w, d) })
-	t.Run("maximum of connections", func(t *testing.T) { testMaximum(t, w, d) })
 }
 
 // odd returns the accepted objects.
