@@ -49,10 +49,9 @@ type proxy struct {
 const rest = 20 * time.Millisecond
 
 func newProxy(name string, s settings, family inet.Family, kubeconfig string, host *lab.Host, log string) *proxy {
-	p := &proxy{name: name, host: host, family: family, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, rest: rest, args: []string{
-		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=" + clusterCIDRs[family],
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-	}}
+	p := &proxy{name: name, host: host, family: family, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, rest: rest}
+	p.args = program.Flags(kubeconfig, nodeName, "--v=0", // log lines cost time
+		"--cluster-cidr="+clusterCIDRs[family])
 	mode := "nftables"
 	switch name {
 	case kubeProxyIptables:

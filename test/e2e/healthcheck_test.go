@@ -77,18 +77,14 @@ func testHealthChecks(t *testing.T, a asked) {
 // run starts the program. The end of the test kills it and removes its rules.
 func (a asked) run(flags ...string) *proxy.Program {
 	a.Helper()
-	args := append([]string{
-		"--kubeconfig=" + a.kubeconfig(), "--hostname-override=" + nodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--v=2",
-		"--proxy-mode=nftables", "--iptables-min-sync-period=10ms",
-		// These would change settings of the whole machine.
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-	}, flags...)
+	args := proxy.Flags(a.kubeconfig(), nodeName,
+		"--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--proxy-mode=nftables", "--iptables-min-sync-period=10ms")
 	a.Cleanup(func() { // after the program is killed
 		if out, err := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
 			a.Errorf("remove the rules: %v\n%s", err, out)
 		}
 	})
-	return proxy.ForTest(a.T, proxy.Config{Host: a.Node, Path: a.path, Args: args})
+	return proxy.ForTest(a.T, proxy.Config{Host: a.Node, Path: a.path, Args: append(args, flags...)})
 }
 
 // checked returns a Service with a health check node port.

@@ -26,11 +26,8 @@ func TestTwinRepair(t *testing.T) {
 			w.apply(service("web", corev1.IPv4Protocol))
 			w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 			start := func() *proxy.Program {
-				return proxy.ForTest(t, proxy.Config{Host: w.Node, Path: path, Args: []string{
-					"--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", "nftables",
-					"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
-					"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-				}})
+				args := proxy.Flags(w.kubeconfig(), nodeName, "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56")
+				return proxy.ForTest(t, proxy.Config{Host: w.Node, Path: path, Args: args})
 			}
 			running := start()
 			to := w.clusterIPs("web")[0]

@@ -45,6 +45,15 @@ type Config struct {
 	OwnGroup bool
 }
 
+// Flags returns flags of either program on a node of an API server, and further flags. Without the flags of conntrack, the program
+// would set sysctls of the whole machine.
+func Flags(kubeconfig, node string, further ...string) []string {
+	return append([]string{
+		"--kubeconfig=" + kubeconfig, "--hostname-override=" + node, "--v=2",
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+	}, further...)
+}
+
 // Program is a running program. Its methods may be called from several goroutines.
 type Program struct {
 	config  Config

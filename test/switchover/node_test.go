@@ -130,12 +130,8 @@ func (n *node) launch(path string) *program.Program {
 		n.logged = info.Size()
 	}
 	return program.ForTest(n.test, program.Config{
-		Host: n.Node, Path: path, Env: n.env(), Log: n.log(path), Args: []string{
-			"--kubeconfig=" + n.kubeconfig, "--hostname-override=" + nodeName, "--proxy-mode=" + n.mode.flag, "--v=2",
-			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
-			// Other values would set sysctls of the whole machine.
-			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-		},
+		Host: n.Node, Path: path, Env: n.env(), Log: n.log(path),
+		Args: program.Flags(n.kubeconfig, nodeName, "--proxy-mode="+n.mode.flag, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"),
 	})
 }
 

@@ -60,12 +60,8 @@ func (a *API) Proxy(c Config) (*Proxy, error) {
 	if err := a.Kubeconfig(kubeconfig, false); err != nil {
 		return nil, err
 	}
-	p := &Proxy{config: c, api: a, args: append([]string{
-		"--kubeconfig=" + kubeconfig, "--hostname-override=" + a.nodeName, "--v=2",
-		"--proxy-mode=nftables", "--iptables-min-sync-period=10ms",
-		// These would change settings of the whole machine.
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-	}, c.Flags...)}
+	args := program.Flags(kubeconfig, a.nodeName, "--proxy-mode=nftables", "--iptables-min-sync-period=10ms")
+	p := &Proxy{config: c, api: a, args: append(args, c.Flags...)}
 	var err error
 	if p.forward, err = Forward(c.Host, a.Server()); err != nil {
 		return nil, fmt.Errorf("forward to the API server: %w", err)
