@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -108,8 +106,8 @@ func reportOf(root, file string) *Report {
 		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.37.2",
 	}
 	var old Report
-	b, err := os.ReadFile(filepath.Join(root, file))
-	if root != "" && err == nil && json.Unmarshal(b, &old) == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs && old.Versions == r.Versions {
+	err := page.ReadJSON(filepath.Join(root, file), &old)
+	if root != "" && err == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs && old.Versions == r.Versions {
 		r.Figures = old.Figures
 	}
 	return r

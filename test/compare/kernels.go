@@ -1,12 +1,7 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -36,61 +31,39 @@ func (r *Report) save(file string) error {
 	if file == "" {
 		return nil
 	}
-	return writeJSON(file, r)
+	return page.WriteJSON(file, r)
 }
 
-func writeJSON(file string, v any) error {
-	b, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(b, '\n'), 0o644)
+// ofKernels are the raw figures of other kernels in a checkout, one report for each.
+var ofKernels = page.Results[*Report]{
+	File: "docs/benchmarks-kernels.json", Page: "docs/benchmarks-details.md", Part: "kernels", Tables: kernelsPage,
 }
-
-func readJSON(file string, v any) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	return nil
-}
-
-// kernelsFile is the file of a checkout with the raw figures of other kernels, one report for each.
-const kernelsFile = "docs/benchmarks-kernels.json"
 
 // publishKernels prints a comparison of reports from other kernels and, if a checkout is given, writes them there. It keeps
 // reports of kernels that were not measured again.
 func publishKernels(root string, files []string) error {
-	var reports []*Report
-	if root != "" {
-		if err := readJSON(filepath.Join(root, kernelsFile), &reports); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	news := make([]*Report, len(files))
+	for i, file := range files {
+		if err := page.ReadJSON(file, &news[i]); err != nil {
 			return err
 		}
 	}
-	for _, file := range files {
-		r := &Report{}
-		if err := readJSON(file, r); err != nil {
-			return err
-		}
-		same := func(old *Report) bool { return old.series() == r.series() }
-		if i := slices.IndexFunc(reports, same); i >= 0 {
-			reports[i] = r
-		} else {
-			reports = append(reports, r)
-		}
-	}
-	text := kernelsPage(reports)
-	fmt.Print(text)
 	if root == "" {
+		fmt.Print(kernelsPage(news))
 		return nil
 	}
-	if err := writeJSON(filepath.Join(root, kernelsFile), reports); err != nil {
-		return err
-	}
-	return page.Write(filepath.Join(root, "docs/benchmarks-details.md"), "kernels", text)
+	return ofKernels.Publish(root, func(reports []*Report) []*Report {
+		for _, r := range news {
+			same := func(old *Report) bool { return old.series() == r.series() }
+			if i := slices.IndexFunc(reports, same); i >= 0 {
+				reports[i] = r
+			} else {
+				reports = append(reports, r)
+			}
+		}
+		fmt.Print(kernelsPage(reports))
+		return reports
+	})
 }
 
 // series returns the kernel's version without its third number, which is 0 in some of Debian's names.

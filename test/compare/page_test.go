@@ -19,8 +19,8 @@ var update = flag.Bool("update", false, "rewrite the figures of pages from docs/
 func TestPagesHaveTheFigures(t *testing.T) {
 	const root = "../.."
 	var r, packets Report
-	lab.Must(t, readJSON(filepath.Join(root, reportFile), &r))
-	lab.Must(t, readJSON(filepath.Join(root, rulesetsFile), &packets))
+	lab.Must(t, page.ReadJSON(filepath.Join(root, reportFile), &r))
+	lab.Must(t, page.ReadJSON(filepath.Join(root, rulesetsFile), &packets))
 	for _, s := range append(r.parts(), packets.packetParts()...) {
 		file := filepath.Join(root, s.page)
 		if *update {

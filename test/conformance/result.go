@@ -1,10 +1,7 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -116,46 +113,25 @@ func (r *Run) folder(results string) string {
 
 // save writes the results into results.json of the run's folder.
 func (r *Run) save(results string) error {
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
+	folder := r.folder(results)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	folder := r.folder(results)
-	return errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, "results.json"), append(text, '\n'), 0o644))
+	return page.WriteJSON(filepath.Join(folder, "results.json"), r)
 }
 
-// The files of a checkout with the results: all tests as JSON, and the tables between the lines of that name.
-const (
-	resultsFile = "docs/conformance.json"
-	pageFile    = "docs/conformance.md"
-	pagePart    = "results"
-)
+// published are the results of all runs in a checkout.
+var published = page.Results[Run]{File: "docs/conformance.json", Page: "docs/conformance.md", Part: "results", Tables: tables}
 
 // publish writes a run's results into a checkout, in place of those of the same release, proxy and number of nodes. A part of a run
 // replaces only the results of its tests.
 func publish(root string, run Run, part bool) error {
-	file := filepath.Join(root, resultsFile)
-	var runs []Run
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &runs)
-	} else if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
-	}
-	if part {
-		run = merge(runs, run)
-	}
-	runs = replace(runs, run)
-	if text, err = json.MarshalIndent(runs, "", " "); err != nil {
-		return err
-	}
-	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
-		return err
-	}
-	return page.Write(filepath.Join(root, pageFile), pagePart, tables(runs))
+	return published.Publish(root, func(runs []Run) []Run {
+		if part {
+			run = merge(runs, run)
+		}
+		return replace(runs, run)
+	})
 }
 
 // same reports whether two runs are of the same release, proxy and number of nodes.

@@ -1,16 +1,12 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
-	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 // someRun returns a run, with one excluded test whose labels have another order before v1.37.
@@ -38,7 +34,7 @@ func TestRetryKeepsTheFirstFailure(t *testing.T) {
 func TestPublish(t *testing.T) {
 	root := t.TempDir()
 	lab.Must(t, os.Mkdir(filepath.Join(root, "docs"), 0o755))
-	lab.Must(t, os.WriteFile(filepath.Join(root, pageFile), []byte("# x\n<!-- results -->\n<!-- /results -->\n"), 0o600))
+	lab.Must(t, os.WriteFile(filepath.Join(root, published.Page), []byte("# x\n<!-- results -->\n<!-- /results -->\n"), 0o600))
 	for _, run := range []Run{
 		someRun("v1.36.3", kubeProxy, 2), someRun("v1.37.2", kubeNftproxy, 2, Test{"x", failed, 1, false, ""}),
 		someRun("v1.37.2", kubeProxy, 6), someRun("v1.37.2", kubeProxy, 2, Test{"[b] a|b", passed, 1, true, "late"}, Test{"s", skipped, 0, false, "3 nodes"}),
@@ -48,7 +44,7 @@ func TestPublish(t *testing.T) {
 	}
 	// A part of a run leaves the other results.
 	lab.Must(t, publish(root, someRun("v1.37.2", kubeProxy, 2, Test{"s", failed, 1, false, "lost"}), true))
-	got, err := os.ReadFile(filepath.Join(root, pageFile))
+	got, err := os.ReadFile(filepath.Join(root, published.Page))
 	lab.Must(t, err)
 	want := `# x
 <!-- results -->
@@ -75,17 +71,4 @@ Not run:
 }
 
 // The published tables are those of the published results.
-func TestPageHasTheResults(t *testing.T) {
-	var runs []Run
-	text, err := os.ReadFile("../../" + resultsFile)
-	if err == nil {
-		err = json.Unmarshal(text, &runs)
-	}
-	lab.Must(t, err)
-	document, err := os.ReadFile("../../" + pageFile)
-	lab.Must(t, err)
-	part, err := page.Part(string(document), pagePart)
-	if diff := cmp.Diff(tables(runs), part); diff != "" || err != nil {
-		t.Errorf("error %v; make conformance OUTPUT=. writes both (-results +page):\n%s", err, diff)
-	}
-}
+func TestPageHasTheResults(t *testing.T) { published.Check(t, "../..") }

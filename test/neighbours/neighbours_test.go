@@ -71,7 +71,7 @@ func TestNeighbours(t *testing.T) {
 		})
 	}
 	if root := os.Getenv("OUTPUT"); root != "" {
-		if err := Publish(root, rows); err != nil {
+		if err := publish(root, rows); err != nil {
 			t.Error(err)
 		}
 	}

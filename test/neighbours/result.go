@@ -1,22 +1,15 @@
 package neighbours
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// The files of a checkout with the results, and the part of the page that this package writes.
-const (
-	File     = "docs/compatibility.json"
-	Page     = "docs/compatibility.md"
-	PagePart = "neighbours"
-)
+// Results are the rows of a checkout.
+var Results = page.Results[Row]{File: "docs/compatibility.json", Page: "docs/compatibility.md", Part: "neighbours", Tables: table}
 
 // Row is the result of one neighbour.
 type Row struct {
@@ -59,8 +52,8 @@ const (
 	stepRemove  = "remove"
 )
 
-// Table returns the rows as Markdown.
-func Table(rows []Row) string {
+// table returns the rows as Markdown.
+func table(rows []Row) string {
 	var b strings.Builder
 	b.WriteString("| neighbour | version | result | tested policy |\n|---|---|---|---|\n")
 	for _, r := range rows {
@@ -108,36 +101,12 @@ func Table(rows []Row) string {
 	return b.String()
 }
 
-// Read returns the rows of a checkout; none without the file.
-func Read(root string) (rows []Row, err error) {
-	text, err := os.ReadFile(filepath.Join(root, File))
-	if os.IsNotExist(err) {
-		return nil, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &rows)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", File, err)
-	}
-	return rows, nil
-}
-
-// Publish writes rows into a checkout, in place of the rows with the same names.
-func Publish(root string, news []Row) error {
-	rows, err := Read(root)
-	if err != nil {
-		return err
-	}
-	rows = slices.DeleteFunc(rows, func(r Row) bool { return slices.ContainsFunc(news, func(n Row) bool { return n.Name == r.Name }) })
-	rows = append(rows, news...)
-	slices.SortStableFunc(rows, func(a, b Row) int { return a.Order - b.Order })
-	text, err := json.MarshalIndent(rows, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(root, File), append(text, '\n'), 0o644); err != nil {
-		return err
-	}
-	return page.Write(filepath.Join(root, Page), PagePart, Table(rows))
+// publish writes rows into a checkout, in place of the rows with the same names.
+func publish(root string, news []Row) error {
+	return Results.Publish(root, func(rows []Row) []Row {
+		rows = slices.DeleteFunc(rows, func(r Row) bool { return slices.ContainsFunc(news, func(n Row) bool { return n.Name == r.Name }) })
+		rows = append(rows, news...)
+		slices.SortStableFunc(rows, func(a, b Row) int { return a.Order - b.Order })
+		return rows
+	})
 }
