@@ -125,6 +125,7 @@ func (c *crowd) awaitOther(p *process, want string) {
 }
 
 func TestTheNewestThatIsReadyServes(t *testing.T) {
+	t.Parallel()
 	c := newCrowd(t)
 	a := c.start("a", 1, true)
 	c.await("a")
@@ -148,6 +149,7 @@ func TestTheNewestThatIsReadyServes(t *testing.T) {
 
 // A ready process does not wait for a newer one that is not ready.
 func TestAnOlderOneThatIsReadyServesUntilTheNewerIs(t *testing.T) {
+	t.Parallel()
 	c := newCrowd(t)
 	b := c.start("b", 2, false)
 	for !b.Alone() {
@@ -160,6 +162,7 @@ func TestAnOlderOneThatIsReadyServesUntilTheNewerIs(t *testing.T) {
 }
 
 func TestManyShortLivedInstances(t *testing.T) {
+	t.Parallel()
 	c := newCrowd(t)
 	var all []*process
 	for i := range 8 {
@@ -179,6 +182,7 @@ func TestASilentHolderIsIgnored(t *testing.T) {
 		"says much":    func(conn net.Conn) { _, _ = conn.Write([]byte(strings.Repeat("x", 10*longest))) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := newCrowd(t)
 			l, err := net.Listen("unix", c.socket)
 			lab.Must(t, err)
@@ -213,6 +217,7 @@ func TestRecordsOfOneProcessDiffer(t *testing.T) {
 
 // TestFind names the process that serves, without becoming a guest, and the guests of that process.
 func TestFind(t *testing.T) {
+	t.Parallel()
 	c := newCrowd(t)
 	if got, err := Find(c.socket); got != "" || err != nil {
 		t.Errorf("without a process: %q, %v", got, err)

@@ -211,6 +211,7 @@ func TestOnlyAProofStopsAProcess(t *testing.T) {
 
 // TestAProofIsForOneNameAndOneSocket: an answer to another challenge, and a message of the kernel, are no proof.
 func TestAProofIsForOneNameAndOneSocket(t *testing.T) {
+	t.Parallel()
 	v, err := newVerifier()
 	lab.Must(t, err)
 	defer v.close()
@@ -229,6 +230,7 @@ func TestAProofIsForOneNameAndOneSocket(t *testing.T) {
 // TestReclaim: a process that stands by serves again, at once, if the holder is found not to work. The holder stands
 // by for it when it works again.
 func TestReclaim(t *testing.T) {
+	t.Parallel()
 	c := newCrowd(t)
 	a := c.start("a", 1, true)
 	c.await("a")

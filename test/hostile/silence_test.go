@@ -66,6 +66,7 @@ func claimOnce(t *testing.T) {
 // TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram: a process of user 0 in the node's network namespace, but
 // without capabilities, claims to be a newer instance. Bank's changes are still served.
 func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := newBank(t)
 	self, err := os.Executable()
 	lab.Must(t, err)
@@ -105,6 +106,7 @@ func TestAProcessWithoutCapabilitiesDoesNotSilenceTheProgram(t *testing.T) {
 // TestAHungInstanceIsReplaced: a newer instance takes over, and stops working without exiting. The older instance
 // takes over again, without a restart, and keeps serving when the newer one works again.
 func TestAHungInstanceIsReplaced(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := newBank(t)
 	second := n.run("", filepath.Join(t.TempDir(), "log"), slices.Concat(n.flags,
 		[]string{"--metrics-bind-address=127.0.0.1:10259", "--healthz-bind-address=127.0.0.1:10266"})...)
