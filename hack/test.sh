@@ -26,7 +26,7 @@ export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -trimpath"
 # all lists the packages but those of the house rules, which have a lane. The slow ones are first: go test starts the packages in this
 # order, and nothing would run beside the last one.
 all() {
-  local slow=(./test/scenario ./test/matrix ./pkg/plan ./pkg/apply)
+  local slow=(./test/scenario ./pkg/plan ./pkg/apply)
   { go list "${slow[@]}" && go list ./...; } | grep -v '/test/house$' | awk '!seen[$0]++'
 }
 

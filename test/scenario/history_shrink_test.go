@@ -38,8 +38,8 @@ func (p *player) shrunk(h *history, f *failure, name string) string {
 func (p *player) shrink(h *history, f *failure, name string) *shrinker {
 	s := &shrinker{player: p, h: h.clone(), f: f, deadline: time.Now().Add(shrinkTime)}
 	s.h.steps = s.h.steps[:f.step+1]
-	p.thorough, p.until = true, time.Time{}
-	defer func() { p.thorough = false }()
+	p.thorough, p.patience, p.until = true, noAnswer, time.Time{}
+	defer func() { p.thorough, p.patience = false, patience }()
 	again := s.onlyPacket()
 	for range 5 {
 		again = again || s.fails(s.h)

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -53,9 +52,14 @@ func newRig(t *testing.T) *rig {
 // newLab returns a lab with all the servers.
 func newLab(t *testing.T) *lab.Lab {
 	t.Helper()
-	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 2, Clients: 2, NodeAddrs: []netip.Addr{
-		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
-	}})
+	return newLabOf(t, lab.Config{Pods: 2, Remotes: 2, Clients: 2})
+}
+
+// newLabOf is newLab with other numbers of hosts.
+func newLabOf(t *testing.T, c lab.Config) *lab.Lab {
+	t.Helper()
+	c.NodeAddrs = ownAddresses[2:]
+	l := lab.ForTest(t, c)
 	for _, h := range slices.Concat([]*lab.Host{l.Node}, l.Pods, l.Remotes) {
 		mustServe(t, h)
 	}

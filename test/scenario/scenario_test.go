@@ -212,9 +212,11 @@ func parseSettings(args []string) (settings, error) {
 	nodePorts := fs.String("nodeport-addresses", "", "")
 	fs.BoolVar(&s.model.IgnoreExternalIPs, "ignore-external-ips", false, "")
 	fs.IntVar(&s.plan.Room.Elements, "node-elements", 0, "")
+	fs.IntVar(&s.plan.Room.PortRanges, "node-port-ranges", 0, "")
 	fs.StringVar(&s.unusedPorts, "refuse-unused-ports", "cluster", "")
 	ping := fs.String("answer-ping", "none", "")
 	mode := fs.String("proxy-mode", "nftables", "")
+	counted := fs.Bool("count-connections", true, "")
 	fs.BoolVar(&s.plan.DirectReturn, "direct-server-return", false, "")
 	if err := fs.Parse(args); err != nil {
 		return s, err
@@ -225,7 +227,7 @@ func parseSettings(args []string) (settings, error) {
 	}
 	s.model.Ping, s.model.Direct = model.Ping(*ping), s.plan.DirectReturn
 	s.plan.RefuseUnused, s.plan.RefuseLoops = s.model.UnusedPorts.Any(), s.model.UnusedPorts.All
-	s.plan.AnswerPing, s.plan.RouteUnused = s.model.Ping.Answers(), *mode != "nftables"
+	s.plan.AnswerPing, s.plan.RouteUnused, s.plan.Uncounted = s.model.Ping.Answers(), *mode != "nftables", !*counted
 	if s.nodePorts, err = parsePrefixes(*nodePorts); err != nil {
 		return s, err
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
@@ -53,6 +54,51 @@ func TestTwin(t *testing.T) {
 			runTwin(t, api, s, sides)
 		})
 	}
+}
+
+// TestMatrixTwin does the same with the packets of the matrix, in each mode that kube-proxy has.
+func TestMatrixTwin(t *testing.T) {
+	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), os.Stderr)
+	lab.Must(t, err)
+	api, err := twin.Start(t.Context(), t.TempDir(), nodeName)
+	lab.Must(t, err)
+	t.Cleanup(api.Stop)
+	for _, m := range modes() {
+		t.Run(strings.Join(m.kubeProxyFlags(), " "), func(t *testing.T) {
+			sides := []*side{{lab: newMatrixLab(t, m), path: theirs, theirs: true}, {lab: newMatrixLab(t, m), path: ours}}
+			runTwin(t, api, m.scenario(t, sides[0].lab), sides)
+		})
+	}
+}
+
+// scenario returns a scenario with the objects and packets of the matrix, and with the oracle's outcomes.
+func (m mode) scenario(t *testing.T, l *lab.Lab) *scenario {
+	t.Helper()
+	text, err := os.ReadFile(common)
+	lab.Must(t, err)
+	st := &step{number: 1, write: map[string][]byte{"cluster.yaml": text}}
+	a := &performance{player: newPlayer(l), traffic: &traffic{lab: l}, files: map[string]oracle.Objects{}}
+	a.settings, err = parseSettings(m.kubeProxyFlags())
+	lab.Must(t, err)
+	for name, objects := range m.objects() {
+		st.write[name] = []byte(objects.yaml())
+	}
+	for name, text := range st.write {
+		a.files[name], err = readObjects(string(text))
+		lab.Must(t, err)
+	}
+	truth := a.oracle()
+	for _, c := range m.cells() {
+		q := c.question()
+		p, _ := a.packet(q)
+		v := truth.Ask(p)
+		if l, ok := a.lineOf(q, p, v); ok && v.Affinity > 0 && l.outcome == lab.Answered {
+			st.packets += l.text + " affinity\n"
+		} else if ok {
+			st.packets += l.text + "\n"
+		}
+	}
+	return &scenario{flags: m.kubeProxyFlags(), settings: a.settings, steps: []*step{st}}
 }
 
 // runTwin runs both programs through all steps of a scenario, and then restarts them.
