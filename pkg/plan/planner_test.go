@@ -65,8 +65,8 @@ func (r *recorder) Remove(e nft.Element) {
 func (*recorder) Discard(nft.Element) {}
 func (*recorder) ChangeRules()        {}
 
-// wordOf parses a word of the scratch register, such as 8000:802. It does not use [fmt.Sscanf], which took a third of the
-// time of all tests.
+// wordOf parses a word of the scratch register, such as 8000:802. It does not use [fmt.Sscanf], which took a third of
+// the time of all tests.
 func wordOf(text string) (word uint32, ok bool) {
 	high, low, _ := strings.Cut(text, ":")
 	h, err1 := strconv.ParseUint(high, 16, 16)

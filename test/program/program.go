@@ -45,8 +45,8 @@ type Config struct {
 	OwnGroup bool
 }
 
-// Flags returns flags of either program on a node of an API server, and further flags. Without the flags of conntrack, the program
-// would set sysctls of the whole machine.
+// Flags returns flags of either program on a node of an API server, and further flags. Without the flags of conntrack,
+// the program would set sysctls of the whole machine.
 func Flags(kubeconfig, node string, further ...string) []string {
 	return append([]string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + node, "--v=2",

@@ -307,8 +307,8 @@ func (a *performance) fault(fault string) (err error) {
 	return err
 }
 
-// await returns the kernel's difference from the plan. After a fault, a repair may take a while. A batch has a limited number of
-// elements, so that many Services need several batches.
+// await returns the kernel's difference from the plan. After a fault, a repair may take a while. A batch has a limited
+// number of elements, so that many Services need several batches.
 func (a *performance) await(m *moment) (diff string, err error) {
 	if len(m.faults) > 0 {
 		return a.pipeline.repaired(func() (string, error) { return a.differsFromPlan(false) })

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// The matrix has all combinations of address, client, traffic policies, placement of endpoints, session affinity, IP family
-// and protocol, once for each mode. Its packets are those of a history of one step, so the oracle predicts them, and a failure
-// becomes a scenario.
+// The matrix has all combinations of address, client, traffic policies, placement of endpoints, session affinity, IP
+// family and protocol, once for each mode. Its packets are those of a history of one step, so the oracle predicts
+// them, and a failure becomes a scenario.
 
 // mode is a command line, and a property that all Services of the matrix have.
 type mode struct {
@@ -86,7 +86,8 @@ func (m mode) kubeProxyFlags() (flags []string) {
 	return flags
 }
 
-// flags returns the command line. In the modes with masquerade-all, it has flags that affect no packet to a port of a Service.
+// flags returns the command line. In the modes with masquerade-all, it has flags that affect no packet to a port of a
+// Service.
 func (m mode) flags() []string {
 	flags := m.kubeProxyFlags()
 	switch {
@@ -131,12 +132,13 @@ type variant struct {
 
 var policies = []string{"Cluster", "Local"}
 
-// placements are the locations of a Service's endpoints, hosts the names of the endpoints' hosts. An endpoint on the host network
-// is this node.
+// placements are the locations of a Service's endpoints, hosts the names of the endpoints' hosts. An endpoint on the
+// host network is this node.
 var (
 	placements = []string{"local", "remote", "both", "host network", "none"}
 	hosts      = map[string][]string{
-		"local": {"pod-0", "pod-1"}, "remote": {"remote-0", "remote-1"}, "both": {"pod-0", "pod-1", "remote-0"}, "host network": {"node"},
+		"local": {"pod-0", "pod-1"}, "remote": {"remote-0", "remote-1"}, "both": {"pod-0", "pod-1", "remote-0"},
+		"host network": {"node"},
 	}
 )
 
@@ -199,7 +201,8 @@ func (v variant) manifest(i int, c choice) string {
 kind: Service
 metadata: {namespace: matrix, name: svc-%d, annotations: {%s}}
 spec:
-  {type: LoadBalancer, clusterIP: %q, clusterIPs: [%s], externalIPs: [%s], ipFamilies: [IPv4, IPv6], ipFamilyPolicy: RequireDualStack,
+  {type: LoadBalancer, clusterIP: %q, clusterIPs: [%s], externalIPs: [%s],
+  ipFamilies: [IPv4, IPv6], ipFamilyPolicy: RequireDualStack,
   internalTrafficPolicy: %s, externalTrafficPolicy: %s, sessionAffinity: %s, ports: [%s]}
 status: {loadBalancer: {ingress: [{ip: %q, ipMode: VIP}, {ip: %q, ipMode: VIP}]}}
 `, i, choiceAnnotations[c], toClusterIP.address(i, inet.IPv4), address(toClusterIP), address(toExternal), v.internal, v.external, affinity,
@@ -234,8 +237,8 @@ endpoints: [%[6]s]
 	return text
 }
 
-// caller is a kind of client, by its name on the page. The node sends from its second address: from the first one, endpoints see
-// the same source address with and without masquerading.
+// caller is a kind of client, by its name on the page. The node sends from its second address: from the first one,
+// endpoints see the same source address with and without masquerading.
 type caller struct{ heading, host string }
 
 var callers = []caller{
@@ -284,8 +287,8 @@ func (c cell) question() question {
 	return q
 }
 
-// cells returns all cells of a mode. A client with session affinity connects to all destinations in sequence, and to the cluster IP
-// once more: at another address, the traffic policy may have given the client another endpoint.
+// cells returns all cells of a mode. A client with session affinity connects to all destinations in sequence, and to
+// the cluster IP once more: at another address, the traffic policy may have given the client another endpoint.
 func (m mode) cells() (all []cell) {
 	protocols, dests := []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP}, destinations
 	vips := m.choice == vipsReady || m.choice == vipsAlways

@@ -46,7 +46,8 @@ type forecast struct {
 	oracles map[mode]*oracle.Oracle
 }
 
-// result is the prediction for a cell: refused, dropped, or the source address that each endpoint sees: kept, node or dropped.
+// result is the prediction for a cell: refused, dropped, or the source address that each endpoint sees: kept, node or
+// dropped.
 type result struct {
 	outcome string
 	sees    map[string]string
@@ -154,8 +155,8 @@ func (tg target) variants(placement string) (all []variant) {
 // columns are the callers of the page.
 var columns = callers[:6]
 
-// text returns one cell of the page, for example "all, kept; itself: node". It fails if the cells of the matrix differ for which
-// it stands.
+// text returns one cell of the page, for example "all, kept; itself: node". It fails if the cells of the matrix differ
+// for which it stands.
 func (o *forecast) text(m mode, tg target, placement string, who caller) string {
 	o.Helper()
 	if who.host == "pod-0" && placement == "host network" {
@@ -233,8 +234,8 @@ func (o *forecast) table() string {
 	return b.String()
 }
 
-// changes returns a section for each other mode: its differences from the basic mode, or with masquerade-all from the mode
-// without. Modes with the same differences share a section.
+// changes returns a section for each other mode: its differences from the basic mode, or with masquerade-all from the
+// mode without. Modes with the same differences share a section.
 func (o *forecast) changes() string {
 	detectorsOf := map[string][]string{}
 	var order []string
@@ -256,8 +257,8 @@ func (o *forecast) changes() string {
 	return text
 }
 
-// rows returns the differences between two modes: for each change, the callers at each of the targets. Targets with the same
-// callers share a row.
+// rows returns the differences between two modes: for each change, the callers at each of the targets. Targets with
+// the same callers share a row.
 func (o *forecast) rows(a, b mode) (text string) {
 	to := map[string][]string{}
 	var order []string
@@ -323,8 +324,8 @@ func change(before, after result) string {
 	return fmt.Sprintf("from %v to %v", before, after)
 }
 
-// denied returns the callers that source ranges deny in the modes with port ranges. It checks that all other packets to a range have
-// the outcome of a packet to a port, except those to a Service without endpoints that scales to zero.
+// denied returns the callers that source ranges deny in the modes with port ranges. It checks that all other packets
+// to a range have the outcome of a packet to a port, except those to a Service without endpoints that scales to zero.
 func (o *forecast) denied() string {
 	o.Helper()
 	denied := map[destination][]string{}
@@ -383,7 +384,8 @@ func scenarioRows(t *testing.T, name string) string {
 	return text
 }
 
-// algorithmRows returns a table of features with an algorithm and with weights: the beginning of each scenario of algorithms.
+// algorithmRows returns a table of features with an algorithm and with weights: the beginning of each scenario of
+// algorithms.
 func algorithmRows(t *testing.T) string {
 	t.Helper()
 	text := "| feature | with an algorithm | with weights | proof |\n|---|---|---|---|\n" +
