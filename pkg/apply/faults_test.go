@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
@@ -272,6 +274,37 @@ func difference(t testing.TB, k *Kernel, p *plan.Planner) string {
 		return ""
 	}
 	return strings.Join(want, "\n") + "\n---\n" + strings.Join(got, "\n")
+}
+
+// TestAFailedBatchDeletesADeletedFrontendLater: a batch that only deletes elements of the sets deleted-udp fails. The
+// state of the tables does not have these elements.
+func TestAFailedBatchDeletesADeletedFrontendLater(t *testing.T) {
+	lab.EnterNamespace(t)
+	calls := fault.Intercept(t)
+	k, p := open(t), plan.New(options())
+	p.Begin(nil, nil, func([]types.NamespacedName) {})
+	s := plain(1, 2, 0)
+	s.Ports[0].Protocol, s.Ports[0].Frontends[0].Protocol = inet.UDP, inet.UDP
+	p.Set(s.Name, s)
+	mustSync(t, k, p, Full)
+	p.Set(s.Name, nil)
+	mustSync(t, k, p, Partial)
+	deleted := func() int {
+		list, err := k.conn.Elements(plan.SetsNamed(p.Tables(), plan.DeletedUDPSet)[inet.IPv4])
+		lab.Must(t, err)
+		return len(list)
+	}
+	lab.Same(t, 1, deleted(), "elements of deleted-udp after the deletion of the Service")
+	p.Flows().Deleted([]model.Key{s.Ports[0].Frontends[0].Key})
+	calls.Decide(nth(unix.SYS_SENDTO, 0, 1, fails(unix.ENOBUFS)))
+	if r, err := k.Sync(p); err == nil {
+		t.Fatalf("the batch did not fail: %v", r)
+	}
+	calls.Decide(nil)
+	_, err := k.Sync(p)
+	lab.Must(t, err)
+	lab.Same(t, 0, deleted(), "elements of deleted-udp after the next sync")
+	mustSync(t, k, p, Nothing)
 }
 
 // nth returns a decision that skips n system calls with the given number, and injects a fault into the next calls, as many as times.

@@ -3,6 +3,7 @@ package apply
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -41,8 +42,8 @@ func (k *Kernel) readTable(t *nft.Table) (kernelTable, error) {
 }
 
 // compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen chains, rules and sets, and
-// the numbers of elements if the kernel reports them. It reads only the elements of the states and of the dispatch maps: the kernel takes longer to
-// list many elements than to write them. If a table does not differ, its sets get the sizes of the kernel's sets.
+// the numbers of elements if the kernel reports them. It reads only the elements of the states, of the sets of the past and of the dispatch maps:
+// the kernel takes longer to list many elements than to write them. If a table does not differ, its sets get the sizes of the kernel's sets.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.readTables()
 	if err != nil {
@@ -68,6 +69,9 @@ func (k *Kernel) compareTable(t *nft.Table, f kernelTable) (why string, err erro
 		return why, nil
 	}
 	if why, err = k.compareRules(t); why != "" || err != nil {
+		return why, err
+	}
+	if why, err = k.comparePast(t); why != "" || err != nil {
 		return why, err
 	}
 	return k.compareState(k.ledger.state(t.Family))
@@ -158,6 +162,28 @@ func commentsOf(c *nft.Chain) (list []string) {
 		list = append(list, r.Comment)
 	}
 	return list
+}
+
+// comparePast compares the elements of the sets that describe the past. The digest in the state omits them.
+func (k *Kernel) comparePast(t *nft.Table) (why string, err error) {
+	for _, s := range t.Sets {
+		if s.Dynamic || s.Name == plan.StateSet || plan.Planned(s) {
+			continue
+		}
+		list, err := k.conn.Elements(s)
+		if err != nil {
+			return "", err
+		}
+		wanted, found := map[nft.ID]bool{}, map[nft.ID]bool{}
+		k.ledger.planner.Elements(func(e *nft.Element) { wanted[e.ID()] = true }, s)
+		for i := range list {
+			found[list[i].ID()] = true
+		}
+		if !maps.Equal(wanted, found) {
+			return fmt.Sprintf("set %s has other elements", s.Name), nil
+		}
+	}
+	return "", nil
 }
 
 func (k *Kernel) compareState(want *nft.Element) (string, error) {

@@ -185,7 +185,7 @@ func (p *Planner) Tables() []*nft.Table {
 }
 
 // Elements calls f for every wanted element, or only for those of some sets; f must not keep or change it. For sets
-// other than those of classes, source ranges and port ranges, it visits all elements of the plan.
+// other than those of classes, source ranges, port ranges and deleted frontends, it visits all elements of the plan.
 func (p *Planner) Elements(f func(*nft.Element), of ...*nft.Set) {
 	for _, s := range of {
 		p.elementsOf(s, f)
@@ -279,6 +279,10 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 					p.frontendElements(p.claims.winner(k), &found)
 				}
 			}
+		}
+	case s == l.deletedUDP:
+		for k := range p.deleted {
+			only(p.deletedElement(k))
 		}
 	case slices.Contains(l.sources[:], s):
 		for _, service := range p.services {
