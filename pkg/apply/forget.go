@@ -20,7 +20,7 @@ func (k *Kernel) Forget(clients []nft.Element) (int, error) {
 	if !k.known || len(clients) == 0 {
 		return 0, nil
 	}
-	b := k.emptyBatch()
+	b := nft.NewBatch(0)
 	for i := range clients {
 		b.DeleteElement(&clients[i])
 	}

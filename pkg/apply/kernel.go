@@ -35,9 +35,7 @@ type Kernel struct {
 	tables   []*nft.Table
 	elements int
 	// atOnce is [mostAtOnce], except in tests.
-	atOnce int
-	// batch is the memory of the batch of the last update. The next update reuses it.
-	batch    *nft.Batch
+	atOnce   int
 	takeOver takeOver
 	others   others
 	// prepared is true if Prepare made the ledger, so that Recall still reads the tables of an earlier process.
@@ -51,7 +49,7 @@ type Kernel struct {
 // Counts receives the counters of elements before their deletion.
 type Counts interface {
 	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given time. Kernel calls Await
-	// before a batch whose deletions exceed the limit of reports, see [nft.Batch.TooMany].
+	// before a batch whose deletions exceed the limit of reports, see [nft.MostReports].
 	Await(time.Duration) error
 	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all is
 	// true if the batch has replaced every element.
@@ -83,7 +81,7 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, batch: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
@@ -264,7 +262,7 @@ func (k *Kernel) update() (Result, error) {
 		k.ledger.untrack()
 		return k.rewrite("the rules that recognise local pods have changed")
 	}
-	b := k.emptyBatch()
+	b := nft.NewBatch(0)
 	b.Report = k.counts != nil
 	for _, name := range c.chains {
 		t, chain := k.table(name.family), k.ledger.planner.Rules().ClassChain(name.family, name.name)
@@ -332,16 +330,6 @@ func remake(b *nft.Batch, r *remade) {
 	}
 }
 
-// emptyBatch returns an empty batch. It reuses the memory of the last batch, unless that batch was large.
-func (k *Kernel) emptyBatch() *nft.Batch {
-	const large = 256 << 10
-	if k.batch.Len() > large {
-		k.batch = nft.NewBatch(0)
-	}
-	k.batch.Reset()
-	return k.batch
-}
-
 // table returns a family's table, with its name only.
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
@@ -351,9 +339,9 @@ func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	k.known, k.doubted = false, false
 	start := time.Now()
 	err := k.sendCounted(b, kind)
-	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
-	if err != nil {
-		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
+	r := Result{Kind: kind, Commit: time.Since(start)}
+	if r.Elements, r.Bytes = b.Size(); err != nil {
+		return r, fmt.Errorf("%s sync of %d elements: %w", kind, r.Elements, err)
 	}
 	k.known = known
 	return r, nil
@@ -375,10 +363,10 @@ const patienceForCounts = 200 * time.Millisecond
 
 // sendCounted sends a batch, and passes the counters of the deleted elements to [Counts].
 func (k *Kernel) sendCounted(b *nft.Batch, kind Kind) error {
-	if k.counts == nil || kind == Partial && !b.Reports() {
+	if k.counts == nil || kind == Partial && b.Reports() == 0 {
 		return k.commit(b)
 	}
-	if b.TooMany() {
+	if b.Reports() > nft.MostReports {
 		_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
 	}
 	k.counts.Begin()

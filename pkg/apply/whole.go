@@ -255,14 +255,14 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 		}
 		part, err := k.sendBatch(b, kind)
 		r.Elements, r.Bytes, r.Commit = r.Elements+part.Elements, r.Bytes+part.Bytes, r.Commit+part.Commit
-		b.Reset()
-		if err == nil {
+		if b = nft.NewBatch(0); err == nil {
 			k.leased = start
 		}
 		return err
 	}
-	l.eachRetained(b.AddElement)
-	err := l.planner.ElementsInParts(most, b.AddElement, send)
+	add := func(e *nft.Element) { b.AddElement(e) } // send replaces b
+	l.eachRetained(add)
+	err := l.planner.ElementsInParts(most, add, send)
 	r.Kind = Full
 	if err != nil {
 		return r, err

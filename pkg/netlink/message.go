@@ -107,15 +107,7 @@ func AppendAttribute(b []byte, typ uint16, value []byte) []byte {
 	n := unix.SizeofNlAttr + len(value)
 	b = binary.NativeEndian.AppendUint16(b, uint16(n))
 	b = binary.NativeEndian.AppendUint16(b, typ)
-	return Pad(append(b, value...), n)
-}
-
-// Pad appends zeros after an attribute of n bytes, up to the alignment of the next one.
-func Pad(b []byte, n int) []byte {
-	for ; n != align(n); n++ {
-		b = append(b, 0)
-	}
-	return b
+	return append(append(b, value...), make([]byte, align(n)-n)...)
 }
 
 func align(n int) int { return (n + 3) &^ 3 }

@@ -10,7 +10,7 @@ func TestTruncatedMessagesAreDetected(t *testing.T) {
 	one := AppendHeader(nil, 1, 0, 3, 2)
 	one = append(AppendAttribute(one, 7, []byte("four")), 5, 0, 8, 0, 'x')
 	Finish(one, 0)
-	padded := Pad(append([]byte{}, one...), len(one))
+	padded := append(append([]byte{}, one...), make([]byte, align(len(one))-len(one))...)
 	two := append(padded, one...)
 	for n := range len(two) + 1 {
 		whole, err := 0, error(nil)

@@ -72,12 +72,9 @@ func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s
 // FD returns the file descriptor, which changes when the socket is replaced.
 func (s *Socket) FD() int { return s.fd }
 
-// ready replaces a broken socket, which may hold unread answers or an unfinished dump, or may be closed. If ready cannot open another
-// socket in the same network namespace, for example for lack of file descriptors, the old one stays.
-func (s *Socket) ready() {
-	if !s.Broken {
-		return
-	}
+// replace replaces a broken socket, which may hold unread answers or an unfinished dump, or may be closed. If replace
+// cannot open another socket in the same network namespace, for example for lack of file descriptors, the old one stays.
+func (s *Socket) replace() {
 	fd, err := open()
 	if err != nil || !sameNamespace(fd, s.fd) {
 		_ = unix.Close(fd) // -1 after an error
@@ -109,34 +106,32 @@ func (s *Socket) drain() {
 // Send sends all messages of a buffer in one system call. It numbers them consecutively and returns the first number. The kernel
 // processes the messages within that call: when Send returns, all replies are in the socket, except those of a dump.
 func (s *Socket) Send(messages []byte) (first uint32, err error) {
-	s.ready()
+	if s.Broken {
+		s.replace()
+	}
 	first = s.Seq + 1
 	for off := 0; off+unix.NLMSG_HDRLEN <= len(messages); off += int(binary.NativeEndian.Uint32(messages[off:])) {
 		s.Seq++
 		binary.NativeEndian.PutUint32(messages[off+8:], s.Seq)
 	}
-	if err := s.growSendBuffer(len(messages)); err != nil {
-		return first, err
+	// The socket must accept all messages at once, because netlink cannot split them.
+	if need := len(messages) + len(messages)/4 + 4096; need > s.sendRoom {
+		if err := grow(s.fd, &s.sendRoom, need, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE); err != nil {
+			s.Broken = s.Broken || err != errTooSmall
+			return first, fmt.Errorf("set send buffer to %d bytes: %w", need, err)
+		}
 	}
 	err = unix.Sendto(s.fd, messages, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	s.Broken = s.Broken || err != nil
 	return first, err
 }
 
-// growSendBuffer lets the socket accept n bytes in one call, because netlink cannot split them.
-func (s *Socket) growSendBuffer(n int) error {
-	need := n + n/4 + 4096
-	if err := grow(s.fd, &s.sendRoom, need, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE); err != nil {
-		s.Broken = s.Broken || err != errTooSmall
-		return fmt.Errorf("set send buffer to %d bytes: %w", need, err)
-	}
-	return nil
-}
-
 // GrowReceiveBuffer reserves space for replies of n bytes, in addition to the usual space.
 func (s *Socket) GrowReceiveBuffer(n int) error {
 	const usual = 64 << 10
-	s.ready()
+	if s.Broken {
+		s.replace()
+	}
 	return grow(s.fd, &s.receiveRoom, n+usual, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
 }
 
@@ -173,8 +168,11 @@ func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 			switch {
 			case err == unix.EINTR:
 			case err == nil && n > 0:
-				if !s.each(s.buf[:n], yield) {
-					return
+				for m, err := range Messages(s.buf[:n]) {
+					s.Broken = s.Broken || err != nil
+					if !yield(m, err) {
+						return
+					}
 				}
 			case !wait && (err == unix.EAGAIN || err == nil):
 				return
@@ -193,17 +191,6 @@ func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 			}
 		}
 	}
-}
-
-// each yields the messages of one reply.
-func (s *Socket) each(reply []byte, yield func(Message, error) bool) bool {
-	for m, err := range Messages(reply) {
-		s.Broken = s.Broken || err != nil
-		if !yield(m, err) {
-			return false
-		}
-	}
-	return true
 }
 
 // Ask sends one request about objects of a family, and yields the messages of the answer. The last message is an error, the end of a

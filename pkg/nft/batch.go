@@ -12,34 +12,32 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Batch is a list of changes that the kernel commits as a whole or not at all. Its methods never fail: the batch keeps the first
-// error, and [Conn.Commit] returns it.
+// Batch is a list of changes that the kernel commits as a whole or not at all. Its methods never fail: the batch keeps
+// the first error, and [Conn.Commit] returns it.
 type Batch struct {
 	encoder
 	// ops is the number of messages, elements that of added and deleted elements.
 	ops, elements int
+	// last is the offset of the last message, whose length is not set yet.
+	last int
 
-	// open are the unfinished lists of elements, one for each set, all of the same message type. So elements of many sets can be
-	// added in any order and still need few messages.
+	// open are the unfinished lists of elements, one for each set, all of the same message type. So elements of many
+	// sets can be added in any order and still need few messages.
 	open     []*elementList
 	openKind elementKind
 
 	// Report requests the counters of all deleted elements, see [Batch.Gone]. Set it before the first deletion.
 	Report bool
-	// echoes are the deletions that the kernel must report, gone the reported elements.
-	echoes echoes
-	gone   []Found
-
-	last int // offset of the last message
-	seq  uint32
+	// reports is the number of the reports that the kernel will send, echoes are the messages that request them.
+	reports int
+	echoes  []echo
+	gone    []Found
 }
 
 // elementList is an unfinished message with a list of elements.
 type elementList struct {
 	encoder
 	set *Set
-	// elements is the number of elements in the list.
-	elements int
 }
 
 // elementKind is the type and flags of the messages that hold lists of elements.
@@ -56,70 +54,47 @@ const maxElementList = 60 << 10
 
 // NewBatch returns an empty batch with a capacity in bytes.
 func NewBatch(capacity int) *Batch {
-	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+256)}, last: -1}
+	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+256)}}
 	b.control(unix.NFNL_MSG_BATCH_BEGIN)
 	return b
 }
 
-// Reset empties a batch, committed or not, and clears Report. It keeps the memory.
-func (b *Batch) Reset() {
-	*b = Batch{encoder: encoder{buf: b.buf[:0]}, open: b.open[:0], last: -1}
-	for _, l := range b.open[:cap(b.open)] {
-		if l != nil {
-			*l = elementList{encoder: encoder{buf: l.buf[:0]}}
-		}
-	}
-	b.control(unix.NFNL_MSG_BATCH_BEGIN)
-}
-
-// Empty reports whether the batch has no changes.
-func (b *Batch) Empty() bool { return b.ops == 0 && len(b.open) == 0 }
-
-// Elements returns the number of added and deleted elements.
-func (b *Batch) Elements() int { return b.elements }
-
-// Len returns the size of the batch in bytes.
-func (b *Batch) Len() int { return len(b.buf) }
-
+// control appends the message that begins or ends the batch.
 func (b *Batch) control(typ uint16) {
-	off := b.begin(typ, 0, 0)
-	binary.BigEndian.PutUint16(b.buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
-	b.end(off)
-}
-
-// begin opens a message: netlink header, then nfgenmsg.
-func (b *Batch) begin(typ, flags uint16, family uint8) int {
 	off := len(b.buf)
-	b.buf = netlink.AppendHeader(b.buf, typ, flags, b.seq, family)
-	b.seq++
-	return off
-}
-
-func (b *Batch) end(off int) {
+	b.buf = netlink.AppendHeader(b.buf, typ, 0, uint32(b.ops), 0)
+	binary.BigEndian.PutUint16(b.buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
 	netlink.Finish(b.buf, off)
 }
 
+// Empty reports whether the batch has no changes.
+func (b *Batch) Empty() bool { return b.ops == 0 && b.elements == 0 }
+
+// Size returns the number of added and deleted elements, and the size of the committed batch in bytes.
+func (b *Batch) Size() (elements, bytes int) { return b.elements, len(b.buf) }
+
 // message opens a message of the nftables subsystem.
-func (b *Batch) message(msg, flags uint16, family inet.Family) int {
+func (b *Batch) message(msg, flags uint16, family inet.Family) {
 	b.closeElements()
-	return b.startMessage(msg, flags, family)
+	b.begin(msg, flags, family)
 }
 
-func (b *Batch) startMessage(msg, flags uint16, family inet.Family) int {
+// begin ends the last message, and opens another one. It leaves the lists of elements open.
+func (b *Batch) begin(msg, flags uint16, family inet.Family) {
+	netlink.Finish(b.buf, b.last)
 	b.ops++
-	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, family.Number())
-	return b.last
+	b.last = len(b.buf)
+	b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, uint32(b.ops), family.Number())
 }
 
 // AddTable creates a table. It does nothing if the table exists.
 func (b *Batch) AddTable(t *Table) {
-	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
+	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
 	b.str(unix.NFTA_TABLE_NAME, t.Name)
 	b.u32(unix.NFTA_TABLE_FLAGS, 0)
 	if t.Comment != "" {
 		b.comment(tableUserData, t.Comment)
 	}
-	b.end(off)
 }
 
 // tableUserData is NFTA_TABLE_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
@@ -127,24 +102,22 @@ const tableUserData = 6
 
 // DeleteTable deletes a table with its content. The table must exist.
 func (b *Batch) DeleteTable(family inet.Family, name string) {
-	off := b.message(unix.NFT_MSG_DELTABLE, 0, family)
+	b.message(unix.NFT_MSG_DELTABLE, 0, family)
 	b.str(unix.NFTA_TABLE_NAME, name)
-	b.end(off)
 }
 
 // FlushRules deletes the rules of a chain, or of all chains of the table if chain is "".
 func (b *Batch) FlushRules(t *Table, chain string) {
-	off := b.message(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.message(unix.NFT_MSG_DELRULE, 0, t.Family)
 	b.str(unix.NFTA_RULE_TABLE, t.Name)
 	if chain != "" {
 		b.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	b.end(off)
 }
 
 // AddChain creates a chain without rules. If the chain exists, it must be of the same kind.
 func (b *Batch) AddChain(t *Table, c *Chain) {
-	off := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
+	b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
 	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
 	b.str(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.IsBase() {
@@ -158,7 +131,6 @@ func (b *Batch) AddChain(t *Table, c *Chain) {
 	if c.Comment != "" {
 		b.comment(chainUserData, c.Comment)
 	}
-	b.end(off)
 }
 
 // chainUserData is NFTA_CHAIN_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
@@ -166,10 +138,9 @@ const chainUserData = 12
 
 // DeleteChain deletes a chain. The chain must have no rules, and no rule or element may lead to it.
 func (b *Batch) DeleteChain(t *Table, name string) {
-	off := b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
+	b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
 	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
 	b.str(unix.NFTA_CHAIN_NAME, name)
-	b.end(off)
 }
 
 // AddRules appends the chain's rules to the chain in the kernel.
@@ -180,7 +151,7 @@ func (b *Batch) AddRules(t *Table, c *Chain) {
 }
 
 func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
-	off := b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
+	b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
 	b.str(unix.NFTA_RULE_TABLE, t.Name)
 	b.str(unix.NFTA_RULE_CHAIN, c.Name)
 	list := b.nest(unix.NFTA_RULE_EXPRESSIONS)
@@ -196,12 +167,11 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	if r.Comment != "" {
 		b.comment(unix.NFTA_RULE_USERDATA, r.Comment)
 	}
-	b.end(off)
 }
 
 // AddSet creates a set or map without elements. If the set exists, the commit can only raise its size (since kernel 6.5).
 func (b *Batch) AddSet(s *Set) {
-	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
+	b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)
 	b.str(unix.NFTA_SET_NAME, s.Name)
 	b.u32(unix.NFTA_SET_FLAGS, s.flags())
@@ -214,11 +184,10 @@ func (b *Batch) AddSet(s *Set) {
 	if s.Timeout > 0 {
 		b.attr(unix.NFTA_SET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(s.Timeout.Milliseconds())))
 	}
-	b.u32(unix.NFTA_SET_ID, b.seq)
+	b.u32(unix.NFTA_SET_ID, uint32(b.ops+1))
 	b.setDesc(s)
 	b.attr(unix.NFTA_SET_USERDATA, s.userData())
 	b.expressions(s, setExpr, setExpressions, s.MaxConnections)
-	b.end(off)
 }
 
 // NFTA_SET_EXPR (kernel 5.7) and NFTA_SET_EXPRESSIONS (5.11), which golang.org/x/sys/unix lacks.
@@ -252,20 +221,21 @@ const (
 
 // DeleteSet deletes a set with its elements. No rule may use the set.
 func (b *Batch) DeleteSet(family inet.Family, table, name string) {
-	off := b.message(unix.NFT_MSG_DELSET, 0, family)
+	b.message(unix.NFT_MSG_DELSET, 0, family)
 	b.str(unix.NFTA_SET_TABLE, table)
 	b.str(unix.NFTA_SET_NAME, name)
-	b.end(off)
 }
 
-// FlushSet deletes all elements of a set. n is their approximate number. It reserves space in the socket for n reports of counters, see
-// [Batch.Report].
+// FlushSet deletes all elements of a set. n is their approximate number: with [Batch.Report], the batch reserves space
+// in the socket for so many reports.
 func (b *Batch) FlushSet(s *Set, n int) {
-	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
+	b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
 	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	b.end(off)
-	b.echo(off, s, n)
+	if b.Report && s.Counter {
+		b.reports += n
+		b.echo(s)
+	}
 }
 
 // AddElement adds an element. The commit fails if the element exists.
@@ -275,75 +245,59 @@ func (b *Batch) AddElement(e *Element) { b.element(adds, e) }
 func (b *Batch) EnsureElement(e *Element) { b.element(ensures, e) }
 
 // DeleteElement deletes an element. The commit fails if the element does not exist.
-func (b *Batch) DeleteElement(e *Element) { b.element(deletes, e) }
+func (b *Batch) DeleteElement(e *Element) {
+	b.element(deletes, e)
+	if b.Report && e.Set.Counter {
+		b.reports++
+	}
+}
 
+// element appends an element to the unfinished list of its set. Batches have a few dozen sets, and successive elements
+// often share one.
 func (b *Batch) element(kind elementKind, e *Element) {
 	if b.openKind != kind {
 		b.closeElements()
 		b.openKind = kind
 	}
+	i := 0
+	for i < len(b.open) && b.open[i].set != e.Set {
+		i++
+	}
+	if i == len(b.open) {
+		b.open = append(b.open, &elementList{set: e.Set})
+	}
 	b.elements++
-	list := b.listOf(e.Set)
-	list.element(e, kind != deletes)
-	list.elements++
-	if len(list.buf) > maxElementList {
-		b.writeElements(list)
+	b.open[i].element(e, kind != deletes)
+	if len(b.open[i].buf) > maxElementList {
+		b.closeElements()
 	}
 }
 
-// listOf returns the unfinished list of a set. Batches have a few dozen sets, and successive elements often share one.
-func (b *Batch) listOf(s *Set) *elementList {
-	for _, l := range b.open {
-		if l.set == s {
-			return l
-		}
-	}
-	if n := len(b.open); n < cap(b.open) && b.open[:n+1][n] != nil {
-		b.open = b.open[:n+1] // reuse a list that closeElements has emptied
-		b.open[n].set = s
-		return b.open[n]
-	}
-	l := &elementList{set: s}
-	b.open = append(b.open, l)
-	return l
-}
-
+// closeElements writes each unfinished list as a message.
 func (b *Batch) closeElements() {
 	for _, l := range b.open {
-		b.writeElements(l)
+		if len(l.buf) == 0 {
+			continue
+		}
+		b.begin(b.openKind.msg, b.openKind.flags, l.set.Family)
+		b.str(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
+		b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
+		b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
+		if b.Report && l.set.Counter && b.openKind == deletes {
+			b.echo(l.set)
+		}
+		if l.err != nil {
+			b.fail(l.err)
+		}
+		l.buf = l.buf[:0]
 	}
-	b.open = b.open[:0]
 }
 
-func (b *Batch) writeElements(l *elementList) {
-	if len(l.buf) == 0 {
-		return
-	}
-	off := b.startMessage(b.openKind.msg, b.openKind.flags, l.set.Family)
-	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
-	b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
-	b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
-	b.end(off)
-	if b.openKind == deletes {
-		b.echo(off, l.set, l.elements)
-	}
-	if l.err != nil {
-		b.fail(l.err)
-	}
-	l.buf, l.elements = l.buf[:0], 0
-}
-
-// finish closes the batch and requests an acknowledgement of the last change: kernels before 6.10 do not acknowledge the end of a
-// batch. It returns the index of the acknowledged message in the batch.
-func (b *Batch) finish() (ack uint32) {
-	ack = b.requestAck()
-	b.control(unix.NFNL_MSG_BATCH_END)
-	return ack
-}
-
-// requestAck requests an acknowledgement of the last change, and returns the index of its message in the batch.
+// requestAck ends the last change and requests an acknowledgement of it: kernels before 6.10 do not acknowledge the end
+// of a batch. It returns the index of the acknowledged message in the batch.
 func (b *Batch) requestAck() (ack uint32) {
 	b.closeElements()
+	netlink.Finish(b.buf, b.last)
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	return uint32(b.ops)
 }

@@ -55,6 +55,13 @@ func parse(t *testing.T, b *Batch) []message {
 	return out
 }
 
+// finish ends a batch, as [Conn.Commit] does.
+func finish(b *Batch) (ack uint32) {
+	ack = b.requestAck()
+	b.control(unix.NFNL_MSG_BATCH_END)
+	return ack
+}
+
 func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
 	const n = 5000
 	a, b := testMap(), testMap()
@@ -67,7 +74,7 @@ func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
 		batch.AddElement(testElement(a, i))
 		batch.AddElement(testElement(b, i))
 	}
-	batch.finish()
+	finish(batch)
 	counts := map[string]int{}
 	added := false
 	messages := parse(t, batch)
@@ -88,8 +95,8 @@ func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
 			t.Errorf("%s: %d elements, want %d", what, counts[what], n)
 		}
 	}
-	if batch.Elements() != 3*n {
-		t.Errorf("Elements() = %d, want %d", batch.Elements(), 3*n)
+	if elements, _ := batch.Size(); elements != 3*n {
+		t.Errorf("Size() = %d elements, want %d", elements, 3*n)
 	}
 	if len(messages) > 30 {
 		t.Errorf("%d messages for %d elements of two sets", len(messages), 3*n)
@@ -101,7 +108,7 @@ func TestBatchAsksForOneAcknowledgementOfItsLastChange(t *testing.T) {
 	for i := range 10 {
 		batch.AddElement(testElement(testMap(), i))
 	}
-	ack := batch.finish()
+	ack := finish(batch)
 	messages := parse(t, batch)
 	if first, last := messages[0].typ, messages[len(messages)-1].typ; first != unix.NFNL_MSG_BATCH_BEGIN || last != unix.NFNL_MSG_BATCH_END {
 		t.Errorf("the batch begins with %d and ends with %d", first, last)
@@ -165,7 +172,7 @@ func TestReadersSurviveGarbage(t *testing.T) {
 	good := NewBatch(0)
 	good.AddSet(testMap())
 	good.AddElement(testElement(testMap(), 1))
-	good.finish()
+	finish(good)
 	for cut := range len(good.buf) {
 		for m := range netlink.Messages(good.buf[:cut]) {
 			for _, v := range netlink.Attributes(m.Payload) {
@@ -201,7 +208,7 @@ func BenchmarkAddElement(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		if i%(1<<19) == 0 {
-			batch.buf = batch.buf[:0]
+			batch.buf, batch.last = batch.buf[:20], 0
 		}
 		batch.AddElement(elements[i%len(elements)])
 		i++

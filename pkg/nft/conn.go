@@ -34,14 +34,14 @@ func (c *Conn) Close() error { return c.socket.Close() }
 // Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], the kernel may
 // have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only once.
 func (c *Conn) Commit(b *Batch) error {
-	if b.err != nil {
+	if b.err != nil || b.Empty() {
 		return b.err
 	}
-	if b.Empty() {
-		return nil
+	ack := b.requestAck()
+	b.control(unix.NFNL_MSG_BATCH_END)
+	if b.reports > 0 {
+		b.reserve(c.socket.GrowReceiveBuffer)
 	}
-	ack := b.finish()
-	c.awaitEchoes(b)
 	first, err := c.socket.Send(b.buf)
 	if err != nil {
 		return fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)

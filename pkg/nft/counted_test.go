@@ -16,10 +16,10 @@ func TestReportsOfDeletions(t *testing.T) {
 		flushed []int
 		tooMany bool
 	}{
-		"at the limit":          {[]int{maxEchoes}, false},
-		"above the limit":       {[]int{maxEchoes + 1}, true},
-		"two below the limit":   {[]int{maxEchoes / 2, maxEchoes / 2}, false},
-		"above it only by both": {[]int{maxEchoes/2 + 1, maxEchoes / 2}, true},
+		"at the limit":          {[]int{MostReports}, false},
+		"above the limit":       {[]int{MostReports + 1}, true},
+		"two below the limit":   {[]int{MostReports / 2, MostReports / 2}, false},
+		"above it only by both": {[]int{MostReports/2 + 1, MostReports / 2}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, want := NewBatch(0), len(c.flushed)
@@ -27,11 +27,11 @@ func TestReportsOfDeletions(t *testing.T) {
 			for _, n := range c.flushed {
 				b.FlushSet(set, n)
 			}
-			if got := b.TooMany(); got != c.tooMany {
+			if got := b.Reports() > MostReports; got != c.tooMany {
 				t.Errorf("too many: %v", got)
 			}
-			if b.finish(); c.tooMany {
-				(&Conn{}).awaitEchoes(b) // it needs no socket, because it reserves no space
+			if finish(b); c.tooMany {
+				b.reserve(nil) // it reserves no space
 				want = 0
 			}
 			if got := requests(b.buf); got != want {

@@ -35,26 +35,10 @@ func (b *encoder) attr(typ uint16, value []byte) {
 	b.buf = netlink.AppendAttribute(b.buf, typ, value)
 }
 
-func (b *encoder) str(typ uint16, s string) {
-	n := 4 + len(s) + 1
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = append(b.buf, s...)
-	b.buf = append(b.buf, 0)
-	b.buf = netlink.Pad(b.buf, n)
-}
+func (b *encoder) str(typ uint16, s string) { b.attr(typ, []byte(s+"\x00")) }
 
 // comment appends the comment of an object as nft stores it, cut to the length that nft can read.
-func (b *encoder) comment(typ uint16, s string) {
-	s = CutComment(s)
-	n := 4 + 2 + len(s) + 1
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = append(b.buf, 0, byte(len(s)+1))
-	b.buf = append(b.buf, s...)
-	b.buf = append(b.buf, 0)
-	b.buf = netlink.Pad(b.buf, n)
-}
+func (b *encoder) comment(typ uint16, s string) { b.attr(typ, tlv(0, cstring(s))) }
 
 func (b *encoder) u32(typ uint16, v uint32) {
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, 8)

@@ -2,6 +2,8 @@ package nft
 
 import (
 	"github.com/cespare/xxhash/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the kernel.
@@ -17,5 +19,6 @@ func Fingerprint(t *Table) uint64 {
 		b.AddChain(t, c)
 		b.AddRules(t, c)
 	}
+	netlink.Finish(b.buf, b.last)
 	return xxhash.Sum64(b.buf)
 }

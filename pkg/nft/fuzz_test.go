@@ -50,7 +50,7 @@ func everything() []byte {
 		b.AddSet(s)
 		b.AddElement(&Element{Set: s, Key: Value{}.Uint32(7), Data: Value{}.Uint32(1), Chain: "c", Comment: "an element"})
 	}
-	b.finish()
+	finish(b)
 	return b.buf
 }
 
@@ -80,7 +80,10 @@ func readAll(t testing.TB, data []byte) error {
 	list := sets()
 	for m := range netlink.Messages(data) {
 		m.Explanation()
-		gone := Batch{echoes: echoes{sets: list}}
+		gone := Batch{}
+		for _, s := range list {
+			gone.echoes = append(gone.echoes, echo{set: s})
+		}
 		gone.reported(m)
 	}
 	_, failed := c.list(unix.NFT_MSG_GETSET, inet.IPv4.Number(), nil, func(b []byte) error {
@@ -182,7 +185,7 @@ func FuzzSet(f *testing.F) {
 		s := formed(name, comment, size, form, time.Duration(timeout)*time.Millisecond)
 		b := NewBatch(0)
 		b.AddSet(s)
-		b.finish()
+		finish(b)
 		found := false
 		for m := range netlink.Messages(b.buf) {
 			if m.Type != of(unix.NFT_MSG_NEWSET) {

@@ -81,15 +81,14 @@ var ErrChanged = errors.New("the ruleset changed during the reading")
 // Generation returns the generation number of the ruleset in this network namespace. Every commit of any program increments it.
 func (c *Conn) Generation() (uint32, error) {
 	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NFPROTO_UNSPEC, nil)
-	var now Commit
-	parseCommit(m.Object(), &now)
-	if err == nil && now.Generation == 0 {
+	generation := netlink.Uint32(netlink.Find(m.Object(), unix.NFTA_GEN_ID))
+	if err == nil && generation == 0 {
 		err = netlink.ErrTruncated
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read ruleset generation: %w", err)
 	}
-	return now.Generation, nil
+	return generation, nil
 }
 
 // TableInfo describes a table in the kernel.

@@ -62,9 +62,8 @@ func (c *Conn) RuleComments(family inet.Family, table string) (map[string][]stri
 
 // DeleteRule deletes one rule. The rule must exist.
 func (b *Batch) DeleteRule(family inet.Family, table, chain string, handle uint64) {
-	off := b.message(unix.NFT_MSG_DELRULE, 0, family)
+	b.message(unix.NFT_MSG_DELRULE, 0, family)
 	b.str(unix.NFTA_RULE_TABLE, table)
 	b.str(unix.NFTA_RULE_CHAIN, chain)
 	b.attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))
-	b.end(off)
 }

@@ -35,28 +35,17 @@ func (v *Value) Empty() bool { return v.n == 0 }
 
 // Addr appends an IP address of 4 or 16 bytes.
 func (v Value) Addr(a netip.Addr) Value {
-	v.addr(a)
-	return v
-}
-
-// addr does the same as [Value.Addr] without a copy of the value, because a Value is large and a batch has many.
-func (v *Value) addr(a netip.Addr) {
-	if a.Is4() {
-		b := a.As4()
-		v.n += byte(copy(v.b[v.n:], b[:]))
-		return
-	}
 	b := a.As16()
-	v.n += byte(copy(v.b[v.n:], b[:]))
+	part := b[:]
+	if a.Is4() {
+		part = part[12:]
+	}
+	v.n += byte(copy(v.b[v.n:], part))
+	return v
 }
 
 // Endpoint returns a value of an IP address and a port.
-func Endpoint(e netip.AddrPort) (v Value) {
-	v.addr(e.Addr())
-	binary.BigEndian.PutUint16(v.b[v.n:], e.Port())
-	v.n += 4
-	return v
-}
+func Endpoint(e netip.AddrPort) Value { return Value{}.Addr(e.Addr()).Port(e.Port()) }
 
 // Proto appends a protocol number as part of a concatenation.
 func (v Value) Proto(p inet.Protocol) Value {

@@ -294,7 +294,7 @@ func kernelTable(b *testing.B, clients int) Map {
 		batch.AddElement(&nft.Element{Set: set, Key: key, Data: nft.Value{}.Uint32(0xa0000001)})
 		if i%part == part-1 {
 			lab.Must(b, conn.Commit(batch))
-			batch.Reset()
+			batch = nft.NewBatch(0)
 		}
 	}
 	return Map{set, conn}
