@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -10,124 +9,146 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// change is the difference between the objects in the kernel and the objects of the ledger. [Kernel.update] defines their order in the batch.
+// change is the difference between the objects in the kernel and the objects of the ledger. [Kernel.update] defines
+// their order in the batch.
 type change struct {
 	// rules is true if the constant rules have changed. The sync then becomes a full sync.
 	rules bool
-	// chains are chains to add, with their rules.
-	chains []chainName
-	// del and add are elements. A replaced element is in both.
-	del, add []*nft.Element
-	// remade are sets to delete and to add again with all their elements, see [ledger.remake]. The elements of these sets are not in del and
-	// add.
-	remade []remade
+	// elements are the changed elements, in the order of their first change, and at are their indexes.
+	elements []transition
+	at       map[nft.ID]int
+	// chains are chains to add, with their rules. unused are chains to delete.
+	chains, unused []chainName
 	// forget are elements to delete if packets have added them.
-	forget []nft.Element
-	// unused are chains to delete.
-	unused []chainName
+	forget map[nft.ID]nft.Element
+	// remade are sets to delete and to add again with all their elements, see [ledger.remake]. elements then has none of
+	// these elements.
+	remade []*nft.Set
 }
 
-// remade is a set to delete and to add again.
-type remade struct {
-	set *nft.Set
-	// chains are the chains whose rules look up the set.
-	chains   []*nft.Chain
-	elements []nft.Element
-}
+// transition has the element that the kernel has and the wanted element. The zero element stands for none.
+type transition struct{ was, is nft.Element }
+
+func newChange() *change { return &change{at: map[nft.ID]int{}, forget: map[nft.ID]nft.Element{}} }
 
 func (c *change) empty() bool {
-	return !c.rules && len(c.chains)+len(c.remade)+len(c.del)+len(c.add)+len(c.unused) == 0
+	return !c.rules && len(c.elements)+len(c.chains)+len(c.unused)+len(c.remade) == 0
 }
 
-// take returns the changes since the last call of take or track. If retained elements and chains are due, take retires them first.
+// note records that an element is wanted, or not any more.
+func (c *change) note(e *nft.Element, wanted bool) {
+	id := e.ID()
+	i, known := c.at[id]
+	if !known {
+		i = len(c.elements)
+		c.at[id] = i
+		c.elements = append(c.elements, transition{})
+		if !wanted {
+			c.elements[i].was = *e
+		}
+	}
+	c.elements[i].is = nft.Element{}
+	if wanted {
+		c.elements[i].is = *e
+	}
+}
+
+// take returns the changes since the last call of take or track. If retained elements and chains are due, take retires
+// them first. The result has no element that was added and deleted again, or deleted and added again with the same
+// value.
 func (l *ledger) take(now time.Time) *change {
-	if l.isRetirementDue(now) {
+	if !l.retireAt.IsZero() && !now.Before(l.retireAt) {
 		l.retire()
 	}
-	d := l.delta
-	c := &change{rules: l.rulesChanged, chains: d.chains, unused: d.unused}
-	c.del, c.add = d.elementsChanged()
-	c.forget = slices.Collect(maps.Values(d.forget))
-	l.remake(c)
-	d.reset()
+	c := l.change
+	l.change = newChange()
+	c.elements = slices.DeleteFunc(c.elements, func(t transition) bool { return t.was == t.is })
+	if l.chooseRemade(c); len(c.remade) > 0 {
+		c.elements = slices.DeleteFunc(c.elements, func(t transition) bool {
+			return slices.Contains(c.remade, t.was.Set) || slices.Contains(c.remade, t.is.Set)
+		})
+	}
 	return c
 }
 
 // fewRanges is the largest number of ranges of a set that a batch deletes one by one.
 const fewRanges = 8
 
-// remake moves the changes of some sets to c.remade.
+// chooseRemade chooses the sets to delete and to add again, and stores their new sizes.
 //
-// A set that is about to exceed its size is added again with a larger size. Kernels since 6.5 can raise the size of a set, but only after the
-// commit. The hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
+// A set that is about to exceed its size gets a larger size. Kernels since 6.5 can raise the size of a set, but only
+// after the commit. The hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred
+// times as long. A set with more than largeSet elements gets the size largeSize in a batch that adds no elements: a
+// batch of the set and a large Service would delay the changes of other Services too long.
 //
-// A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The time to delete a range grows with the
-// number of earlier ranges. To delete and add all ranges takes as long as a few hundred single deletions.
-func (l *ledger) remake(c *change) {
-	sets := l.grow(c.add)
-	deleted := map[*nft.Set]int{}
-	for _, e := range c.del {
-		if hasRanges(e.Set) {
-			if deleted[e.Set]++; deleted[e.Set] == fewRanges+1 {
-				sets = append(sets, e.Set)
+// A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The time to delete a
+// range grows with the number of earlier ranges. To delete and add all ranges takes as long as a few hundred single
+// deletions.
+func (l *ledger) chooseRemade(c *change) {
+	ranges, adds := map[*nft.Set]int{}, false
+	for i := range c.elements {
+		was, s := c.elements[i].was.Set, c.elements[i].is.Set
+		if was != nil && hasRanges(was) {
+			if ranges[was]++; ranges[was] == fewRanges+1 {
+				c.remade = append(c.remade, was)
 			}
 		}
-	}
-	for _, s := range sets {
-		l.remakeSet(c, s)
-	}
-}
-
-// grow returns the sets to make larger, and stores their new sizes. If the batch adds elements, these are the sets that outgrow their sizes. Otherwise,
-// these are the crowded sets. A large set is written in its own batch. A batch of the set and a large Service would delay the changes of other
-// Services too long.
-func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {
-	if len(added) == 0 {
-		sets, l.crowded = slices.DeleteFunc(l.crowded, func(s *nft.Set) bool { return !l.crowds(s) }), nil
-	}
-	var last *nft.Set
-	for _, e := range added {
-		if e.Set == last {
+		if adds = adds || s != nil; s == nil || s.Size == 0 || s.Dynamic {
 			continue
 		}
-		last = e.Set
-		switch {
-		case slices.Contains(sets, last):
-		case l.outgrows(last):
-			sets = append(sets, last)
-		case l.crowds(last) && !slices.Contains(l.crowded, last):
-			l.crowded = append(l.crowded, last)
+		switch n := l.counts[s]; {
+		case n > int(s.Size/4*3):
+			s.Size = sizeFor(n)
+			c.remade = append(c.remade, s)
+		case n > largeSet && s.Size < largeSize && !slices.Contains(l.crowded, s):
+			l.crowded = append(l.crowded, s)
 		}
 	}
-	for _, s := range sets {
-		s.Size = sizeFor(l.counts[s])
+	if adds {
+		return
 	}
-	return sets
+	for _, s := range l.crowded {
+		if n := l.counts[s]; n > largeSet && s.Size < largeSize {
+			s.Size = sizeFor(n)
+			c.remade = append(c.remade, s)
+		}
+	}
+	l.crowded = nil
 }
 
-// remakeSet moves the changes of a set to c.remade.
-func (l *ledger) remakeSet(c *change, s *nft.Set) {
-	of := func(e *nft.Element) bool { return e.Set == s }
-	c.del, c.add = slices.DeleteFunc(c.del, of), slices.DeleteFunc(c.add, of)
-	r := remade{set: s, elements: make([]nft.Element, 0, l.counts[s])}
+// remake adds commands to a batch that delete a set and add it again, with its elements and the rules that look it up.
+func (l *ledger) remake(b *nft.Batch, s *nft.Set) {
+	var table *nft.Table
+	var chains []*nft.Chain
 	for _, t := range l.tables() {
-		for _, chain := range t.Chains {
-			if t.Family == s.Family && slices.ContainsFunc(chain.Rules, func(r nft.Rule) bool { return looksUp(r, s) }) {
-				r.chains = append(r.chains, chain)
+		for _, c := range t.Chains {
+			if t.Family == s.Family && slices.ContainsFunc(c.Rules, func(r nft.Rule) bool { return looksUp(r, s) }) {
+				table, chains = t, append(chains, c)
 			}
 		}
 	}
-	add := func(e *nft.Element) {
-		if of(e) {
-			r.elements = append(r.elements, *e)
-		}
+	for _, c := range chains {
+		b.FlushRules(table, c.Name)
 	}
-	l.eachRetained(add)
-	l.planner.Elements(add, s)
-	c.remade = append(c.remade, r)
+	// The batch does not flush ranges, so their counts since the last reading are lost: a flush of a thousand ranges
+	// takes half a second.
+	if s.Counter && !hasRanges(s) {
+		b.FlushSet(s, l.counts[s]) // the kernel reports no counters when it deletes a set
+	}
+	b.DeleteSet(s.Family, s.Table, s.Name)
+	b.AddSet(s)
+	for _, c := range chains {
+		b.AddRules(table, c)
+	}
+	l.each(func(e *nft.Element) {
+		if e.Set == s {
+			b.AddElement(e)
+		}
+	}, s)
 }
 
-// hasRanges reports whether the elements of a set are ranges of several fields. The kernel takes very long to delete such an element.
+// hasRanges reports whether the elements of a set are ranges of several fields. The kernel takes very long to delete
+// such an element.
 func hasRanges(s *nft.Set) bool { return s.Interval && len(s.Key) > 1 }
 
 // looksUp reports whether a rule looks up a set.
@@ -136,80 +157,4 @@ func looksUp(r nft.Rule, s *nft.Set) bool {
 		lookup, ok := x.(*expr.Lookup)
 		return ok && lookup.SetName == s.Name
 	})
-}
-
-// delta collects the changes between two calls of take. It has no change for an element that was added and deleted again, or deleted and added
-// again with the same value.
-type delta struct {
-	elements map[nft.ID]*transition
-	order    []*transition
-	// room is memory for the next transitions, allocated for several at once.
-	room []transition
-	// chains are the chains to add, unused the chains to delete.
-	chains, unused []chainName
-	// forget are elements to delete if packets have added them.
-	forget map[nft.ID]nft.Element
-}
-
-// transition has the earlier and the current value of an element. The zero element stands for none.
-type transition struct{ was, is nft.Element }
-
-func newDelta() *delta {
-	return &delta{elements: map[nft.ID]*transition{}, forget: map[nft.ID]nft.Element{}}
-}
-
-// lasting is the number of elements up to which a delta keeps its memory for the next batch.
-const lasting = 256
-
-// reset removes all changes. It keeps the memory, unless there were many elements.
-func (d *delta) reset() {
-	if len(d.order) > lasting {
-		*d = *newDelta()
-		return
-	}
-	clear(d.elements)
-	clear(d.order)
-	clear(d.forget)
-	*d = delta{elements: d.elements, order: d.order[:0], room: d.room, forget: d.forget}
-}
-
-func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }
-
-func (d *delta) remove(e *nft.Element) { d.touch(e, *e).is = nft.Element{} }
-
-// touch returns the transition of an element. The first call for an element stores its earlier value.
-func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
-	id := e.ID()
-	t := d.elements[id]
-	if t == nil {
-		const atOnce = 32
-		if len(d.room) == 0 {
-			d.room = make([]transition, atOnce)
-		}
-		t, d.room = &d.room[0], d.room[1:]
-		t.was = was
-		d.elements[id] = t
-		d.order = append(d.order, t)
-	}
-	return t
-}
-
-// elementsChanged returns the elements to delete and to add, in the order of their first change.
-func (d *delta) elementsChanged() (del, add []*nft.Element) {
-	if len(d.order) == 0 {
-		return nil, nil
-	}
-	del, add = make([]*nft.Element, 0, len(d.order)), make([]*nft.Element, 0, len(d.order))
-	for _, t := range d.order {
-		if t.was == t.is {
-			continue
-		}
-		if t.was.Set != nil {
-			del = append(del, &t.was)
-		}
-		if t.is.Set != nil {
-			add = append(add, &t.is)
-		}
-	}
-	return del, add
 }

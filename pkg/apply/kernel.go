@@ -262,19 +262,19 @@ func (k *Kernel) update() (Result, error) {
 		k.ledger.untrack()
 		return k.rewrite("the rules that recognise local pods have changed")
 	}
-	b := nft.NewBatch(0)
+	b, l := nft.NewBatch(0), k.ledger
 	b.Report = k.counts != nil
 	for _, name := range c.chains {
-		t, chain := k.table(name.family), k.ledger.planner.Rules().ClassChain(name.family, name.name)
+		t, chain := k.table(name.family), l.planner.Rules().ClassChain(name.family, name.name)
 		b.AddChain(t, chain)
 		b.AddRules(t, chain)
 	}
-	for i := range c.forget {
-		b.EnsureElement(&c.forget[i]) // kernels before 6.3 have no message to delete an element that may be missing
+	for _, e := range c.forget {
+		b.EnsureElement(&e) // kernels before 6.3 have no message to delete an element that may be missing
 	}
 	var states []*nft.Element
 	for f, old := range k.states {
-		if s := k.ledger.state(f); *s != *old {
+		if s := l.state(f); *s != *old {
 			states = append(states, s)
 			b.DeleteElement(old)
 		}
@@ -282,17 +282,21 @@ func (k *Kernel) update() (Result, error) {
 	for _, name := range c.unused {
 		b.FlushRules(k.table(name.family), name.name) // the rules may look up a set that is remade
 	}
-	for i := range c.remade {
-		remake(b, &c.remade[i])
+	for _, s := range c.remade {
+		l.remake(b, s)
 	}
-	for _, e := range c.del {
-		b.DeleteElement(e)
+	for i := range c.elements {
+		if e := &c.elements[i].was; e.Set != nil {
+			b.DeleteElement(e)
+		}
 	}
-	for i := range c.forget {
-		b.DeleteElement(&c.forget[i])
+	for _, e := range c.forget {
+		b.DeleteElement(&e)
 	}
-	for _, e := range c.add {
-		b.AddElement(e)
+	for i := range c.elements {
+		if e := &c.elements[i].is; e.Set != nil {
+			b.AddElement(e)
+		}
 	}
 	for _, s := range states {
 		b.AddElement(s)
@@ -308,26 +312,6 @@ func (k *Kernel) update() (Result, error) {
 		k.states[s.Set.Family] = s
 	}
 	return result, nil
-}
-
-// remake adds commands to a batch that delete a set and add it again, with its elements and the rules that look it up.
-func remake(b *nft.Batch, r *remade) {
-	t := &nft.Table{Family: r.set.Family, Name: r.set.Table}
-	for _, c := range r.chains {
-		b.FlushRules(t, c.Name)
-	}
-	// The batch does not flush ranges, so their counts since the last reading are lost: a flush of a thousand ranges takes half a second.
-	if r.set.Counter && !hasRanges(r.set) {
-		b.FlushSet(r.set, len(r.elements)) // the kernel reports no counters when it deletes a set
-	}
-	b.DeleteSet(r.set.Family, r.set.Table, r.set.Name)
-	b.AddSet(r.set)
-	for _, c := range r.chains {
-		b.AddRules(t, c)
-	}
-	for i := range r.elements {
-		b.AddElement(&r.elements[i])
-	}
 }
 
 // table returns a family's table, with its name only.

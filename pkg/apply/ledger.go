@@ -18,10 +18,8 @@ type ledger struct {
 	// counts has the number of elements of each set, wanted and retained. digests has their digest in each family.
 	counts  map[*nft.Set]int
 	digests [2]digest
-	// layouts are the fingerprints of the tables; nil before the first use. rulesChanged is true if the constant rules
-	// have changed since the kernel's tables equalled the ledger.
-	layouts      map[inet.Family]uint64
-	rulesChanged bool
+	// layouts are the fingerprints of the tables; nil before the first use.
+	layouts map[inet.Family]uint64
 	// chains are the chains of classes, wanted and retained.
 	chains map[chainName]heldChain
 	// retained are the retained elements. Each leads to the chain of a class.
@@ -30,9 +28,9 @@ type ledger struct {
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
-	// delta has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync
+	// change has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync
 	// succeeds.
-	delta *delta
+	change *change
 }
 
 // newLedger returns a ledger of a plan, and makes the planner report to it.
@@ -51,55 +49,49 @@ func newLedger(p *plan.Planner) *ledger {
 	return l
 }
 
-// Put adds an element that is wanted now. If the same element is retained, the kernel still has it, and no change is necessary.
+// Put adds an element that is wanted now. If the same element is retained, the kernel still has it, and no change is
+// necessary.
 func (l *ledger) Put(e nft.Element) {
-	if !e.Set.Verdict || !l.restore(&e) {
-		l.add(&e)
+	if _, retained := l.retained[e.ID()]; retained {
+		delete(l.retained, e.ID())
+		return
 	}
+	l.count(&e, 1)
 }
 
 // Remove removes an element that is not wanted any more. An element that leads to a chain is retained instead.
 func (l *ledger) Remove(e nft.Element) {
 	if e.Set.Verdict {
 		l.retained[e.ID()] = e
-	} else {
-		l.drop(&e)
+		return
 	}
+	l.count(&e, -1)
 }
 
 // Discard records an element to delete if packets have added it.
 func (l *ledger) Discard(e nft.Element) {
-	if l.delta != nil {
-		l.delta.forget[e.ID()] = e
+	if l.change != nil {
+		l.change.forget[e.ID()] = e
 	}
 }
 
 // ChangeRules records that the constant rules have changed.
-func (l *ledger) ChangeRules() { l.layouts, l.rulesChanged = nil, true }
-
-// add adds an element to the elements that the kernel must have.
-func (l *ledger) add(e *nft.Element) {
-	d := &l.digests[e.Set.Family]
-	d.sum += d.key.hash(e)
-	l.counts[e.Set]++
-	if e.Set.Verdict {
-		l.countLeading(e)
-	}
-	if l.delta != nil {
-		l.delta.put(e)
+func (l *ledger) ChangeRules() {
+	if l.layouts = nil; l.change != nil {
+		l.change.rules = true
 	}
 }
 
-// drop removes an element from the elements that the kernel must have.
-func (l *ledger) drop(e *nft.Element) {
+// count adds an element to those that the kernel must have, with n = 1, or removes it from them, with n = -1.
+func (l *ledger) count(e *nft.Element, n int) {
 	d := &l.digests[e.Set.Family]
-	d.sum -= d.key.hash(e)
-	l.counts[e.Set]--
+	d.sum += uint64(n) * d.key.hash(e)
+	l.counts[e.Set] += n
 	if e.Set.Verdict {
-		l.uncountLeading(e)
+		l.countLeading(e, n)
 	}
-	if l.delta != nil {
-		l.delta.remove(e)
+	if l.change != nil {
+		l.change.note(e, n > 0)
 	}
 }
 
@@ -114,27 +106,24 @@ func (l *ledger) resume(f inet.Family, key digestKey) {
 	})
 }
 
-// each calls f for every element, wanted or retained.
-func (l *ledger) each(f func(*nft.Element)) {
+// each calls f for every element, wanted or retained. With sets, it may skip elements of other sets.
+func (l *ledger) each(f func(*nft.Element), of ...*nft.Set) {
 	l.eachRetained(f)
-	l.planner.Elements(f)
+	l.planner.Elements(f, of...)
 }
 
 // track starts to record changes. Call it when the kernel's tables equal the ledger.
-func (l *ledger) track() { l.delta, l.rulesChanged, l.crowded = newDelta(), false, nil }
+func (l *ledger) track() { l.change, l.crowded = newChange(), nil }
 
 // untrack drops the recorded changes and stops recording, because the kernel's tables are unknown.
-func (l *ledger) untrack() { l.delta = nil }
+func (l *ledger) untrack() { l.change = nil }
 
 // fit sets the size of every set, see [sizeFor].
-func (l *ledger) fit() { fit(l.sets, l.counts) }
-
 func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 	for _, s := range sets {
-		if s.Size == 0 || s.Dynamic {
-			continue
+		if s.Size > 0 && !s.Dynamic {
+			s.Size = sizeFor(counts[s])
 		}
-		s.Size = sizeFor(counts[s])
 	}
 }
 
@@ -168,16 +157,6 @@ func Fit(p *plan.Planner) {
 	for _, t := range p.Tables() {
 		fit(t.Sets, counts)
 	}
-}
-
-// outgrows reports whether a set is more than three quarters full.
-func (l *ledger) outgrows(s *nft.Set) bool {
-	return s.Size > 0 && !s.Dynamic && l.counts[s] > int(s.Size/4*3)
-}
-
-// crowds reports whether a set has more than largeSet elements, and a size below largeSize.
-func (l *ledger) crowds(s *nft.Set) bool {
-	return s.Size > 0 && s.Size < largeSize && !s.Dynamic && l.counts[s] > largeSet
 }
 
 // EachCount calls each for every set of a family with elements from the plan, with the number of its elements. It returns the number of chains of

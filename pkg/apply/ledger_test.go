@@ -30,7 +30,7 @@ type fakeTables struct {
 // write returns tables with all elements and chains of a ledger, and makes the ledger track changes from then on.
 func write(t *testing.T, l *ledger) *fakeTables {
 	f := &fakeTables{t, map[nft.ID]nft.Element{}, map[chainName]bool{}}
-	f.hold(l.tables(), l.each)
+	f.hold(l.tables(), func(add func(*nft.Element)) { l.each(add) })
 	l.track()
 	return f
 }
@@ -55,25 +55,29 @@ func (f *fakeTables) add(e *nft.Element) {
 	f.elements[e.ID()] = *e
 }
 
-func (f *fakeTables) apply(c *change) {
+func (f *fakeTables) apply(l *ledger, c *change) {
 	f.Helper()
 	for _, name := range c.chains {
 		f.chains[name] = true
 	}
-	for _, r := range c.remade {
-		maps.DeleteFunc(f.elements, func(id nft.ID, _ nft.Element) bool { return id.Set == r.set })
-		for i := range r.elements {
-			f.add(&r.elements[i])
-		}
+	for _, set := range c.remade {
+		maps.DeleteFunc(f.elements, func(id nft.ID, _ nft.Element) bool { return id.Set == set })
+		l.each(func(e *nft.Element) {
+			if e.Set == set {
+				f.add(e)
+			}
+		}, set)
 	}
-	for _, e := range c.del {
-		if _, ok := f.elements[e.ID()]; !ok {
-			f.Fatalf("delete %v: it does not exist", e)
+	for _, e := range c.elements {
+		if _, ok := f.elements[e.was.ID()]; !ok && e.was.Set != nil {
+			f.Fatalf("delete %v: it does not exist", &e.was)
 		}
-		delete(f.elements, e.ID())
+		delete(f.elements, e.was.ID())
 	}
-	for _, e := range c.add {
-		f.add(e)
+	for _, e := range c.elements {
+		if e.is.Set != nil {
+			f.add(&e.is)
+		}
 	}
 	for _, name := range c.unused {
 		for _, e := range f.elements {
@@ -91,9 +95,9 @@ func (f *fakeTables) apply(c *change) {
 // check compares the tables with a ledger and, after the deletion of retained elements and chains, with the plan.
 func (f *fakeTables) check(l *ledger) {
 	f.Helper()
-	for any, _ := l.retains(); any; any, _ = l.retains() {
+	for !l.scheduleRetirement(time.Unix(1, 0)).IsZero() {
 		l.retireAt = time.Unix(1, 0)
-		f.apply(l.take(time.Unix(2, 0)))
+		f.apply(l, l.take(time.Unix(2, 0)))
 	}
 	fresh := &fakeTables{f.T, map[nft.ID]nft.Element{}, map[chainName]bool{}}
 	fresh.hold(l.planner.Tables(), func(add func(*nft.Element)) { l.planner.Elements(add) })
@@ -151,12 +155,12 @@ func TestAnyHistoryOfBatchesLeadsToThePlan(t *testing.T) {
 			}
 			now = now.Add(time.Duration(r.IntN(10)) * time.Second)
 			if r.IntN(3) > 0 {
-				tables.apply(l.take(now))
+				tables.apply(l, l.take(now))
 				tables.account(l)
 				l.scheduleRetirement(now)
 			}
 			if step%50 == 49 {
-				tables.apply(l.take(now))
+				tables.apply(l, l.take(now))
 				tables.check(l)
 				tables.account(l)
 			}
@@ -175,10 +179,12 @@ func TestRetainedChainsComeBackWithoutTraffic(t *testing.T) {
 	for _, s := range []*model.Service{three, four, three} {
 		p.Set(s.Name, s)
 		c := l.take(time.Unix(0, 0))
-		if len(c.chains)+len(c.unused) > 0 || slices.ContainsFunc(append(c.add, c.del...), func(e *nft.Element) bool { return e.Set.Verdict }) {
-			t.Errorf("chains %v, unused %v, add %v, delete %v", c.chains, c.unused, c.add, c.del)
+		leads := func(e *nft.Element) bool { return e.Set != nil && e.Set.Verdict }
+		if len(c.chains)+len(c.unused) > 0 ||
+			slices.ContainsFunc(c.elements, func(e transition) bool { return leads(&e.was) || leads(&e.is) }) {
+			t.Errorf("chains %v, unused %v, elements %v", c.chains, c.unused, c.elements)
 		}
-		tables.apply(c)
+		tables.apply(l, c)
 		tables.account(l)
 	}
 	tables.check(l)
@@ -282,7 +288,7 @@ func BenchmarkChangeMany(b *testing.B) {
 		}
 		p.Set(rounds[0][i].Name, rounds[0][i])
 	}
-	l.fit()
+	fit(l.sets, l.counts)
 	l.track()
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
@@ -291,7 +297,7 @@ func BenchmarkChangeMany(b *testing.B) {
 			s := rounds[(1+i/services)%2][i%services]
 			p.Set(s.Name, s)
 		}
-		if c := l.take(time.Time{}); len(c.add) == 0 {
+		if c := l.take(time.Time{}); len(c.elements) == 0 {
 			b.Fatal("nothing has changed")
 		}
 	}
@@ -310,14 +316,14 @@ func BenchmarkChangeOne(b *testing.B) {
 				}
 				p.Set(rounds[0][i].Name, rounds[0][i])
 			}
-			l.fit()
+			fit(l.sets, l.counts)
 			l.track()
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
 				s := rounds[(1+i/size.services)%2][i%size.services]
 				p.Set(s.Name, s)
-				if c := l.take(time.Time{}); len(c.add) == 0 {
+				if c := l.take(time.Time{}); len(c.elements) == 0 {
 					b.Fatal("nothing to add")
 				}
 				i++

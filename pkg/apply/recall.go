@@ -13,7 +13,7 @@ import (
 // later, a sync computes them again. A call is optional. It must precede Recall.
 func (k *Kernel) Prepare(p *plan.Planner) {
 	k.prepared = k.follow(p)
-	k.ledger.layout(inet.IPv4) // computes those of both families
+	k.ledger.state(inet.IPv4) // computes the fingerprints of both families
 }
 
 // Recall makes a planner continue the work of the process that left the tables in the kernel. It reads the numbers of the given Services. Call it

@@ -32,33 +32,18 @@ type heldChain struct {
 	empty bool
 }
 
-// countLeading counts one more element that leads to a chain. If the kernel does not have the chain, the next batch adds it.
-func (l *ledger) countLeading(e *nft.Element) {
+// countLeading counts n more elements that lead to a chain. If the kernel does not have the chain, the next batch adds
+// it.
+func (l *ledger) countLeading(e *nft.Element, n int) {
 	name := chainName{e.Set.Family, e.Chain}
 	c, held := l.chains[name]
 	if !held && l.planner.Rules().ClassChain(name.family, name.name) == nil {
 		return // a constant chain
 	}
-	if l.delta != nil && (!held || c.empty) {
-		l.delta.chains = append(l.delta.chains, name)
+	if n > 0 && l.change != nil && (!held || c.empty) {
+		l.change.chains = append(l.change.chains, name)
 	}
-	l.chains[name] = heldChain{leading: c.leading + 1}
-}
-
-// uncountLeading counts one element fewer that leads to a chain.
-func (l *ledger) uncountLeading(e *nft.Element) {
-	name := chainName{e.Set.Family, e.Chain}
-	if c, held := l.chains[name]; held {
-		c.leading--
-		l.chains[name] = c
-	}
-}
-
-// restore removes an element from the retained ones because it is wanted again, and reports whether it was retained.
-func (l *ledger) restore(e *nft.Element) bool {
-	_, found := l.retained[e.ID()]
-	delete(l.retained, e.ID())
-	return found
+	l.chains[name] = heldChain{leading: c.leading + n, empty: c.empty && n < 0}
 }
 
 // eachRetained calls f for every retained element.
@@ -101,7 +86,7 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 // process exited before it retired the element.
 func (l *ledger) retainElement(e *nft.Element) {
 	if _, known := l.retained[e.ID()]; !known && l.planner.Rules().LeadsToClass(e) {
-		l.add(e)
+		l.count(e, 1)
 		l.retained[e.ID()] = *e
 	}
 }
@@ -124,51 +109,39 @@ func (l *ledger) retainEmptied(f inet.Family, names []string) {
 
 // forgetRetained removes all retained elements and chains from the ledger. The first full sync of a process then deletes them.
 func (l *ledger) forgetRetained() {
-	l.eachRetained(l.drop)
+	l.eachRetained(func(e *nft.Element) { l.count(e, -1) })
 	clear(l.retained)
 	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
 }
 
-// retire adds the deletion of retained elements and chains to the delta: the chains to which no element leads, and the retained elements. The chains of
+// retire adds the deletion of retained elements and chains to the change: the chains to which no element leads, and the retained elements. The chains of
 // these elements stay until the next call.
 func (l *ledger) retire() {
 	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
 		if l.chains[name].leading == 0 {
 			delete(l.chains, name)
-			l.delta.unused = append(l.delta.unused, name)
+			l.change.unused = append(l.change.unused, name)
 		}
 	}
-	l.eachRetained(l.drop)
+	l.eachRetained(func(e *nft.Element) { l.count(e, -1) })
 	clear(l.retained)
 	l.retireAt = time.Time{}
 }
 
-// retains reports whether any element or chain is retained, and whether any chain is empty.
-func (l *ledger) retains() (any, empty bool) {
-	any = len(l.retained) > 0
-	for _, c := range l.chains {
-		any, empty = any || c.leading == 0, empty || c.empty
-	}
-	return any, empty
-}
-
-// isRetirementDue reports whether the time to retire has come.
-func (l *ledger) isRetirementDue(now time.Time) bool {
-	return !l.retireAt.IsZero() && !now.Before(l.retireAt)
-}
-
 // scheduleRetirement sets and returns the time of the next retirement; zero if nothing is retained.
 func (l *ledger) scheduleRetirement(now time.Time) time.Time {
-	retains, empty := l.retains()
-	if !retains {
-		l.retireAt = time.Time{}
-		return l.retireAt
+	retains, empty := len(l.retained) > 0, false
+	for _, c := range l.chains {
+		retains, empty = retains || c.leading == 0, empty || c.empty
 	}
-	if l.retireAt.IsZero() {
-		l.retireAt = now.Add(retireAfter)
-	}
-	if at := now.Add(retireEmptyAfter); empty && at.Before(l.retireAt) {
+	if at := now.Add(retireEmptyAfter); empty && (l.retireAt.IsZero() || at.Before(l.retireAt)) {
 		l.retireAt = at
+	}
+	switch {
+	case !retains:
+		l.retireAt = time.Time{}
+	case l.retireAt.IsZero():
+		l.retireAt = now.Add(retireAfter)
 	}
 	return l.retireAt
 }

@@ -94,18 +94,12 @@ func (k digestKey) hash(e *nft.Element) uint64 {
 
 // state returns the state of a family's table, as an element.
 func (l *ledger) state(f inet.Family) *nft.Element {
-	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Totals().Next[f]}
-	set := l.stateSets[f]
-	return &nft.Element{Set: set, Key: nft.Value{}.Uint32(1), Comment: s.comment()}
-}
-
-// layout returns the fingerprint of a family's table.
-func (l *ledger) layout(f inet.Family) uint64 {
 	if l.layouts == nil {
 		l.layouts = map[inet.Family]uint64{}
 		for _, t := range l.planner.Rules().Samples() {
 			l.layouts[t.Family] = nft.Fingerprint(t)
 		}
 	}
-	return l.layouts[f]
+	s := state{layout: l.layouts[f], digest: l.digests[f], next: l.planner.Totals().Next[f]}
+	return &nft.Element{Set: l.stateSets[f], Key: nft.Value{}.Uint32(1), Comment: s.comment()}
 }

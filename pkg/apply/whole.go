@@ -215,7 +215,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	if len(k.states) == 0 {
 		l.forgetRetained() // not at later syncs: a packet between two lookups may still need a retained chain
 	}
-	l.fit()
+	fit(l.sets, l.counts)
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
 	b.Report = k.counts != nil && len(k.states) > 0 // without states, the counters are those of an earlier process, and the program ignores them
 	tables, missing := l.tables(), 0
