@@ -130,9 +130,9 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 			result.Again = now
 		}
 	}
-	if err == nil || errors.Is(err, unix.EPERM) {
-		// If a table of kube-proxy has an owner, only the owner may delete it. Such a table must not prevent all syncs. pkg/beside/takeover tries
-		// again.
+	if k.takeOver.wanted && (err == nil || errors.Is(err, unix.EPERM)) {
+		// If a table of kube-proxy has an owner, only the owner may delete it. Such a table must not prevent all syncs.
+		// pkg/beside/takeover tries again.
 		k.takeOver.settle()
 	}
 	return result, err
@@ -224,11 +224,20 @@ func (k *Kernel) CheckRuleset() (bool, error) {
 	generation, err := k.conn.Generation()
 	foreign := err == nil && generation != k.generation
 	// If there are too many elements for a check, a missed commit causes a full sync. So miss none.
-	k.others.tend(k.Now(), foreign, k.elements > mostChecked)
+	many := k.elements > mostChecked
+	active, missed := k.others.take()
+	k.others.tend(k.Now(), active || foreign, many)
+	k.check.due = k.check.due || missed
 	if err != nil || foreign {
 		return foreign, err
 	}
-	k.verify()
+	if k.check.due && many {
+		k.others.suspect("another program may have changed the tables unnoticed", k.generation)
+		k.check.due = false
+	}
+	if k.check.due || k.check.answer != nil {
+		k.verify()
+	}
 	return k.others.suspicion() != "", nil
 }
 
@@ -317,12 +326,26 @@ func (k *Kernel) update() (Result, error) {
 // table returns a family's table, with its name only.
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
-// sendBatch sends a batch. After an error, the tables are unknown.
+// patienceForCounts is the longest time that a batch waits for the reading of counters.
+const patienceForCounts = 200 * time.Millisecond
+
+// sendBatch sends a batch, and passes the counters of the deleted elements to [Counts]. After an error, the tables are
+// unknown.
 func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	known := k.known // false during a rewrite: rewrite sets k.known after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
-	err := k.sendCounted(b, kind)
+	counted := k.counts != nil && (kind == Full || b.Reports() > 0)
+	if counted {
+		if b.Reports() > nft.MostReports {
+			_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
+		}
+		k.counts.Begin()
+	}
+	err := k.commit(b)
+	if counted {
+		k.counts.End(b.Gone(), kind == Full && err == nil)
+	}
 	r := Result{Kind: kind, Commit: time.Since(start)}
 	if r.Elements, r.Bytes = b.Size(); err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, r.Elements, err)
@@ -331,31 +354,21 @@ func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// commit commits a batch and advances the generation.
+// commit commits a batch and advances the generation. Meanwhile, the listener is not in the kernel's group, so that only
+// the ruleset's generation shows foreign commits.
 func (k *Kernel) commit(b *nft.Batch) error {
-	err := k.others.withoutListening(func() error { return k.conn.Commit(b) })
+	if o := &k.others; o.joined {
+		if err := o.listener.Leave(); err != nil {
+			_ = o.listener.Close() // an open listener would count this commit as a foreign commit
+		}
+		defer o.join() // if this fails, the loop notices foreign commits up to half a second later
+	}
+	err := k.conn.Commit(b)
 	if err == nil {
 		// This is the generation after this batch. If a foreign commit preceded the batch, CheckRuleset notices the
 		// difference.
 		k.generation++
 	}
-	return err
-}
-
-// patienceForCounts is the longest time that a batch waits for the reading of counters.
-const patienceForCounts = 200 * time.Millisecond
-
-// sendCounted sends a batch, and passes the counters of the deleted elements to [Counts].
-func (k *Kernel) sendCounted(b *nft.Batch, kind Kind) error {
-	if k.counts == nil || kind == Partial && b.Reports() == 0 {
-		return k.commit(b)
-	}
-	if b.Reports() > nft.MostReports {
-		_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
-	}
-	k.counts.Begin()
-	err := k.commit(b)
-	k.counts.End(b.Gone(), kind == Full && err == nil)
 	return err
 }
 

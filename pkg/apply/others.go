@@ -38,7 +38,7 @@ type others struct {
 	since   uint32
 	unheard int
 	lost    bool
-	// active is true if there was a foreign commit since the last call of tend.
+	// active is true if there was a foreign commit since the last call of take.
 	active bool
 }
 
@@ -67,27 +67,21 @@ func (o *others) open() error {
 	return nil
 }
 
-func (o *others) join() error {
-	err := o.listener.Join()
-	o.joined = err == nil
-	return err
-}
+func (o *others) join() { o.joined = o.listener.Join() == nil }
 
-// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit.
-// foreign is true if the ruleset's generation shows one that [others.countForeign] does not know. If the listener's
-// socket failed, tend opens it again. After an error, only the generation shows foreign commits until the next call.
+// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit,
+// if there was one since the last call. If the listener's socket failed, tend opens it again. After an error, only the
+// generation shows foreign commits until the next call.
 func (o *others) tend(now time.Time, foreign, always bool) {
-	if o.takeActive() || foreign {
+	if foreign {
 		o.until = now.Add(attention)
 	}
-	if o.failed() {
-		if !o.wanted || o.open() != nil {
-			return
-		}
+	if o.failed() && (!o.wanted || o.open() != nil) {
+		return
 	}
 	switch pays := always || now.Before(o.until); {
 	case pays && !o.joined:
-		_ = o.join()
+		o.join()
 	case !pays && o.joined:
 		o.joined = o.listener.Leave() != nil
 	}
@@ -107,13 +101,13 @@ func (o *others) failed() bool {
 	}
 }
 
-// takeActive reports whether there was a foreign commit since the last call.
-func (o *others) takeActive() bool {
+// take reports whether there was a foreign commit since the last call, and whether the listener may have missed one.
+func (o *others) take() (active, missed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	active := o.active
-	o.active = false
-	return active
+	active, missed = o.active, o.lost || o.unheard > 0
+	o.active, o.lost, o.unheard = false, false, min(0, o.unheard)
+	return active, missed
 }
 
 // isThisProgram reports whether a name is a name of this program: the name of this process, kube-nftproxy, or kube-proxy, a link in the image.
@@ -232,15 +226,6 @@ func (o *others) suspicion() string {
 	return o.touched
 }
 
-// takeMissed reports whether the listener may have missed a foreign commit since the last call of takeMissed.
-func (o *others) takeMissed() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	missed := o.lost || o.unheard > 0
-	o.lost, o.unheard = false, min(0, o.unheard)
-	return missed
-}
-
 // Heard returns a channel of capacity one. It has a value if another program has committed since the last receive. It stays empty without
 // [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
@@ -255,20 +240,6 @@ func (k *Kernel) Author() nft.Author {
 		return c.Author()
 	}
 	return nft.Author{}
-}
-
-// withoutListening runs f while the listener is not in the kernel's group. Only the ruleset's generation shows foreign commits during that time.
-func (o *others) withoutListening(f func() error) error {
-	if !o.joined {
-		return f()
-	}
-	if err := o.listener.Leave(); err != nil {
-		// An open listener would count commits of f as foreign commits.
-		_ = o.listener.Close()
-	}
-	// If the listener cannot join, the loop notices foreign commits up to half a second later.
-	defer func() { _ = o.join() }()
-	return f()
 }
 
 func (o *others) close() error {

@@ -34,6 +34,16 @@ func listen(t testing.TB, k *Kernel) {
 	}
 }
 
+// withoutListening calls f while the listener is not in the kernel's group, as during a commit of this program.
+func withoutListening(t testing.TB, k *Kernel, f func()) {
+	t.Helper()
+	if k.others.joined {
+		lab.Must(t, k.others.listener.Leave())
+		defer k.others.join()
+	}
+	f()
+}
+
 // TestListeningEnds: the listener is a member of the kernel's group only for some time after a foreign commit, or if there
 // are too many elements for a check.
 func TestListeningEnds(t *testing.T) {

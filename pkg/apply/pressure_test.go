@@ -226,7 +226,7 @@ func (f *faulty) load(text string) {
 // unheard does the same as load while the listener is not in the kernel's group.
 func (f *faulty) unheard(text string) {
 	f.Helper()
-	f.must(f.k.others.withoutListening(func() error { f.load(text); return nil }))
+	withoutListening(f.TB, f.k, func() { f.load(text) })
 }
 
 // repaired waits until a sync has repaired the change of load, and resumes the packets.

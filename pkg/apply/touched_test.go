@@ -101,7 +101,7 @@ func replaceRule(t *testing.T, rule string) {
 // elements is the number of elements in the tables that the Kernel assumes; 0 for the real number.
 func unheard(t *testing.T, k *Kernel, p *plan.Planner, elements int, f func()) {
 	t.Helper()
-	lab.Must(t, k.others.withoutListening(func() error { f(); return nil }))
+	withoutListening(t, k, f)
 	k.Doubt()
 	mustSync(t, k, p, Adopted)
 	k.elements = cmp.Or(elements, k.elements)

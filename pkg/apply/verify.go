@@ -33,16 +33,9 @@ const patienceOfCheck = 5
 // elements, a full sync takes less time.
 const mostChecked = 200_000
 
-// verify starts a check that is due, or evaluates the outcome of a check. It starts no check while the kernel's tables are unknown. If the tables have
-// too many elements for a check, verify records a suspicion, so that a full sync follows.
+// verify starts a check that is due, or evaluates the outcome of a check. It starts no check while the kernel's tables
+// are unknown.
 func (k *Kernel) verify() {
-	if k.others.takeMissed() {
-		if k.elements > mostChecked {
-			k.others.suspect("another program may have changed the tables unnoticed", k.generation)
-			return
-		}
-		k.check.due = true
-	}
 	c := &k.check
 	if c.answer != nil {
 		select {
