@@ -57,16 +57,15 @@ func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserv
 
 // hasForm reports whether the kernel has a table whose state has the fingerprint of t.
 func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
-	f, err := k.readTable(t)
+	f, err := k.conn.ReadTable(t.Family, t.Name)
 	if err != nil {
 		return false, err
 	}
-	i := slices.IndexFunc(t.Sets, func(s *nft.Set) bool { return s.Name == plan.StateSet })
-	info := f.sets[plan.StateSet]
-	if !info.Is(t.Sets[i]) {
+	set, info := t.Set(plan.StateSet), f.Sets[plan.StateSet]
+	if !info.Is(set) {
 		return false, nil
 	}
-	list, err := k.conn.Elements(t.Sets[i])
+	list, err := k.conn.Elements(set)
 	if err != nil || len(list) != 1 {
 		return false, err
 	}

@@ -37,12 +37,12 @@ func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 func (k *Kernel) resume(p *plan.Planner) error {
 	k.readable = map[*nft.Set]bool{}
 	for _, t := range p.Tables() {
-		f, err := k.readTable(t)
+		f, err := k.conn.ReadTable(t.Family, t.Name)
 		if err != nil {
 			return fmt.Errorf("read tables of an earlier process: %w", err)
 		}
 		for _, s := range t.Sets {
-			info, exists := f.sets[s.Name]
+			info, exists := f.Sets[s.Name]
 			k.readable[s] = exists && info.Is(s)
 		}
 		if err := k.resumeTable(p, t); err != nil {

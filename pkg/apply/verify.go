@@ -91,12 +91,16 @@ func (k *Kernel) finishCheck(o outcome) {
 // ruleset's generation after the reading. The result is valid only if no commit up to this generation changed the tables.
 func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
-		chain, err := conn.Differing(t)
+		have, err := conn.ReadTable(t.Family, t.Name)
 		if err != nil {
 			return "", 0, err
 		}
-		if chain != "" && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family.Keyword(), t.Name, chain)
+		chains, err := have.OtherRules(t)
+		if err != nil {
+			return "", 0, err
+		}
+		if len(chains) > 0 && wrong == "" {
+			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family.Keyword(), t.Name, chains[0])
 		}
 	}
 	for _, state := range states {

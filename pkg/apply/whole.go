@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -12,38 +11,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// kernelTable is a family's table in the kernel, without elements.
-type kernelTable struct {
-	nft.TableInfo
-	sets   map[string]nft.SetInfo
-	chains map[string]nft.ChainInfo
-}
-
-func (k *Kernel) readTable(t *nft.Table) (kernelTable, error) {
-	f := kernelTable{sets: map[string]nft.SetInfo{}, chains: map[string]nft.ChainInfo{}}
-	var err error
-	if f.TableInfo, err = k.conn.Table(t.Family, t.Name); err != nil || !f.Exists {
-		return f, err
-	}
-	sets, err := k.conn.Sets(t.Family, t.Name)
-	if err != nil {
-		return f, err
-	}
-	for _, s := range sets {
-		if !s.Anonymous {
-			f.sets[s.Name] = s
-		}
-	}
-	chains, err := k.conn.Chains(t.Family, t.Name)
-	for _, c := range chains {
-		f.chains[c.Name] = c
-	}
-	return f, err
-}
-
-// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen chains, rules and sets, and
-// the numbers of elements if the kernel reports them. It reads only the elements of the states, of the sets of the past and of the dispatch maps:
-// the kernel takes longer to list many elements than to write them. If a table does not differ, its sets get the sizes of the kernel's sets.
+// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen
+// chains, rules and sets, and the numbers of elements if the kernel reports them. It reads only the elements of the
+// states, of the sets of the past and of the dispatch maps: the kernel takes longer to list many elements than to write
+// them. If a table does not differ, its sets get the sizes of the kernel's sets.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.readTables()
 	if err != nil {
@@ -58,18 +29,24 @@ func (k *Kernel) compare() (why string, err error) {
 			return fmt.Sprintf("table %s %s: %s", t.Family.Keyword(), t.Name, why), err
 		}
 		for _, s := range t.Sets {
-			s.Size = f.sets[s.Name].Size
+			s.Size = f.Sets[s.Name].Size
 		}
 	}
 	return "", nil
 }
 
-func (k *Kernel) compareTable(t *nft.Table, f kernelTable) (why string, err error) {
-	if why := cmp.Or(compareSets(k.ledger.counts, t, f), compareChains(t, f)); why != "" {
-		return why, nil
+func (k *Kernel) compareTable(t *nft.Table, f *nft.KernelTable) (why string, err error) {
+	if d := f.Differences(t); len(d) > 0 {
+		return d[0].String(), nil
 	}
-	if why, err = k.compareRules(t); why != "" || err != nil {
-		return why, err
+	for _, s := range t.Sets {
+		n, count := k.ledger.counts[s], f.Sets[s.Name].Count
+		// Elements of other sets expire, packets add them, or the kernel counts ranges differently. Before 6.16, the kernel
+		// does not report the number.
+		comparable := plan.Planned(s) && s.Timeout == 0 && !s.Interval && count >= 0
+		if comparable && count != n {
+			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, count, n), nil
+		}
 	}
 	if why, err = k.comparePast(t); why != "" || err != nil {
 		return why, err
@@ -77,20 +54,20 @@ func (k *Kernel) compareTable(t *nft.Table, f kernelTable) (why string, err erro
 	return k.compareState(k.ledger.state(t.Family))
 }
 
-// readTables reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains of classes that an earlier
-// process did not retire, with the elements that lead to them.
-func (k *Kernel) readTables() (map[inet.Family]kernelTable, error) {
-	all := map[inet.Family]kernelTable{}
+// readTables reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains
+// of classes that an earlier process did not retire, with the elements that lead to them.
+func (k *Kernel) readTables() (map[inet.Family]*nft.KernelTable, error) {
+	all := map[inet.Family]*nft.KernelTable{}
 	for _, t := range k.ledger.planner.Tables() {
-		f, err := k.readTable(t)
+		f, err := k.conn.ReadTable(t.Family, t.Name)
 		if err != nil {
 			return nil, err
 		}
-		for name := range f.chains {
+		for name := range f.Chains {
 			k.ledger.retainChain(t.Family, name)
 		}
 		for _, s := range t.Sets {
-			if info, ok := f.sets[s.Name]; !s.Verdict || !ok || !info.Is(s) {
+			if info, ok := f.Sets[s.Name]; !s.Verdict || !ok || !info.Is(s) {
 				continue
 			}
 			list, err := k.conn.Elements(s)
@@ -108,60 +85,6 @@ func (k *Kernel) readTables() (map[inet.Family]kernelTable, error) {
 		all[t.Family] = f
 	}
 	return all, nil
-}
-
-func compareSets(counts map[*nft.Set]int, t *nft.Table, f kernelTable) string {
-	if len(f.sets) != len(t.Sets) {
-		return fmt.Sprintf("it has %d sets instead of %d", len(f.sets), len(t.Sets))
-	}
-	for _, s := range t.Sets {
-		info, ok := f.sets[s.Name]
-		n := counts[s]
-		switch {
-		case !ok:
-			return fmt.Sprintf("set %s is missing", s.Name)
-		case !info.Is(s):
-			return fmt.Sprintf("set %s has another form", s.Name)
-		case !plan.Planned(s) || s.Timeout > 0 || s.Interval || info.Count < 0:
-			// The kernel does not report the number, or the number is not comparable: the set is not compared, elements expire, or the kernel counts
-			// ranges differently.
-		case info.Count != n:
-			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
-		}
-	}
-	return ""
-}
-
-func compareChains(t *nft.Table, f kernelTable) string {
-	if len(f.chains) != len(t.Chains) {
-		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
-	}
-	for _, c := range t.Chains {
-		if info, ok := f.chains[c.Name]; !ok || !info.Is(c) || info.Drops {
-			return fmt.Sprintf("chain %s is missing or of another kind", c.Name)
-		}
-	}
-	return ""
-}
-
-func (k *Kernel) compareRules(t *nft.Table) (string, error) {
-	comments, err := k.conn.RuleComments(t.Family, t.Name)
-	if err != nil {
-		return "", err
-	}
-	for _, c := range t.Chains {
-		if !slices.Equal(comments[c.Name], commentsOf(c)) {
-			return fmt.Sprintf("the rules of chain %s differ from the plan", c.Name), nil
-		}
-	}
-	return "", nil
-}
-
-func commentsOf(c *nft.Chain) (list []string) {
-	for _, r := range c.Rules {
-		list = append(list, r.Comment)
-	}
-	return list
 }
 
 // comparePast compares the elements of the sets that describe the past. The digest in the state omits them.
@@ -221,7 +144,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	tables, missing := l.tables(), 0
 	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
-		f, err := k.readTable(t)
+		f, err := k.conn.ReadTable(t.Family, t.Name)
 		if err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
@@ -283,9 +206,9 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 
 // countFilled counts the elements of sets that packets fill and that have counters, if the kernel does not report the number (before 6.16). The socket needs
 // room for the reports of these counters.
-func (k *Kernel) countFilled(t *nft.Table, f kernelTable) error {
+func (k *Kernel) countFilled(t *nft.Table, f *nft.KernelTable) error {
 	for _, s := range t.Sets {
-		info, exists := f.sets[s.Name]
+		info, exists := f.Sets[s.Name]
 		if !exists || !s.Dynamic || !s.Counter || info.Count >= 0 || !info.Is(s) {
 			continue
 		}
@@ -297,7 +220,7 @@ func (k *Kernel) countFilled(t *nft.Table, f kernelTable) error {
 		if err != nil {
 			return err
 		}
-		f.sets[s.Name] = info
+		f.Sets[s.Name] = info
 	}
 	return nil
 }
@@ -312,18 +235,15 @@ func (l *ledger) batchBytes() int {
 	return n
 }
 
-// clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of chains that the batch cannot
-// delete.
-func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f kernelTable) (leftBehind []string) {
+// clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of chains
+// that the batch cannot delete.
+func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f *nft.KernelTable) (leftBehind []string) {
 	if f.Exists {
 		b.FlushRules(t, "")
 	}
-	wanted := map[string]*nft.Set{}
-	for _, s := range t.Sets {
-		wanted[s.Name] = s
-	}
-	for name, info := range f.sets {
-		s := wanted[name]
+	kept := map[*nft.Set]bool{}
+	for name, info := range f.Sets {
+		s := t.Set(name)
 		switch {
 		case s == nil || !info.Is(s):
 			b.DeleteSet(t.Family, t.Name, name)
@@ -333,30 +253,22 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f kernelTab
 			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):
-			delete(wanted, name)
+			kept[s] = true
 		case hasRanges(s):
 			b.DeleteSet(t.Family, t.Name, name)
 		default:
 			b.FlushSet(s, max(info.Count, counts[s]))
 			s.Size = info.Size
-			delete(wanted, name)
+			kept[s] = true
 		}
 	}
 	for _, s := range t.Sets {
-		if wanted[s.Name] != nil {
+		if !kept[s] {
 			b.AddSet(s)
 		}
 	}
-	return clearChains(b, t, f)
-}
-
-func clearChains(b *nft.Batch, t *nft.Table, f kernelTable) (leftBehind []string) {
-	wanted := map[string]*nft.Chain{}
-	for _, c := range t.Chains {
-		wanted[c.Name] = c
-	}
-	for name, info := range f.chains {
-		switch c := wanted[name]; {
+	for name, info := range f.Chains {
+		switch c := t.Chain(name); {
 		case c != nil && info.Is(c):
 		case c != nil || info.Type != "":
 			b.DeleteChain(t, name)

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -16,6 +17,26 @@ type Table struct {
 	Sets    []*Set
 	Chains  []*Chain
 	Comment string
+}
+
+// Set returns the set with a name; nil if there is none.
+func (t *Table) Set(name string) *Set {
+	for _, s := range t.Sets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// Chain returns the chain with a name; nil if there is none.
+func (t *Table) Chain(name string) *Chain {
+	for _, c := range t.Chains {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
 }
 
 // Set describes a set, or a map if it has data.
@@ -47,6 +68,14 @@ type Set struct {
 	// element does not match. The value applies to elements whose own maximum is 0. The set must have no size and no timeouts. With Counter, an
 	// element counts only the packets that it matches.
 	MaxConnections uint16
+}
+
+// Head returns "set" or "map" with the name.
+func (s *Set) Head() string {
+	if s.IsMap() {
+		return "map " + s.Name
+	}
+	return "set " + s.Name
 }
 
 // IsMap reports whether elements have data.
@@ -148,6 +177,32 @@ func (i *ChainInfo) Is(c *Chain) bool {
 func (c *Chain) Info() *ChainInfo {
 	return &ChainInfo{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority}
 }
+
+// hookNames are nft's keywords for the hooks of the IP families.
+var hookNames = [...]string{"prerouting", "input", "forward", "output", "postrouting"}
+
+// HookName returns nft's keyword for a hook of the IP families.
+func HookName(hook uint32) string {
+	if int(hook) < len(hookNames) {
+		return hookNames[hook]
+	}
+	return fmt.Sprintf("hook %d", hook)
+}
+
+// HookText returns the hook of a base chain in nft's language, with its policy; "" for another chain.
+func (i *ChainInfo) HookText() string {
+	if i.Type == "" {
+		return ""
+	}
+	policy := "accept"
+	if i.Drops {
+		policy = "drop"
+	}
+	return fmt.Sprintf("type %s hook %s priority %d; policy %s;", i.Type, HookName(i.Hook), i.Priority, policy)
+}
+
+// kind does the same as HookText, and describes another chain.
+func (i *ChainInfo) kind() string { return cmp.Or(i.HookText(), "without a hook") }
 
 // Rule is a list of expressions with a comment, which also identifies the rule when it is read.
 type Rule struct {

@@ -35,17 +35,17 @@ var faults = []struct{ name, command, why string }{
 	{"a firewall's reload", "flush ruleset; add table inet firewalld; add chain inet firewalld filter { type filter hook input priority 10; }; " +
 		"add rule inet firewalld filter ct state established accept", "there is no table"},
 	{"a table switched off", "add table ip kube-nftproxy { flags dormant; }", "table kube-nftproxy"},
-	{"a base chain deleted", "flush chain ip kube-nftproxy output; delete chain ip kube-nftproxy output", "chains instead of"},
+	{"a base chain deleted", "flush chain ip kube-nftproxy output; delete chain ip kube-nftproxy output", "chain output is missing"},
 	{"a chain emptied", "flush chain ip kube-nftproxy services", "chain services"},
-	{"a chain added", "add chain ip kube-nftproxy foreign", "chains instead of"},
-	{"a base chain added", "add chain ip kube-nftproxy foreign-base { type filter hook forward priority 0; policy drop; }", "chains instead of"},
+	{"a chain added", "add chain ip kube-nftproxy foreign", "is an unknown chain"},
+	{"a base chain added", "add chain ip kube-nftproxy foreign-base { type filter hook forward priority 0; policy drop; }", "is an unknown chain"},
 	{"a base chain's policy", "add chain ip kube-nftproxy prerouting { policy drop; }", "chain prerouting"},
 	{"a base chain's priority", "flush chain ip kube-nftproxy prerouting; delete chain ip kube-nftproxy prerouting; " +
 		"add chain ip kube-nftproxy prerouting { type nat hook prerouting priority 50; }", "chain prerouting"},
 	{"a rule deleted", "delete rule ip kube-nftproxy endpoints-of-1 handle %HANDLE%", "endpoints-of-1"},
 	{"a rule added", "insert rule ip kube-nftproxy services counter drop", "chain services"},
 	{"a rule replaced", "replace rule ip kube-nftproxy endpoints-of-1 handle %HANDLE% accept comment %COMMENT%", "endpoints-of-1"},
-	{"a set added", "add set ip6 kube-nftproxy foreign { type ipv6_addr; }", "sets instead of"},
+	{"a set added", "add set ip6 kube-nftproxy foreign { type ipv6_addr; }", "is an unknown set"},
 	{"a map emptied", "flush map ip kube-nftproxy services", "services"},
 	{"a map of another form", "flush table ip kube-nftproxy; delete set ip kube-nftproxy hairpin; " +
 		"add set ip kube-nftproxy hairpin { type ipv4_addr; }", "hairpin"},
@@ -59,7 +59,7 @@ var faults = []struct{ name, command, why string }{
 		"add element ip kube-nftproxy service-cidrs { 10.96.0.0/24 }", "service-cidrs"},
 	{"the lease deleted", "flush set ip kube-nftproxy lease", "lease"},
 	{"the state deleted", "flush set ip kube-nftproxy state", "its element state is missing"},
-	{"a table made anew by hand", "delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "sets instead of"},
+	{"a table made anew by hand", "delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "is missing"},
 }
 
 // TestRepair makes all kinds of foreign changes of the tables. Within a second the tables are as before, after one counted batch,

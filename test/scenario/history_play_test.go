@@ -394,11 +394,15 @@ func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
 		}
 		defer conn.Close() //nolint:errcheck // read only
 		for _, t := range state.planner.Tables() {
-			chain, err := conn.Differing(t)
+			have, err := conn.ReadTable(t.Family, t.Name)
 			if err != nil {
 				return err
 			}
-			if chain != "" {
+			chains, err := have.OtherRules(t)
+			if err != nil {
+				return err
+			}
+			for _, chain := range chains {
 				diff += fmt.Sprintf("the rules of chain %s %s\n", t.Family.Keyword(), chain)
 			}
 		}

@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -30,8 +31,10 @@ func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ig
 			return nil, err
 		}
 	}
-	for _, name := range unplanned(have.Sets, want.Sets, setName) {
-		d.add(false, read.Head(have.Sets[name]), "")
+	for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
+		if want.Set(name) == nil {
+			d.add(false, have.Sets[name].Head(), "")
+		}
 	}
 	d.chains(want, wanted)
 	return d.lines, nil
@@ -55,10 +58,10 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	info, exists := d.have.Infos[s.Name]
 	switch {
 	case !exists:
-		d.add(true, read.Head(s), "")
+		d.add(true, s.Head(), "")
 	case !info.Is(s):
-		d.add(false, read.Head(s), "of another form")
-		d.add(true, read.Head(s), "")
+		d.add(false, s.Head(), "of another form")
+		d.add(true, s.Head(), "")
 	default:
 		var err error
 		if ignored || s.Dynamic {
@@ -71,7 +74,7 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	if s.Dynamic || ignored {
 		return nil
 	}
-	d.sorted(read.Head(s), read.List(s, there), read.List(s, elements))
+	d.sorted(s.Head(), read.List(s, there), read.List(s, elements))
 	return nil
 }
 
@@ -93,8 +96,10 @@ func (d *tableDiff) sorted(where string, have, want []string) {
 
 // chains compares all chains and their rules. The order of the rules matters.
 func (d *tableDiff) chains(want *nft.Table, sets map[string]*nft.Set) {
-	for _, name := range unplanned(d.have.Chains, want.Chains, chainName) {
-		d.chain(name, d.have.Chains[name], nil, nil)
+	for _, name := range slices.Sorted(maps.Keys(d.have.Chains)) {
+		if want.Chain(name) == nil {
+			d.chain(name, d.have.Chains[name], nil, nil)
+		}
 	}
 	for _, c := range want.Chains {
 		var rules []string
@@ -110,13 +115,13 @@ func (d *tableDiff) chain(name string, have *read.Chain, want *nft.Chain, wantRu
 	var haveHead, wantHead string
 	var rules []string
 	if have != nil {
-		haveHead = read.HookText(&have.ChainInfo)
+		haveHead = have.HookText()
 		for i := range have.Rules {
 			rules = append(rules, d.have.RuleText(&have.Rules[i]))
 		}
 	}
 	if want != nil {
-		wantHead = read.HookText(want.Info())
+		wantHead = want.Info().HookText()
 	}
 	if have != nil && (want == nil || haveHead != wantHead) {
 		d.add(false, where, haveHead)

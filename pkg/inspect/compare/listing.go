@@ -44,7 +44,7 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
 		ch := t.Chains[name]
 		fmt.Fprintf(b, "\tchain %s {\n", name)
-		if hook := read.HookText(&ch.ChainInfo); hook != "" {
+		if hook := ch.HookText(); hook != "" {
 			fmt.Fprintf(b, "\t\t%s\n", hook)
 		}
 		for i := range ch.Rules {
@@ -64,7 +64,7 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 		}
 	}
 	lines := read.List(s, elements)
-	fmt.Fprintf(b, "\t%s { # %d elements\n", read.Head(s), len(elements))
+	fmt.Fprintf(b, "\t%s { # %d elements\n", s.Head(), len(elements))
 	if err != nil {
 		fmt.Fprintf(b, "\t\t# %v\n", err)
 	}

@@ -2,7 +2,6 @@ package compare
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -76,127 +74,44 @@ func (c *comparison) differs(d view.Difference) {
 }
 
 func (c *comparison) table(t *nft.Table) error {
-	have, err := read.Load(c.conn, t.Family, t.Name)
+	have, err := c.conn.ReadTable(t.Family, t.Name)
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("%s %s", t.Family.Keyword(), t.Name)
-	if c.out.Tables++; !have.Exists {
-		c.differs(view.Difference{Table: name, Want: "the table"})
-		return nil
+	for _, name := range slices.Sorted(maps.Keys(have.Chains)) {
+		if retained := c.planner.Rules().ClassChain(t.Family, name); retained != nil && t.Chain(name) == nil {
+			t.Chains = append(t.Chains, retained) // pkg/apply retains it
+		}
 	}
-	if have.Dormant {
-		c.differs(view.Difference{Table: name, Have: "dormant", Want: "active"})
-	}
-	c.chains(t, name, have)
-	if err := c.rules(t, name, have); err != nil {
+	others, err := have.OtherRules(t)
+	if err != nil {
 		return err
 	}
-	for _, s := range t.Sets {
-		info, exists := have.Infos[s.Name]
-		switch {
-		case !exists:
-			c.differs(view.Difference{Table: name, In: read.Head(s), Want: "present"})
-			continue
-		case !info.Is(s):
-			const have, want = "of another form", "of the planned form"
-			c.differs(view.Difference{Table: name, In: read.Head(s), Have: have, Want: want})
-			continue
-		case !plan.Planned(s):
-			continue
-		}
-		if err := c.elements(s, name); err != nil {
-			return err
+	c.out.Tables++
+	name, differs := fmt.Sprintf("%s %s", t.Family.Keyword(), t.Name), map[string]bool{}
+	for _, d := range have.Differences(t) {
+		differs[d.In] = true
+		c.differs(view.Difference{Table: name, In: d.In, Have: d.Have, Want: d.Want})
+	}
+	if !have.Exists {
+		return nil
+	}
+	for _, chain := range others {
+		if in := "chain " + chain; !differs[in] {
+			c.differs(view.Difference{Table: name, In: in, Have: "other rules", Want: "the planned rules"})
 		}
 	}
-	for _, set := range unplanned(have.Infos, t.Sets, setName) {
-		if !have.Infos[set].Anonymous {
-			c.differs(view.Difference{Table: name, In: "set " + set, Have: "an unknown set"})
-		}
-	}
-	return nil
-}
-
-// unplanned returns the sorted names of the kernel's objects that are not among the wanted ones.
-func unplanned[Have, Want any](have map[string]Have, want []*Want, name func(*Want) string) (names []string) {
-	for n := range have {
-		if !slices.ContainsFunc(want, func(w *Want) bool { return name(w) == n }) {
-			names = append(names, n)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-func setName(s *nft.Set) string { return s.Name }
-
-func chainName(c *nft.Chain) string { return c.Name }
-
-// chains compares all chains. It adds the chains of classes that pkg/apply retains to t.
-func (c *comparison) chains(t *nft.Table, name string, have *read.Table) {
-	for _, chain := range unplanned(have.Chains, t.Chains, chainName) {
-		if retained := c.planner.Rules().ClassChain(t.Family, chain); retained != nil {
-			t.Chains = append(t.Chains, retained)
-		} else {
-			c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "an unknown chain"})
-		}
-	}
-	for _, ch := range t.Chains {
-		info, exists := have.Chains[ch.Name]
-		d := view.Difference{Table: name, In: "chain " + ch.Name}
-		switch {
-		case !exists:
-			d.Want = "present"
-		case !info.Is(ch):
-			d.Have, d.Want = hook(&info.ChainInfo), hook(ch.Info())
-		case info.Drops:
-			d.Have, d.Want = "policy drop", "policy accept"
-		default:
-			continue
-		}
-		c.differs(d)
-	}
-}
-
-func hook(i *nft.ChainInfo) string { return cmp.Or(read.HookText(i), "without a hook") }
-
-// rules compares the number, comments and expressions of the rules of all chains.
-func (c *comparison) rules(t *nft.Table, name string, have *read.Table) error {
 	for _, ch := range t.Chains {
 		c.out.Rules += len(ch.Rules)
-		var has, want []string
-		var encoded [][]byte
-		for _, r := range ch.Rules {
-			want = append(want, r.Comment)
-		}
-		if found := have.Chains[ch.Name]; found != nil {
-			for _, r := range found.Rules {
-				has, encoded = append(has, r.Comment), append(encoded, r.Encoded)
+	}
+	for _, s := range t.Sets {
+		if plan.Planned(s) && !differs[s.Head()] {
+			if err := c.elements(s, name); err != nil {
+				return err
 			}
-		}
-		d := view.Difference{Table: name, In: "chain " + ch.Name}
-		if !slices.Equal(has, want) {
-			d.Have, d.Want = ruleList(has), ruleList(want)
-			c.differs(d)
-			continue
-		}
-		same, err := nft.SameRules(t.Family, ch.Rules, encoded)
-		if err != nil {
-			return err
-		}
-		if !same {
-			d.Have, d.Want = "other rules", "the planned rules"
-			c.differs(d)
 		}
 	}
 	return nil
-}
-
-func ruleList(comments []string) string {
-	if len(comments) == 0 {
-		return "no rules"
-	}
-	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
 }
 
 // elements compares the elements of a set. While the kernel resizes a set, it may list an element twice. Such an element counts once.
@@ -247,7 +162,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 
 // listed lists the differences of a set: unknown elements, elements with another value, and missing elements.
 func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.ID]nft.Element) {
-	in := read.Head(s)
+	in := s.Head()
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
 		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 )
 
@@ -95,7 +96,7 @@ type evaluator struct {
 func (e *evaluator) hook(ch *read.Chain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
-		w.hook = read.HookName(ch.Hook)
+		w.hook = nft.HookName(ch.Hook)
 	}
 	back, err := e.chain(ch.Name, worlds)
 	if err != nil {

@@ -28,7 +28,7 @@ func (w *world) reason() string {
 	}
 	meaning := ""
 	for _, s := range w.steps {
-		if s.Hook == read.HookName(unix.NF_INET_POST_ROUTING) {
+		if s.Hook == nft.HookName(unix.NF_INET_POST_ROUTING) {
 			break
 		}
 		for _, chain := range []string{s.Chain, s.To} {

@@ -1,7 +1,6 @@
 package read
 
 import (
-	"bytes"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -34,8 +33,6 @@ type Rule struct {
 	Handle  uint64
 	Comment string
 	Exprs   []Expr
-	// Encoded are the expressions in the kernel's form.
-	Encoded []byte
 }
 
 // Chain is a chain in the kernel.
@@ -64,55 +61,42 @@ func Load(conn *nft.Conn, family inet.Family, name string) (*Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		t := &Table{
-			Family: family, Name: name,
-			Chains: map[string]*Chain{}, Sets: map[string]*nft.Set{}, Infos: map[string]nft.SetInfo{},
-		}
-		if err := t.load(conn); err != nil {
+		found, err := conn.ReadTable(family, name)
+		if err != nil {
 			return nil, fmt.Errorf("read table %s %s: %w", family.Keyword(), name, err)
 		}
 		after, err := conn.Generation()
 		if err != nil || after == before {
-			return t, err
+			return decoded(found, family, name), err
 		}
 	}
 	return nil, fmt.Errorf("read table %s %s: the ruleset kept changing: %w", family.Keyword(), name, unix.EINTR)
 }
 
-func (t *Table) load(conn *nft.Conn) (err error) {
-	if t.TableInfo, err = conn.Table(t.Family, t.Name); err != nil || !t.Exists {
-		return err
+// decoded returns a table with decoded rules.
+func decoded(found *nft.KernelTable, family inet.Family, name string) *Table {
+	t := &Table{
+		Family: family, Name: name, TableInfo: found.TableInfo,
+		Chains: map[string]*Chain{}, Sets: map[string]*nft.Set{}, Infos: found.Sets,
 	}
-	chains, err := conn.Chains(t.Family, t.Name)
-	if err != nil {
-		return err
+	for _, info := range found.Anonymous {
+		t.Infos[info.Name] = info
 	}
-	for _, info := range chains {
-		t.Chains[info.Name] = &Chain{ChainInfo: info}
+	for _, info := range t.Infos {
+		t.Sets[info.Name] = info.Set(family, name)
 	}
-	sets, err := conn.Sets(t.Family, t.Name)
-	if err != nil {
-		return err
-	}
-	for _, info := range sets {
-		t.Infos[info.Name], t.Sets[info.Name] = info, info.Set(t.Family, t.Name)
-	}
-	begin := func() {
-		for _, ch := range t.Chains {
-			ch.Rules = nil
+	for _, c := range found.Chains {
+		ch := &Chain{ChainInfo: c.ChainInfo}
+		for _, info := range c.Rules {
+			r := Rule{Handle: info.Handle, Comment: info.Comment}
+			for _, e := range netlink.Attributes(info.Expressions) {
+				r.Exprs = append(r.Exprs, decode(family, e))
+			}
+			ch.Rules = append(ch.Rules, r)
 		}
+		t.Chains[c.Name] = ch
 	}
-	return conn.EachRule(t.Family.Number(), t.Name, begin, func(info *nft.RuleInfo) {
-		ch := t.Chains[info.Chain]
-		if ch == nil {
-			return // it was added after the reading of the chains, so Load starts again
-		}
-		r := Rule{Handle: info.Handle, Comment: info.Comment, Encoded: bytes.Clone(info.Expressions)}
-		for _, e := range netlink.Attributes(info.Expressions) {
-			r.Exprs = append(r.Exprs, decode(t.Family, e))
-		}
-		ch.Rules = append(ch.Rules, r)
-	})
+	return t
 }
 
 // decode decodes an expression. [Expr.Any] is nil for kinds that Service rules do not use.

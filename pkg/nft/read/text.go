@@ -461,17 +461,6 @@ func (w *writer) reject(e *expr.Reject) {
 	}
 }
 
-// hookNames are nft's keywords for the hooks of the IP families.
-var hookNames = [...]string{"prerouting", "input", "forward", "output", "postrouting"}
-
-// HookName returns nft's keyword for a hook of the IP families.
-func HookName(hook uint32) string {
-	if int(hook) < len(hookNames) {
-		return hookNames[hook]
-	}
-	return fmt.Sprintf("hook %d", hook)
-}
-
 // Declare returns a table with elements in nft's language, as input for nft -f. The elements are sorted.
 func Declare(t *nft.Table, elements map[string][]nft.Element) string {
 	var b strings.Builder
@@ -487,7 +476,7 @@ func Declare(t *nft.Table, elements map[string][]nft.Element) string {
 	sets := map[string]*nft.Set{}
 	for _, s := range t.Sets {
 		sets[s.Name] = s
-		fmt.Fprintf(&b, "\n\t%s {\n", Head(s))
+		fmt.Fprintf(&b, "\n\t%s {\n", s.Head())
 		for _, line := range properties(s) {
 			fmt.Fprintf(&b, "\t\t%s\n", line)
 		}
@@ -501,7 +490,7 @@ func Declare(t *nft.Table, elements map[string][]nft.Element) string {
 		fmt.Fprintf(&b, "\n\tchain %s {\n", c.Name)
 		comment(c.Comment)
 		if c.IsBase() {
-			fmt.Fprintf(&b, "\t\t%s\n", HookText(c.Info()))
+			fmt.Fprintf(&b, "\t\t%s\n", c.Info().HookText())
 		}
 		for i := range c.Rules {
 			fmt.Fprintf(&b, "\t\t%s\n", RuleText(t.Family, &c.Rules[i], sets))
@@ -525,29 +514,9 @@ func ruleLine(text, comment string) string {
 	return text + fmt.Sprintf(" comment %q", nft.CutComment(comment))
 }
 
-// HookText returns the hook of a base chain in nft's language, with its policy; "" for another chain.
-func HookText(i *nft.ChainInfo) string {
-	if i.Type == "" {
-		return ""
-	}
-	policy := "accept"
-	if i.Drops {
-		policy = "drop"
-	}
-	return fmt.Sprintf("type %s hook %s priority %d; policy %s;", i.Type, HookName(i.Hook), i.Priority, policy)
-}
-
 // RuleText returns a rule of the table in nft's language, with its comment.
 func (t *Table) RuleText(r *Rule) string {
 	return ruleLine(Text(t.Family, r.Exprs, t.Sets), r.Comment)
-}
-
-// Head returns "set" or "map" with the name.
-func Head(s *nft.Set) string {
-	if s.IsMap() {
-		return "map " + s.Name
-	}
-	return "set " + s.Name
 }
 
 // properties returns the lines with which nft declares a set.
