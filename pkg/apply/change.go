@@ -21,8 +21,8 @@ type change struct {
 	chains, unused []chainName
 	// forget are elements to delete if packets have added them.
 	forget map[nft.ID]nft.Element
-	// remade are sets to delete and to add again with all their elements, see [ledger.remake]. elements then has none of
-	// these elements.
+	// remade are sets to delete and to add again with all their elements, see [ledger.remake]. elements then has none
+	// of these elements.
 	remade []*nft.Set
 }
 
@@ -100,20 +100,20 @@ func (l *ledger) chooseRemade(c *change) {
 		case n > int(s.Size/4*3):
 			s.Size = sizeFor(n)
 			c.remade = append(c.remade, s)
-		case n > largeSet && s.Size < largeSize && !slices.Contains(l.crowded, s):
-			l.crowded = append(l.crowded, s)
+		case n > largeSet && s.Size < largeSize && !slices.Contains(l.toGrow, s):
+			l.toGrow = append(l.toGrow, s)
 		}
 	}
 	if adds {
 		return
 	}
-	for _, s := range l.crowded {
+	for _, s := range l.toGrow {
 		if n := l.counts[s]; n > largeSet && s.Size < largeSize {
 			s.Size = sizeFor(n)
 			c.remade = append(c.remade, s)
 		}
 	}
-	l.crowded = nil
+	l.toGrow = nil
 }
 
 // remake adds commands to a batch that delete a set and add it again, with its elements and the rules that look it up.

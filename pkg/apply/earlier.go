@@ -12,7 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Earlier reports whether an earlier process of an instance has left rules, in the network namespace of the calling thread.
+// Earlier reports whether an earlier process of an instance has left rules, in the network namespace of the calling
+// thread.
 func Earlier(families []inet.Family, serviceProxyName string) (found bool, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -29,8 +30,9 @@ func Earlier(families []inet.Family, serviceProxyName string) (found bool, err e
 	return found, nil
 }
 
-// EarlierUDP returns the UDP frontends in the tables that an earlier process of an instance left, in the network namespace of the calling thread. A
-// missing table is not an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the number of frontends.
+// EarlierUDP returns the UDP frontends in the tables that an earlier process of an instance left, in the network
+// namespace of the calling thread. A missing table is not an error. Frontends that change meanwhile may be missing. The
+// kernel's work grows with the square of the number of frontends.
 func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.Key, err error) {
 	conn, err := nft.Open()
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// DropUnserved deletes the tables that an earlier process left in the IP families that are not served, because no process updates them. It deletes
-// each table in its own batch, and returns the families of the deleted tables. Call it only after a successful sync. After an error, the next sync
-// compares the tables of the served families.
+// DropUnserved deletes the tables that an earlier process left in the IP families that are not served, because no
+// process updates them. It deletes each table in its own batch, and returns the families of the deleted tables. Call it
+// only after a successful sync. After an error, the next sync compares the tables of the served families.
 func (k *Kernel) DropUnserved(served []inet.Family) (dropped []inet.Family, err error) {
 	var errs []error
 	for _, f := range inet.Families {

@@ -12,7 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Kernel has the tables of this program in one network namespace. Only one goroutine at a time may use it, except for the methods that allow more.
+// Kernel has the tables of this program in one network namespace. Only one goroutine at a time may use it, except for
+// the methods that allow more.
 type Kernel struct {
 	conn *nft.Conn
 	// Table is the name of the tables. Set it before the first use.
@@ -40,7 +41,8 @@ type Kernel struct {
 	others   others
 	// prepared is true if Prepare made the ledger, so that Recall still reads the tables of an earlier process.
 	prepared bool
-	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
+	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their
+	// elements.
 	readable map[*nft.Set]bool
 	check    check
 	counts   Counts
@@ -48,11 +50,11 @@ type Kernel struct {
 
 // Counts receives the counters of elements before their deletion.
 type Counts interface {
-	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given time. Kernel calls Await
-	// before a batch whose deletions exceed the limit of reports, see [nft.MostReports].
+	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given
+	// time. Kernel calls Await before a batch whose deletions exceed the limit of reports, see [nft.MostReports].
 	Await(time.Duration) error
-	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all is
-	// true if the batch has replaced every element.
+	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the
+	// deleted elements. all is true if the batch has replaced every element.
 	Begin()
 	End(gone []nft.Found, all bool)
 	// Kernel calls Adopted after a start has adopted the tables of an earlier process.
@@ -62,8 +64,8 @@ type Counts interface {
 // Count makes the kernel report counters to c. Call it before the first sync.
 func (k *Kernel) Count(c Counts) { k.counts = c }
 
-// Open opens a connection to nftables in the network namespace of the calling thread. It fails if the process lacks the privilege, or the kernel
-// lacks nftables.
+// Open opens a connection to nftables in the network namespace of the calling thread. It fails if the process lacks the
+// privilege, or the kernel lacks nftables.
 func Open() (*Kernel, error) {
 	const noTables = "%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?"
 	conn, err := nft.Open()
@@ -76,12 +78,14 @@ func Open() (*Kernel, error) {
 	if _, err := conn.Generation(); err != nil {
 		err = errors.Join(err, conn.Close())
 		if errors.Is(err, unix.EPERM) {
-			return nil, fmt.Errorf("%w: nftables needs the capability NET_ADMIN; add it to the container's securityContext.capabilities", err)
+			const advice = "add it to the container's securityContext.capabilities"
+			return nil, fmt.Errorf("%w: nftables needs the capability NET_ADMIN; %s", err, advice)
 		}
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{},
+		others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
@@ -109,24 +113,26 @@ const (
 // Result describes a sync and its cost.
 type Result struct {
 	Kind Kind
-	// Elements is the number of added and deleted elements, Bytes the size of the batches. Both are 0 if no batch was sent.
+	// Elements is the number of added and deleted elements, Bytes the size of the batches. Both are 0 if no batch was
+	// sent.
 	Elements, Bytes int
 	// Commit is the time from sending a batch to the kernel's answer, added up for all batches.
 	Commit time.Duration
 	// Why is the reason for a full sync.
 	Why string
-	// Again is the time from which another sync deletes retained elements or chains, or makes a set larger; zero if there is no such work.
+	// Again is the time from which another sync deletes retained elements or chains, or makes a set larger; zero if
+	// there is no such work.
 	Again time.Time
 }
 
-// Sync makes the kernel's tables equal to the plan. If it fails, the kernel has the old tables or the new ones, and the next call compares them.
-// After a failed repair in several batches, the tables may lack Services until the next call.
+// Sync makes the kernel's tables equal to the plan. If it fails, the kernel has the old tables or the new ones, and the
+// next call compares them. After a failed repair in several batches, the tables may lack Services until the next call.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
 	result, err := k.sync()
 	if err == nil {
 		now := k.Now()
-		if result.Again = k.ledger.scheduleRetirement(now); len(k.ledger.crowded) > 0 {
+		if result.Again = k.ledger.scheduleRetirement(now); len(k.ledger.toGrow) > 0 {
 			result.Again = now
 		}
 	}
@@ -138,8 +144,8 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	return result, err
 }
 
-// follow makes a new ledger if the planner does not report to the current one, and reports whether it did. With a new ledger, the kernel's tables are
-// unknown.
+// follow makes a new ledger if the planner does not report to the current one, and reports whether it did. With a new
+// ledger, the kernel's tables are unknown.
 func (k *Kernel) follow(p *plan.Planner) (opened bool) {
 	if k.ledger != nil && k.ledger.planner == p {
 		return false
@@ -202,9 +208,10 @@ func (k *Kernel) sync() (Result, error) {
 	return result, err
 }
 
-// restoreTrust restores trust in the tables after [Kernel.Doubt], and reports whether it did. It does so if the listener heard every foreign commit
-// since the last check, and none of them changed the tables. Then no comparison is necessary, and the ledger still has the changes since the last
-// sync. Without restoreTrust, another program with frequent commits would cause a comparison for each change of a Service.
+// restoreTrust restores trust in the tables after [Kernel.Doubt], and reports whether it did. It does so if the
+// listener heard every foreign commit since the last check, and none of them changed the tables. Then no comparison is
+// necessary, and the ledger still has the changes since the last sync. Without restoreTrust, another program with
+// frequent commits would cause a comparison for each change of a Service.
 func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
@@ -218,8 +225,9 @@ func (k *Kernel) restoreTrust() (restored bool) {
 	return true
 }
 
-// CheckRuleset reports whether another program has changed the ruleset since the last sync, in any table. It takes a few microseconds. If the
-// listener may have missed a commit, CheckRuleset starts a check of all elements. A later call reports the outcome of this check.
+// CheckRuleset reports whether another program has changed the ruleset since the last sync, in any table. It takes a
+// few microseconds. If the listener may have missed a commit, CheckRuleset starts a check of all elements. A later call
+// reports the outcome of this check.
 func (k *Kernel) CheckRuleset() (bool, error) {
 	generation, err := k.conn.Generation()
 	foreign := err == nil && generation != k.generation
@@ -260,7 +268,8 @@ func (k *Kernel) markKnown() {
 	k.ledger.track()
 }
 
-// update sends the changes since the last sync, in one batch. If the constant rules have changed, it rewrites the tables.
+// update sends the changes since the last sync, in one batch. If the constant rules have changed, it rewrites the
+// tables.
 func (k *Kernel) update() (Result, error) {
 	c := k.ledger.take(k.Now())
 	if c.empty() {
@@ -354,8 +363,8 @@ func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// commit commits a batch and advances the generation. Meanwhile, the listener is not in the kernel's group, so that only
-// the ruleset's generation shows foreign commits.
+// commit commits a batch and advances the generation. Meanwhile, the listener is not in the kernel's group, so that
+// only the ruleset's generation shows foreign commits.
 func (k *Kernel) commit(b *nft.Batch) error {
 	if o := &k.others; o.joined {
 		if err := o.listener.Leave(); err != nil {
@@ -372,8 +381,8 @@ func (k *Kernel) commit(b *nft.Batch) error {
 	return err
 }
 
-// Cleanup deletes the tables of the instance with a service-proxy name, and returns their names. The default instance has the empty name. Missing
-// tables are not an error.
+// Cleanup deletes the tables of the instance with a service-proxy name, and returns their names. The default instance
+// has the empty name. Missing tables are not an error.
 func Cleanup(serviceProxyName string) (deleted []string, err error) {
 	return nft.DeleteTables(plan.Table(serviceProxyName))
 }

@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// ledger records the elements and chains that the kernel must have for a plan. They are either wanted, or retained: the plan no longer contains
-// retained ones, but they stay for a while. The ledger is the [plan.Sink] of the planner. For wanted elements, it stores only counts and digests.
+// ledger records the elements and chains that the kernel must have for a plan. They are either wanted, or retained: the
+// plan no longer contains retained ones, but they stay for a while. The ledger is the [plan.Sink] of the planner. For
+// wanted elements, it stores only counts and digests.
 type ledger struct {
 	planner *plan.Planner
 	// sets are the sets of all tables, stateSets the set state of each family.
@@ -21,13 +22,14 @@ type ledger struct {
 	// layouts are the fingerprints of the tables; nil before the first use.
 	layouts map[inet.Family]uint64
 	// chains are the chains of classes, wanted and retained.
-	chains map[chainName]heldChain
+	chains map[chainName]classChain
 	// retained are the retained elements. Each leads to the chain of a class.
 	retained map[nft.ID]nft.Element
-	// retireAt is the time to delete retained elements and chains. It is zero if none are retained, and before the first sync with them.
+	// retireAt is the time to delete retained elements and chains. It is zero if none are retained, and before the
+	// first sync with them.
 	retireAt time.Time
-	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
-	crowded []*nft.Set
+	// toGrow are sets to make larger in a batch of their own, without the elements of another large Service.
+	toGrow []*nft.Set
 	// change has the changes since the last sync. It is nil before the first sync, and from a comparison until the sync
 	// succeeds.
 	change *change
@@ -36,7 +38,7 @@ type ledger struct {
 // newLedger returns a ledger of a plan, and makes the planner report to it.
 func newLedger(p *plan.Planner) *ledger {
 	l := &ledger{
-		planner: p, counts: map[*nft.Set]int{}, chains: map[chainName]heldChain{}, retained: map[nft.ID]nft.Element{},
+		planner: p, counts: map[*nft.Set]int{}, chains: map[chainName]classChain{}, retained: map[nft.ID]nft.Element{},
 	}
 	for _, t := range p.Tables() {
 		l.sets = append(l.sets, t.Sets...)
@@ -95,7 +97,8 @@ func (l *ledger) count(e *nft.Element, n int) {
 	}
 }
 
-// resume computes the digest of a family again with the key of an earlier process, so that the digests of both processes are comparable.
+// resume computes the digest of a family again with the key of an earlier process, so that the digests of both
+// processes are comparable.
 func (l *ledger) resume(f inet.Family, key digestKey) {
 	d := &l.digests[f]
 	*d = digest{key: key}
@@ -113,7 +116,7 @@ func (l *ledger) each(f func(*nft.Element), of ...*nft.Set) {
 }
 
 // track starts to record changes. Call it when the kernel's tables equal the ledger.
-func (l *ledger) track() { l.change, l.crowded = newChange(), nil }
+func (l *ledger) track() { l.change, l.toGrow = newChange(), nil }
 
 // untrack drops the recorded changes and stops recording, because the kernel's tables are unknown.
 func (l *ledger) untrack() { l.change = nil }
@@ -127,9 +130,10 @@ func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 	}
 }
 
-// A set with more elements than mediumSet has at least the size mediumSize, with 1 MB of buckets: a large Service fits into it. A set with more
-// elements than largeSet has at least the size largeSize, with 16 MB of buckets. Above largeSize, a replacement would delay other changes too long.
-// The kernel rounds 4/3 of a size up to a power of two to get the number of buckets. Each bucket has 8 bytes. For both sizes, 4/3 is a power of two.
+// A set with more elements than mediumSet has at least the size mediumSize, with 1 MB of buckets: a large Service fits
+// into it. A set with more elements than largeSet has at least the size largeSize, with 16 MB of buckets. Above
+// largeSize, a replacement would delay other changes too long. The kernel rounds 4/3 of a size up to a power of two to
+// get the number of buckets. Each bucket has 8 bytes. For both sizes, 4/3 is a power of two.
 const (
 	mediumSet, mediumSize = 1 << 12, 3 << 15
 	largeSet, largeSize   = 3 << 13, 3 << 19
@@ -159,8 +163,9 @@ func Fit(p *plan.Planner) {
 	}
 }
 
-// EachCount calls each for every set of a family with elements from the plan, with the number of its elements. It returns the number of chains of
-// classes. Before the first call of [Kernel.Prepare], [Kernel.Recall] or [Kernel.Sync], it does not call each and returns 0.
+// EachCount calls each for every set of a family with elements from the plan, with the number of its elements. It
+// returns the number of chains of classes. Before the first call of [Kernel.Prepare], [Kernel.Recall] or [Kernel.Sync],
+// it does not call each and returns 0.
 func (k *Kernel) EachCount(f inet.Family, each func(s *nft.Set, n int)) (classChains int) {
 	l := k.ledger
 	if l == nil {

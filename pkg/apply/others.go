@@ -18,8 +18,8 @@ type others struct {
 	// wanted is true after [Kernel.Listen]. listener is nil until it has been opened once.
 	wanted   bool
 	listener *nft.Listener
-	// ended is closed when the goroutine of the listener has stopped. joined is true if the listener is a member of the kernel's group.
-	// until is the time until which it shall be a member.
+	// ended is closed when the goroutine of the listener has stopped. joined is true if the listener is a member of the
+	// kernel's group. until is the time until which it shall be a member.
 	ended  chan struct{}
 	joined bool
 	until  time.Time
@@ -27,14 +27,15 @@ type others struct {
 	last   atomic.Pointer[nft.Commit]
 
 	mu sync.Mutex
-	// touched describes the first foreign change of the tables that no full sync has repaired; "" if there is none. touchedIn is the
-	// generation after this change. fixed is the generation up to which all changes are repaired.
+	// touched describes the first foreign change of the tables that no full sync has repaired; "" if there is none.
+	// touchedIn is the generation after this change. fixed is the generation up to which all changes are repaired.
 	touched          string
 	touchedIn, fixed uint32
 	// The listener heard every commit after the generation calmFrom up to calmTo, and none of them changed the tables.
 	calmFrom, calmTo uint32
-	// since is the generation after which commits count; 0 before the first sync. unheard is the number of foreign commits that the ruleset's
-	// generation shows, minus the number that the listener heard. lost is true if the listener lost a message.
+	// since is the generation after which commits count; 0 before the first sync. unheard is the number of foreign
+	// commits that the ruleset's generation shows, minus the number that the listener heard. lost is true if the
+	// listener lost a message.
 	since   uint32
 	unheard int
 	lost    bool
@@ -69,9 +70,9 @@ func (o *others) open() error {
 
 func (o *others) join() { o.joined = o.listener.Join() == nil }
 
-// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign commit,
-// if there was one since the last call. If the listener's socket failed, tend opens it again. After an error, only the
-// generation shows foreign commits until the next call.
+// tend makes the listener a member of the kernel's group while it pays: always, or for some time after a foreign
+// commit, if there was one since the last call. If the listener's socket failed, tend opens it again. After an error,
+// only the generation shows foreign commits until the next call.
 func (o *others) tend(now time.Time, foreign, always bool) {
 	if foreign {
 		o.until = now.Add(attention)
@@ -110,8 +111,8 @@ func (o *others) take() (active, missed bool) {
 	return active, missed
 }
 
-// isThisProgram reports whether a name is a name of this program: the name of this process, kube-nftproxy, or kube-proxy, a link in the image.
-// Another instance of this program, which is about to stop, may still commit.
+// isThisProgram reports whether a name is a name of this program: the name of this process, kube-nftproxy, or
+// kube-proxy, a link in the image. Another instance of this program, which is about to stop, may still commit.
 func isThisProgram(program, own string) bool {
 	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
 }
@@ -161,14 +162,16 @@ func (o *others) note(c *nft.Commit, own string) {
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
-	// Ignore changes by a second instance of this program, which may exist while one instance replaces the other. Two instances that repair each
-	// other's changes would never stop. A comparison of the tables finds the changes of a second instance.
+	// Ignore changes by a second instance of this program, which may exist while one instance replaces the other. Two
+	// instances that repair each other's changes would never stop. A comparison of the tables finds the changes of a
+	// second instance.
 	if touch != "" && !isThisProgram(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
 		o.touched, o.touchedIn = "another program has changed the tables: "+touch, c.Generation
 	}
 }
 
-// touchOf describes a commit's change of the tables; "" if there is none. Other programs may change elements that packets add.
+// touchOf describes a commit's change of the tables; "" if there is none. Other programs may change elements that
+// packets add.
 func touchOf(c *nft.Commit) string {
 	for _, t := range c.Touched {
 		if !t.Elements || !plan.FilledByPackets(t.Name) {
@@ -178,14 +181,16 @@ func touchOf(c *nft.Commit) string {
 	return ""
 }
 
-// harmless reports whether the listener heard every commit between two generations, and none of them changed the tables.
+// harmless reports whether the listener heard every commit between two generations, and none of them changed the
+// tables.
 func (o *others) harmless(from, to uint32) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return int32(from-o.calmFrom) >= 0 && int32(o.calmTo-to) >= 0
 }
 
-// countForeign adds the number of foreign commits that the ruleset's generation shows. The first call only stores the generation.
+// countForeign adds the number of foreign commits that the ruleset's generation shows. The first call only stores the
+// generation.
 func (o *others) countForeign(generation uint32, commits int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -210,7 +215,8 @@ func (o *others) recordRepair(generation uint32) {
 	}
 }
 
-// suspect records a foreign change of the tables that the listener did not hear, with a description and the generation of its discovery.
+// suspect records a foreign change of the tables that the listener did not hear, with a description and the generation
+// of its discovery.
 func (o *others) suspect(description string, generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -226,15 +232,16 @@ func (o *others) suspicion() string {
 	return o.touched
 }
 
-// Heard returns a channel of capacity one. It has a value if another program has committed since the last receive. It stays empty without
-// [Kernel.Listen].
+// Heard returns a channel of capacity one. It has a value if another program has committed since the last receive. It
+// stays empty without [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
-// Touched reports whether the listener or a check of all elements has found a foreign change of the tables since the last full sync. It does not
-// query the kernel.
+// Touched reports whether the listener or a check of all elements has found a foreign change of the tables since the
+// last full sync. It does not query the kernel.
 func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
 
-// Author returns the process of the last foreign commit that the listener heard. It is zero if the kernel did not name the process.
+// Author returns the process of the last foreign commit that the listener heard. It is zero if the kernel did not name
+// the process.
 func (k *Kernel) Author() nft.Author {
 	if c := k.others.last.Load(); c != nil {
 		return c.Author()

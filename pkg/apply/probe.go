@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// Lacks returns the features that tables with these options may use and that the kernel lacks. It changes nothing, and takes about ten milliseconds,
-// mostly to wait for the kernel. It skips a family if an earlier process left a table of the same form. After an error, the missing features are
-// unknown.
+// Lacks returns the features that tables with these options may use and that the kernel lacks. It changes nothing, and
+// takes about ten milliseconds, mostly to wait for the kernel. It skips a family if an earlier process left a table of
+// the same form. After an error, the missing features are unknown.
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	var unproven []*nft.Table
 	for _, t := range plan.New(o).Rules().Samples() {
@@ -30,8 +30,8 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	return probe.Run(k.conn, unproven)
 }
 
-// Without returns options for tables that use none of the missing features. If a missing feature is not optional, the family that needs it has no
-// table. unserved then names these features and the fix; otherwise, it is nil.
+// Without returns options for tables that use none of the missing features. If a missing feature is not optional, the
+// family that needs it has no table. unserved then names these features and the fix; otherwise, it is nil.
 func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserved error) {
 	o.Families = slices.Clone(o.Families)
 	var required []probe.Missing

@@ -10,9 +10,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// retireAfter is the time for which the ledger retains elements that lead to chains, and after that the chains. When a batch adds a chain, the kernel
-// walks the map that the chain looks up. So a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 hold a reference
-// to a chain for some milliseconds after the deletion of the last element that led to it.
+// retireAfter is the time for which the ledger retains elements that lead to chains, and after that the chains. When a
+// batch adds a chain, the kernel walks the map that the chain looks up. So a Service whose size alternates must not
+// cause a new chain each time. Kernels before 6.2 hold a reference to a chain for some milliseconds after the deletion
+// of the last element that led to it.
 const retireAfter = 30 * time.Second
 
 // retireEmptyAfter is the time for which the ledger retains an empty chain, see [ledger.retainEmptied].
@@ -24,8 +25,8 @@ type chainName struct {
 	name   string
 }
 
-// heldChain is a chain of a class in the kernel, or a chain of an earlier version of the program.
-type heldChain struct {
+// classChain is a chain of a class in the kernel, or a chain of an earlier version of the program.
+type classChain struct {
 	// leading is the number of elements that lead to the chain, wanted and retained. At 0 the chain is retained.
 	leading int
 	// empty is true if the chain has no rules: a rewrite has emptied it and could not delete it.
@@ -36,14 +37,14 @@ type heldChain struct {
 // it.
 func (l *ledger) countLeading(e *nft.Element, n int) {
 	name := chainName{e.Set.Family, e.Chain}
-	c, held := l.chains[name]
-	if !held && l.planner.Rules().ClassChain(name.family, name.name) == nil {
+	c, known := l.chains[name]
+	if !known && l.planner.Rules().ClassChain(name.family, name.name) == nil {
 		return // a constant chain
 	}
-	if n > 0 && l.change != nil && (!held || c.empty) {
+	if n > 0 && l.change != nil && (!known || c.empty) {
 		l.change.chains = append(l.change.chains, name)
 	}
-	l.chains[name] = heldChain{leading: c.leading + n, empty: c.empty && n < 0}
+	l.chains[name] = classChain{leading: c.leading + n, empty: c.empty && n < 0}
 }
 
 // eachRetained calls f for every retained element.
@@ -74,7 +75,7 @@ func (n chainName) compare(o chainName) int {
 	return cmp.Or(cmp.Compare(n.family, o.family), cmp.Compare(n.name, o.name))
 }
 
-// chain returns a held chain with its rules, or without rules if it is empty in the kernel.
+// chain returns a chain of a class with its rules, or without rules if it is empty in the kernel.
 func (l *ledger) chain(name chainName) *nft.Chain {
 	if l.chains[name].empty {
 		return &nft.Chain{Name: name.name}
@@ -94,28 +95,29 @@ func (l *ledger) retainElement(e *nft.Element) {
 // retainChain retains a chain of a class of the kernel, for the same reason as retainElement.
 func (l *ledger) retainChain(f inet.Family, name string) {
 	key := chainName{f, name}
-	if _, held := l.chains[key]; !held && l.planner.Rules().ClassChain(f, name) != nil {
-		l.chains[key] = heldChain{}
+	if _, known := l.chains[key]; !known && l.planner.Rules().ClassChain(f, name) != nil {
+		l.chains[key] = classChain{}
 	}
 }
 
-// retainEmptied retains chains that a rewrite has emptied. The rewrite could not delete the chains, because the same batch deleted the elements that led
-// to them.
+// retainEmptied retains chains that a rewrite has emptied. The rewrite could not delete the chains, because the same
+// batch deleted the elements that led to them.
 func (l *ledger) retainEmptied(f inet.Family, names []string) {
 	for _, name := range names {
-		l.chains[chainName{f, name}] = heldChain{empty: true}
+		l.chains[chainName{f, name}] = classChain{empty: true}
 	}
 }
 
-// forgetRetained removes all retained elements and chains from the ledger. The first full sync of a process then deletes them.
+// forgetRetained removes all retained elements and chains from the ledger. The first full sync of a process then
+// deletes them.
 func (l *ledger) forgetRetained() {
 	l.eachRetained(func(e *nft.Element) { l.count(e, -1) })
 	clear(l.retained)
-	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
+	maps.DeleteFunc(l.chains, func(_ chainName, c classChain) bool { return c.leading == 0 })
 }
 
-// retire adds the deletion of retained elements and chains to the change: the chains to which no element leads, and the retained elements. The chains of
-// these elements stay until the next call.
+// retire adds the deletion of retained elements and chains to the change: the chains to which no element leads, and the
+// retained elements. The chains of these elements stay until the next call.
 func (l *ledger) retire() {
 	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
 		if l.chains[name].leading == 0 {

@@ -87,7 +87,7 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	cluster(fresh)
 	other := open(t)
 	mustSync(t, other, fresh, Full)
-	isEmpty := func(c heldChain) bool { return c.empty }
+	isEmpty := func(c classChain) bool { return c.empty }
 	if !slices.ContainsFunc(slices.Collect(maps.Values(other.ledger.chains)), isEmpty) {
 		t.Error("no chain is left behind after the deletion of the Service with 40 endpoints")
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// state describes a family's table for a later process. It is the comment of the only element of the set [plan.StateSet].
+// state describes a family's table for a later process. It is the comment of the only element of the set
+// [plan.StateSet].
 type state struct {
 	// layout is a fingerprint of sets, chains and rules.
 	layout uint64
@@ -52,13 +53,15 @@ func (s state) differingParts(other state) string {
 	return strings.Join(parts, ", ")
 }
 
-// digest is the sum of the hashes of elements, so their order does not matter. It includes only elements of sets that are [plan.Planned].
+// digest is the sum of the hashes of elements, so their order does not matter. It includes only elements of sets that
+// are [plan.Planned].
 type digest struct {
 	key digestKey
 	sum uint64
 }
 
-// digestKey is the key of the hashes. It is random, so that a tenant cannot create objects whose elements have the same digest as other elements.
+// digestKey is the key of the hashes. It is random, so that a tenant cannot create objects whose elements have the same
+// digest as other elements.
 type digestKey [2]uint64
 
 func newDigestKey() (k digestKey) {
@@ -67,7 +70,8 @@ func newDigestKey() (k digestKey) {
 	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
 }
 
-// hash returns a keyed hash (SipHash) of the element's set name and all its fields, or 0 for an element of a set that is not compared.
+// hash returns a keyed hash (SipHash) of the element's set name and all its fields, or 0 for an element of a set that
+// is not compared.
 func (k digestKey) hash(e *nft.Element) uint64 {
 	if !plan.Planned(e.Set) {
 		return 0

@@ -7,7 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// KubeProxyTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy: nftables/proxier.go).
+// KubeProxyTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy:
+// nftables/proxier.go).
 const KubeProxyTable = "kube-proxy"
 
 // takeOver is the deletion of kube-proxy's tables in the first successful sync.
@@ -21,10 +22,10 @@ type takeOver struct {
 	cancelled atomic.Bool
 }
 
-// TakeOver makes the first successful sync replace kube-proxy's tables. One batch adds the tables of this program and deletes kube-proxy's tables, so
-// at each hook, a packet meets exactly one of the two. alone reports whether no kube-proxy runs. The sync calls it when it has found tables of
-// kube-proxy, and again before it adds the elements to the batch. Unless alone returns true, the tables stay. Tables of kube-proxy that appear later
-// stay, too.
+// TakeOver makes the first successful sync replace kube-proxy's tables. One batch adds the tables of this program and
+// deletes kube-proxy's tables, so at each hook, a packet meets exactly one of the two. alone reports whether no
+// kube-proxy runs. The sync calls it when it has found tables of kube-proxy, and again before it adds the elements to
+// the batch. Unless alone returns true, the tables stay. Tables of kube-proxy that appear later stay, too.
 func (k *Kernel) TakeOver(alone func() bool) { k.takeOver.wanted, k.takeOver.alone = true, alone }
 
 // KeepKubeProxy cancels [Kernel.TakeOver], because a kube-proxy runs. Any goroutine may call it.

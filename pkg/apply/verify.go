@@ -7,10 +7,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// check is the state of the check that reads all elements and rules. The check runs in its own goroutine and does not delay commits. Without a
-// listener, only the check finds a changed value and, before kernel 6.16, a missing element.
+// check is the state of the check that reads all elements and rules. The check runs in its own goroutine and does not
+// delay commits. Without a listener, only the check finds a changed value and, before kernel 6.16, a missing element.
 type check struct {
-	// due is true if a check must start. failures counts successive checks that failed, mostly because the ruleset changed meanwhile.
+	// due is true if a check must start. failures counts successive checks that failed, mostly because the ruleset
+	// changed meanwhile.
 	due      bool
 	failures int
 	// answer receives the outcome; nil if no check runs.
@@ -29,8 +30,8 @@ type outcome struct {
 // patienceOfCheck is the number of successive failed checks after which a full sync replaces the check.
 const patienceOfCheck = 5
 
-// mostChecked is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number. For more
-// elements, a full sync takes less time.
+// mostChecked is the largest number of elements that a check reads. The kernel's work to list elements grows with the
+// square of their number. For more elements, a full sync takes less time.
 const mostChecked = 200_000
 
 // verify starts a check that is due, or evaluates the outcome of a check. It starts no check while the kernel's tables
@@ -76,7 +77,8 @@ func (k *Kernel) finishCheck(o outcome) {
 	case o.err != nil:
 		c.due = true
 		if c.failures++; c.failures >= patienceOfCheck {
-			k.others.suspect("another program may have changed the tables, and reading them fails: "+o.err.Error(), o.generation)
+			why := "another program may have changed the tables, and reading them fails: " + o.err.Error()
+			k.others.suspect(why, o.generation)
 			c.failures = 0
 		}
 	case o.wrong != "":
@@ -87,8 +89,9 @@ func (k *Kernel) finishCheck(o outcome) {
 	}
 }
 
-// findDifference reads all elements and rules, and compares them with states and tables. wrong describes a difference, or is "". now is the
-// ruleset's generation after the reading. The result is valid only if no commit up to this generation changed the tables.
+// findDifference reads all elements and rules, and compares them with states and tables. wrong describes a difference,
+// or is "". now is the ruleset's generation after the reading. The result is valid only if no commit up to this
+// generation changed the tables.
 func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		have, err := conn.ReadTable(t.Family, t.Name)
@@ -100,7 +103,8 @@ func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) 
 			return "", 0, err
 		}
 		if len(chains) > 0 && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family.Keyword(), t.Name, chains[0])
+			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan",
+				t.Family.Keyword(), t.Name, chains[0])
 		}
 	}
 	for _, state := range states {
@@ -109,7 +113,8 @@ func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) 
 			return "", 0, err
 		}
 		if !same && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family.Keyword(), state.Set.Table)
+			s := state.Set
+			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", s.Family.Keyword(), s.Table)
 		}
 	}
 	now, err = conn.Generation()

@@ -11,10 +11,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen
-// chains, rules and sets, and the numbers of elements if the kernel reports them. It reads only the elements of the
-// states, of the sets of the past and of the dispatch maps: the kernel takes longer to list many elements than to write
-// them. If a table does not differ, its sets get the sizes of the kernel's sets.
+// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few
+// dozen chains, rules and sets, and the numbers of elements if the kernel reports them. It reads only the elements of
+// the states, of the sets of the past and of the dispatch maps: the kernel takes longer to list many elements than to
+// write them. If a table does not differ, its sets get the sizes of the kernel's sets.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.readTables()
 	if err != nil {
@@ -41,8 +41,8 @@ func (k *Kernel) compareTable(t *nft.Table, f *nft.KernelTable) (why string, err
 	}
 	for _, s := range t.Sets {
 		n, count := k.ledger.counts[s], f.Sets[s.Name].Count
-		// Elements of other sets expire, packets add them, or the kernel counts ranges differently. Before 6.16, the kernel
-		// does not report the number.
+		// Elements of other sets expire, packets add them, or the kernel counts ranges differently. Before 6.16, the
+		// kernel does not report the number.
 		comparable := plan.Planned(s) && s.Timeout == 0 && !s.Interval && count >= 0
 		if comparable && count != n {
 			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, count, n), nil
@@ -54,8 +54,8 @@ func (k *Kernel) compareTable(t *nft.Table, f *nft.KernelTable) (why string, err
 	return k.compareState(k.ledger.state(t.Family))
 }
 
-// readTables reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains
-// of classes that an earlier process did not retire, with the elements that lead to them.
+// readTables reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the
+// chains of classes that an earlier process did not retire, with the elements that lead to them.
 func (k *Kernel) readTables() (map[inet.Family]*nft.KernelTable, error) {
 	all := map[inet.Family]*nft.KernelTable{}
 	for _, t := range k.ledger.planner.Tables() {
@@ -74,8 +74,7 @@ func (k *Kernel) readTables() (map[inet.Family]*nft.KernelTable, error) {
 			if err != nil {
 				return nil, err
 			}
-			wanted := map[nft.ID]bool{}
-			k.ledger.planner.Elements(func(e *nft.Element) { wanted[e.ID()] = true }, s)
+			wanted := k.ledger.wanted(s)
 			for i := range list {
 				if e := &list[i]; !wanted[e.ID()] {
 					k.ledger.retainElement(e)
@@ -85,6 +84,13 @@ func (k *Kernel) readTables() (map[inet.Family]*nft.KernelTable, error) {
 		all[t.Family] = f
 	}
 	return all, nil
+}
+
+// wanted returns the elements of a set that the plan has.
+func (l *ledger) wanted(s *nft.Set) map[nft.ID]bool {
+	ids := map[nft.ID]bool{}
+	l.planner.Elements(func(e *nft.Element) { ids[e.ID()] = true }, s)
+	return ids
 }
 
 // comparePast compares the elements of the sets that describe the past. The digest in the state omits them.
@@ -97,12 +103,11 @@ func (k *Kernel) comparePast(t *nft.Table) (why string, err error) {
 		if err != nil {
 			return "", err
 		}
-		wanted, found := map[nft.ID]bool{}, map[nft.ID]bool{}
-		k.ledger.planner.Elements(func(e *nft.Element) { wanted[e.ID()] = true }, s)
+		found := map[nft.ID]bool{}
 		for i := range list {
 			found[list[i].ID()] = true
 		}
-		if !maps.Equal(wanted, found) {
+		if !maps.Equal(k.ledger.wanted(s), found) {
 			return fmt.Sprintf("set %s has other elements", s.Name), nil
 		}
 	}
@@ -128,11 +133,13 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	return "this version cannot read its element state", unexpected
 }
 
-// mostAtOnce is the number of elements that one batch writes after a foreign deletion of the tables. The kernel takes half a second for it.
+// mostAtOnce is the number of elements that one batch writes after a foreign deletion of the tables. The kernel takes
+// half a second for it.
 const mostAtOnce = 250_000
 
-// rewrite replaces everything in the tables except remembered clients, in one batch. It does not read the elements of Services first. If another
-// program has deleted the tables, rewrite splits many elements into several batches, so that small Services do not wait for large ones.
+// rewrite replaces everything in the tables except remembered clients, in one batch. It does not read the elements of
+// Services first. If another program has deleted the tables, rewrite splits many elements into several batches, so that
+// small Services do not wait for large ones.
 func (k *Kernel) rewrite(why string) (Result, error) {
 	l := k.ledger
 	if len(k.states) == 0 {
@@ -140,7 +147,8 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	}
 	fit(l.sets, l.counts)
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
-	b.Report = k.counts != nil && len(k.states) > 0 // without states, the counters are those of an earlier process, and the program ignores them
+	// Without states, the counters are those of an earlier process, and the program ignores them.
+	b.Report = k.counts != nil && len(k.states) > 0
 	tables, missing := l.tables(), 0
 	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
@@ -204,8 +212,8 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	return r, nil
 }
 
-// countFilled counts the elements of sets that packets fill and that have counters, if the kernel does not report the number (before 6.16). The socket needs
-// room for the reports of these counters.
+// countFilled counts the elements of sets that packets fill and that have counters, if the kernel does not report the
+// number (before 6.16). The socket needs room for the reports of these counters.
 func (k *Kernel) countFilled(t *nft.Table, f *nft.KernelTable) error {
 	for _, s := range t.Sets {
 		info, exists := f.Sets[s.Name]
@@ -235,8 +243,8 @@ func (l *ledger) batchBytes() int {
 	return n
 }
 
-// clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of chains
-// that the batch cannot delete.
+// clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of
+// chains that the batch cannot delete.
 func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f *nft.KernelTable) (leftBehind []string) {
 	if f.Exists {
 		b.FlushRules(t, "")
@@ -280,7 +288,8 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f *nft.Kern
 	return leftBehind
 }
 
-// tooSmall reports whether the kernel's set is smaller than the plan's and more than three quarters full with n elements.
+// tooSmall reports whether the kernel's set is smaller than the plan's and more than three quarters full with n
+// elements.
 func tooSmall(info nft.SetInfo, s *nft.Set, n int) bool {
 	return s.Size > 0 && info.Size < s.Size && n > int(info.Size/4*3)
 }

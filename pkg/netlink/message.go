@@ -120,7 +120,8 @@ func Attributes(list []byte) iter.Seq2[uint16, []byte] {
 			if n < unix.SizeofNlAttr || n > len(b) {
 				return
 			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[unix.SizeofNlAttr:n]) {
+			typ := binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+			if !yield(typ, b[unix.SizeofNlAttr:n]) {
 				return
 			}
 			b = b[min(align(n), len(b)):]

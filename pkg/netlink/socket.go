@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is one netlink socket of netfilter, in the network namespace of the thread that opened it. It is not safe for concurrent
-// use.
+// Socket is one netlink socket of netfilter, in the network namespace of the thread that opened it. It is not safe for
+// concurrent use.
 type Socket struct {
 	fd  int
 	buf []byte
 	// sendRoom and receiveRoom are the known sizes of the socket's buffers in bytes; 0 if unknown.
 	sendRoom, receiveRoom int
-	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer does not count as the answer to a later
-	// request.
+	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer does not count as the
+	// answer to a later request.
 	Seq uint32
 	// Broken is true if the socket may hold stale answers, or is unusable. The next call of Send or GrowReceiveBuffer
 	// replaces it.
@@ -28,15 +28,17 @@ type Socket struct {
 const (
 	// readBuffer is the size of one read. The kernel fills at most 32 KiB, so larger reads make dumps no faster.
 	readBuffer = 64 << 10
-	// patience is the time in microseconds to wait for a reply. The kernel makes each reply within the system call that sends the request
-	// or reads the previous reply. So no load delays a reply, and a missing reply is lost.
+	// patience is the time in microseconds to wait for a reply. The kernel makes each reply within the system call that
+	// sends the request or reads the previous reply. So no load delays a reply, and a missing reply is lost.
 	patience = 250_000
-	// errorRoom is the space in bytes for replies. The kernel may answer every message of a failing batch with an error.
+	// errorRoom is the space in bytes for replies. The kernel may answer every message of a failing batch with an
+	// error.
 	errorRoom = 4 << 20
 )
 
 // errTooSmall means that the kernel gave less memory than requested.
-var errTooSmall = errors.New("the kernel gives the socket too little memory (net.core.wmem_max or rmem_max may be too small)")
+var errTooSmall = errors.New("the kernel gives the socket too little memory " +
+	"(net.core.wmem_max or rmem_max may be too small)")
 
 // Open opens a socket. Most requests need CAP_NET_ADMIN.
 func Open() (*Socket, error) {
@@ -73,7 +75,8 @@ func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s
 func (s *Socket) FD() int { return s.fd }
 
 // replace replaces a broken socket, which may hold unread answers or an unfinished dump, or may be closed. If replace
-// cannot open another socket in the same network namespace, for example for lack of file descriptors, the old one stays.
+// cannot open another socket in the same network namespace, for example for lack of file descriptors, the old one
+// stays.
 func (s *Socket) replace() {
 	fd, err := open()
 	if err != nil || !sameNamespace(fd, s.fd) {
@@ -103,8 +106,9 @@ func (s *Socket) drain() {
 	}
 }
 
-// Send sends all messages of a buffer in one system call. It numbers them consecutively and returns the first number. The kernel
-// processes the messages within that call: when Send returns, all replies are in the socket, except those of a dump.
+// Send sends all messages of a buffer in one system call. It numbers them consecutively and returns the first number.
+// The kernel processes the messages within that call: when Send returns, all replies are in the socket, except those of
+// a dump.
 func (s *Socket) Send(messages []byte) (first uint32, err error) {
 	if s.Broken {
 		s.replace()
@@ -135,8 +139,8 @@ func (s *Socket) GrowReceiveBuffer(n int) error {
 	return grow(s.fd, &s.receiveRoom, n+usual, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
 }
 
-// grow raises the size of a socket's buffer to need bytes, if it is smaller. The kernel reports twice the requested size, and netlink
-// compares the length of a message with the reported size.
+// grow raises the size of a socket's buffer to need bytes, if it is smaller. The kernel reports twice the requested
+// size, and netlink compares the length of a message with the reported size.
 func grow(fd int, room *int, need, option, force int) (err error) {
 	if *room == 0 {
 		*room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
@@ -154,9 +158,10 @@ func grow(fd int, room *int, need, option, force int) (err error) {
 	return err
 }
 
-// Receive yields the messages in the socket. If wait is set, Receive waits for more, and a missing reply is an error. Otherwise the
-// loop ends when the socket is empty. After each error, the socket is [Socket.Broken]. The loop continues after an incomplete message
-// ([ErrTruncated]) and after the first ENOBUFS, which means that the kernel dropped replies. All other errors end the loop.
+// Receive yields the messages in the socket. If wait is set, Receive waits for more, and a missing reply is an error.
+// Otherwise the loop ends when the socket is empty. After each error, the socket is [Socket.Broken]. The loop continues
+// after an incomplete message ([ErrTruncated]) and after the first ENOBUFS, which means that the kernel dropped
+// replies. All other errors end the loop.
 func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 	flags := unix.MSG_DONTWAIT
 	if wait {
@@ -193,9 +198,9 @@ func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 	}
 }
 
-// Ask sends one request about objects of a family, and yields the messages of the answer. The last message is an error, the end of a
-// dump (NLM_F_DUMP), or the acknowledgement (NLM_F_ACK). Without these flags, the answer has one message. If the caller stops early, the
-// socket is [Socket.Broken].
+// Ask sends one request about objects of a family, and yields the messages of the answer. The last message is an error,
+// the end of a dump (NLM_F_DUMP), or the acknowledgement (NLM_F_ACK). Without these flags, the answer has one message.
+// If the caller stops early, the socket is [Socket.Broken].
 func (s *Socket) Ask(typ, flags uint16, family uint8, attributes []byte) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		request := append(AppendHeader(nil, typ, flags, 0, family), attributes...)

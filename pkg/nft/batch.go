@@ -169,7 +169,8 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	}
 }
 
-// AddSet creates a set or map without elements. If the set exists, the commit can only raise its size (since kernel 6.5).
+// AddSet creates a set or map without elements. If the set exists, the commit can only raise its size (since kernel
+// 6.5).
 func (b *Batch) AddSet(s *Set) {
 	b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)
@@ -354,8 +355,8 @@ func names(attrs []byte) string {
 	for i := 0; i < 2 && len(attrs) >= 4; i++ {
 		n := int(binary.NativeEndian.Uint16(attrs))
 		typ := binary.NativeEndian.Uint16(attrs[2:])
-		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 { // a number, such as a table's flags
-			break
+		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 {
+			break // a number, such as a table's flags
 		}
 		if s != "" {
 			s += " "

@@ -11,16 +11,17 @@ import (
 
 // Refused is a rejected message of a batch.
 type Refused struct {
-	// Message is the position of the message in the batch, from 1: the value of [Batch.Messages] after the message was added.
+	// Message is the position of the message in the batch, from 1: the value of [Batch.Messages] after the message was
+	// added.
 	Message int
 	Err     error
 }
 
-// Check makes the kernel validate a batch without a commit, and returns the rejected messages. The kernel continues after a
-// rejected message. So the result may include messages that fail only because an earlier message failed.
+// Check makes the kernel validate a batch without a commit, and returns the rejected messages. The kernel continues
+// after a rejected message. So the result may include messages that fail only because an earlier message failed.
 //
-// The batch is sent without its end message, as by "nft --check". So the kernel aborts the batch: it changes nothing and announces
-// nothing.
+// The batch is sent without its end message, as by "nft --check". So the kernel aborts the batch: it changes nothing
+// and announces nothing.
 func (c *Conn) Check(b *Batch) ([]Refused, error) {
 	if b.err != nil {
 		return nil, b.err

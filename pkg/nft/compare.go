@@ -89,8 +89,8 @@ func (d Difference) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s is %s, should be %s", d.In, d.Have, d.Want))
 }
 
-// Differences returns the differences between the table in the kernel and the wanted table. It compares neither elements
-// nor, apart from their comments, rules.
+// Differences returns the differences between the table in the kernel and the wanted table. It compares neither
+// elements nor, apart from their comments, rules.
 func (k *KernelTable) Differences(t *Table) (list []Difference) {
 	add := func(in, have, want string) { list = append(list, Difference{in, have, want}) }
 	if !k.Exists {
@@ -157,8 +157,8 @@ func ruleList(comments []string) string {
 	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
 }
 
-// OtherRules returns the names of the chains of t whose rules in the kernel are not those of t. It ignores comments, and
-// chains without rules in the kernel.
+// OtherRules returns the names of the chains of t whose rules in the kernel are not those of t. It ignores comments,
+// and chains without rules in the kernel.
 func (k *KernelTable) OtherRules(t *Table) (chains []string, err error) {
 	for _, c := range t.Chains {
 		have := k.Chains[c.Name]
@@ -178,8 +178,8 @@ func (k *KernelTable) OtherRules(t *Table) (chains []string, err error) {
 	return chains, nil
 }
 
-// sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes with
-// default values.
+// sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes
+// with default values.
 func sameExpressions(family inet.Family, want []expr.Any, list []byte) (bool, error) {
 	var got [][]byte
 	for _, v := range netlink.Attributes(list) {
@@ -256,8 +256,12 @@ func holds(list, wanted []byte) bool {
 	return all
 }
 
-// sameRegister reports whether two numbers stand for the same register. The kernel reports the 32-bit registers 8, 12, 16 and 20
-// under their old numbers 1 to 4.
+// sameRegister reports whether two numbers stand for the same register. The kernel reports the 32-bit registers 8, 12,
+// 16 and 20 under their old numbers 1 to 4.
 func sameRegister(got, sent []byte) bool {
-	return len(got) == 4 && len(sent) == 4 && netlink.Uint32(sent) >= 8 && netlink.Uint32(sent)%4 == 0 && netlink.Uint32(got) == netlink.Uint32(sent)/4-1
+	if len(got) != 4 || len(sent) != 4 {
+		return false
+	}
+	reg := netlink.Uint32(sent)
+	return reg >= 8 && reg%4 == 0 && netlink.Uint32(got) == reg/4-1
 }

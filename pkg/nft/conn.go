@@ -15,8 +15,8 @@ import (
 // ErrUnknown means that the kernel's reply was lost: the batch may have been committed or not.
 var ErrUnknown = errors.New("outcome unknown")
 
-// Conn is a netlink connection to nftables in the network namespace of the thread that opened it. It is not safe for concurrent
-// use. It replaces its socket after an error.
+// Conn is a netlink connection to nftables in the network namespace of the thread that opened it. It is not safe for
+// concurrent use. It replaces its socket after an error.
 type Conn struct{ socket *netlink.Socket }
 
 // Open opens a connection. The process needs CAP_NET_ADMIN.
@@ -31,8 +31,9 @@ func Open() (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.socket.Close() }
 
-// Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], the kernel may
-// have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only once.
+// Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown],
+// the kernel may have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only
+// once.
 func (c *Conn) Commit(b *Batch) error {
 	if b.err != nil || b.Empty() {
 		return b.err
@@ -73,8 +74,8 @@ func (c *Conn) DeleteTable(family inet.Family, name string) (deleted bool, err e
 	return true, nil
 }
 
-// DeleteTables deletes the tables with a name in both families, in the network namespace of the calling thread. It returns the deleted
-// tables, such as "ip kube-nftproxy". A missing table is not an error.
+// DeleteTables deletes the tables with a name in both families, in the network namespace of the calling thread. It
+// returns the deleted tables, such as "ip kube-nftproxy". A missing table is not an error.
 func DeleteTables(name string) (deleted []string, err error) {
 	conn, err := Open()
 	if err != nil {
@@ -129,8 +130,8 @@ func (b *Batch) refusal(m netlink.Message) error {
 	return fmt.Errorf("%s: %w%s", b.describe(m.Seq), errno, why)
 }
 
-// outcome returns the result of a batch. Any error reply means that the kernel changed nothing. An acknowledgement does not mean
-// success: another message of the batch may have failed.
+// outcome returns the result of a batch. Any error reply means that the kernel changed nothing. An acknowledgement does
+// not mean success: another message of the batch may have failed.
 func (c *Conn) outcome(a *answers) error {
 	switch {
 	case a.lost != nil:
@@ -145,8 +146,8 @@ func (c *Conn) outcome(a *answers) error {
 	return a.refused
 }
 
-// dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls begin and
-// starts again.
+// dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls
+// begin and starts again.
 func (c *Conn) dump(msg uint16, family uint8, request []byte, begin func(), f func(object []byte) error) error {
 	const attempts = 100 // about ten milliseconds while another program commits continuously
 	for range attempts {
@@ -160,8 +161,8 @@ func (c *Conn) dump(msg uint16, family uint8, request []byte, begin func(), f fu
 	return fmt.Errorf("list nftables objects: the ruleset kept changing: %w", unix.EINTR)
 }
 
-// list requests a list of objects once, and calls f with the attributes of each until f fails. torn means that the ruleset
-// changed meanwhile: objects may be missing or listed twice.
+// list requests a list of objects once, and calls f with the attributes of each until f fails. torn means that the
+// ruleset changed meanwhile: objects may be missing or listed twice.
 func (c *Conn) list(msg uint16, family uint8, request []byte, f func(object []byte) error) (torn bool, err error) {
 	for m, err := range c.ask(msg, unix.NLM_F_DUMP, family, request) {
 		torn = torn || m.Flags&unix.NLM_F_DUMP_INTR != 0

@@ -79,7 +79,10 @@ func found(s *Set, f func(*Found) (more bool)) func(object []byte) error {
 
 // elementsOf returns the attributes of a request for all elements of a set.
 func elementsOf(s *Set) []byte {
-	return append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
+	var b encoder
+	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	return b.buf
 }
 
 // elements yields the elements in a message.
@@ -128,7 +131,7 @@ func (f *Found) parse(s *Set, b []byte) (failed error) {
 	return failed
 }
 
-// expression reads the maximum of connections, or the value of the counter.
+// expression reads the connection limit, or the value of the counter.
 func (f *Found) expression(v []byte) {
 	switch name, data := Expression(v); name {
 	case connlimitName:
@@ -183,8 +186,10 @@ func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing boo
 
 // Count returns the number of elements of a set, or -1 if the kernel does not report it (before 6.16).
 func (c *Conn) Count(s *Set) (int, error) {
-	request := append(attribute(unix.NFTA_SET_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_NAME, cstring(s.Name))...)
-	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSET, s.Family.Number(), request)
+	var b encoder
+	b.str(unix.NFTA_SET_TABLE, s.Table)
+	b.str(unix.NFTA_SET_NAME, s.Name)
+	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSET, s.Family.Number(), b.buf)
 	if err != nil {
 		return 0, fmt.Errorf("count elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 	}

@@ -57,8 +57,8 @@ func (b *encoder) counter(typ uint16) {
 	b.unnest(n)
 }
 
-// connlimit appends an expression that counts the connections of an element. Each added element has its own count. If the count exceeds
-// most, a rule that looks up the element does not match.
+// connlimit appends an expression that counts the connections of an element. Each added element has its own count. If
+// the count exceeds most, a rule that looks up the element does not match.
 func (b *encoder) connlimit(typ uint16, most uint16) {
 	n := b.nest(typ)
 	b.str(unix.NFTA_EXPR_NAME, connlimitName)
@@ -68,8 +68,9 @@ func (b *encoder) connlimit(typ uint16, most uint16) {
 	b.unnest(n)
 }
 
-// expressions appends the expressions of a set or of its elements: one as the attribute single, two as the attribute list. The kernel evaluates
-// them in this order, and stops after the first that does not match: a connection above the maximum is not counted.
+// expressions appends the expressions of a set or of its elements: one as the attribute single, two as the attribute
+// list. The kernel evaluates them in this order, and stops after the first that does not match: a connection above the
+// limit is not counted.
 func (b *encoder) expressions(s *Set, single, list uint16, most uint16) {
 	if !s.Counter || s.MaxConnections == 0 {
 		if s.Counter {
@@ -153,8 +154,9 @@ func (b *encoder) elementData(e *Element) {
 		b.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
 	}
 	if e.Set.MaxConnections > 0 {
-		// Without its own expression, an element gets a copy of the set's. Its deletion then releases a reference to conntrack that the
-		// element does not hold.
-		b.expressions(e.Set, unix.NFTA_SET_ELEM_EXPR, setElemExpressions, cmp.Or(e.MaxConnections, e.Set.MaxConnections))
+		// Without its own expression, an element gets a copy of the set's. Its deletion then releases a reference to
+		// conntrack that the element does not hold.
+		most := cmp.Or(e.MaxConnections, e.Set.MaxConnections)
+		b.expressions(e.Set, unix.NFTA_SET_ELEM_EXPR, setElemExpressions, most)
 	}
 }

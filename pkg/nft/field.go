@@ -12,9 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Field is one part of the key or the data of a set: its name in nft, its layout, and the expression that loads it from a packet.
-// The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and the typeof userdata of
-// src/expression.c). nft aborts on a listing with wrong numbers, so tests compare them with the numbers that nft writes.
+// Field is one part of the key or the data of a set: its name in nft, its layout, and the expression that loads it from
+// a packet. The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and the typeof
+// userdata of src/expression.c). nft aborts on a listing with wrong numbers, so tests compare them with the numbers
+// that nft writes.
 type Field struct {
 	name   string
 	typ    uint32
@@ -25,8 +26,8 @@ type Field struct {
 	print  func([]byte) string
 }
 
-// Load returns the expression that loads the field's value from a packet into a register. Do not call it for [Index], which needs a
-// modulus.
+// Load returns the expression that loads the field's value from a packet into a register. Do not call it for [Index],
+// which needs a modulus.
 func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }
 
 // Registers returns the number of 32-bit registers that the field takes.
@@ -89,7 +90,9 @@ func addrField(name string, f inet.Family, desc, tmpl, offset uint32) Field {
 		name: name, typ: typ, len: f.AddrLen(), order: orderBig,
 		typeof: typeofExpr(etypePayload, tlvU32(0, desc), tlvU32(1, tmpl)),
 		load: func(reg uint32) expr.Any {
-			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(f.AddrLen())}
+			return &expr.Payload{
+				DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(f.AddrLen()),
+			}
 		},
 		print: func(b []byte) string {
 			addr, _ := netip.AddrFromSlice(b)
@@ -135,7 +138,8 @@ func raw(name string, header uint32, base expr.PayloadBase, offset, length uint3
 	const bits = 8
 	return Field{
 		name: fmt.Sprintf("@%s,%d,%d", name, offset*bits, length*bits), typ: 4, len: int(length), order: orderBig,
-		typeof: typeofExpr(etypePayload, tlvU32(0, descRaw), tlvU32(1, 0), tlvU32(2, header), tlvU32(3, offset*bits), tlvU32(4, length*bits)),
+		typeof: typeofExpr(etypePayload, tlvU32(0, descRaw), tlvU32(1, 0), tlvU32(2, header),
+			tlvU32(3, offset*bits), tlvU32(4, length*bits)),
 		load: func(reg uint32) expr.Any {
 			return &expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: length}
 		},
@@ -149,8 +153,9 @@ func L4Proto() Field {
 	})
 }
 
-// FlowProtocol is the transport protocol in the packet's entry of connection tracking. In keys of sets with ranges, it replaces [L4Proto]: there, nft 1.0
-// converts the byte order of meta l4proto, which some kernels refuse for a single byte.
+// FlowProtocol is the transport protocol in the packet's entry of connection tracking. In keys of sets with ranges, it
+// replaces [L4Proto]: there, nft 1.0 converts the byte order of meta l4proto, which some kernels refuse for a single
+// byte.
 func FlowProtocol() Field {
 	f := L4Proto()
 	f.name = "ct protocol"
@@ -158,8 +163,8 @@ func FlowProtocol() Field {
 	return f
 }
 
-// Priority is the packet's priority, the program's 32-bit scratch register. nft cannot print a rule in which the result of a map
-// lookup is a key. But a map lookup can set the priority, and the priority can be a key.
+// Priority is the packet's priority, the program's 32-bit scratch register. nft cannot print a rule in which the result
+// of a map lookup is a key. But a map lookup can set the priority, and the priority can be a key.
 func Priority() Field {
 	return metaField("meta priority", expr.MetaKeyPRIORITY, 23, 4, orderHost, func(b []byte) string {
 		v := binary.NativeEndian.Uint32(b)
@@ -192,8 +197,9 @@ func metaField(name string, key expr.MetaKey, typ uint32, length int, order uint
 	}
 }
 
-// Index is a random number from numgen. Its type is "numgen random mod 2", regardless of the modulus in a rule, because nft compares
-// only types. With a mark as the type, nft cannot load its own listing. With a jhash as the type, nft crashes.
+// Index is a random number from numgen. Its type is "numgen random mod 2", regardless of the modulus in a rule, because
+// nft compares only types. With a mark as the type, nft cannot load its own listing. With a jhash as the type, nft
+// crashes.
 func Index() Field {
 	return Field{
 		name: "numgen random mod 2", typ: 4, len: 4, order: orderHost,

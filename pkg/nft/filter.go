@@ -8,11 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one name. The filter drops
-// messages about all other tables, because millions of their elements would overrun the socket's queue.
+// attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one
+// name. The filter drops messages about all other tables, because millions of their elements would overrun the socket's
+// queue.
 func attachFilter(fd int, table string) error {
-	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, so its size grows with the number of messages.
-	// Kernels before 6.8 limit the size to 20 KiB.
+	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, so its size grows with the number
+	// of messages. Kernels before 6.8 limit the size to 20 KiB.
 	var err error
 	for _, messages := range []int{64, 32, 16} {
 		var filter []unix.SockFilter
@@ -20,15 +21,17 @@ func attachFilter(fd int, table string) error {
 			return err
 		}
 		program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-		if err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); !errors.Is(err, unix.ENOMEM) {
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program)
+		if !errors.Is(err, unix.ENOMEM) {
 			return err
 		}
 	}
 	return err
 }
 
-// filterFor returns a socket filter that examines up to the given number of messages in a buffer. It accepts a buffer with more
-// messages. It drops a buffer in which no message matches: the kernel drops a buffer when the filter loads beyond its end.
+// filterFor returns a socket filter that examines up to the given number of messages in a buffer. It accepts a buffer
+// with more messages. It drops a buffer in which no message matches: the kernel drops a buffer when the filter loads
+// beyond its end.
 func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	const (
 		typeOffset = 4
@@ -37,7 +40,8 @@ func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	)
 	low, high := lowBytes()
 	// A filter loads in network byte order. The header is in host byte order.
-	newgen := uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)))
+	typ := binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
+	newgen := uint32(binary.BigEndian.Uint16(typ))
 	program := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: typeOffset, Size: 2},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: newgen, SkipTrue: 1},
@@ -71,8 +75,8 @@ func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	return filter, err
 }
 
-// sample returns four bytes from the middle of a name, and their offset. These bytes are rare in other names. The filter compares
-// only these bytes; the listener compares the whole name.
+// sample returns four bytes from the middle of a name, and their offset. These bytes are rare in other names. The
+// filter compares only these bytes; the listener compares the whole name.
 func sample(name string) (part, offset uint32) {
 	b := append([]byte(name), 0, 0, 0, 0)
 	offset = uint32(len(name)/2) &^ 3

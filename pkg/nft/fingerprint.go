@@ -6,7 +6,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the kernel.
+// Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the
+// kernel.
 func Fingerprint(t *Table) uint64 {
 	b := NewBatch(64 << 10)
 	b.AddTable(t)

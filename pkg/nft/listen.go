@@ -58,9 +58,10 @@ func (a Author) String() string {
 	return fmt.Sprintf("%s (pid %d)", a.Program, a.PID)
 }
 
-// Listener receives the announcements of all transactions in the network namespace of the thread that opened it, while it is a
-// member of the kernel's nftables group. While the group has a member, each commit takes about a microsecond longer for each element,
-// because the kernel describes every change. So leave the group before each commit of this program, and join it again afterwards.
+// Listener receives the announcements of all transactions in the network namespace of the thread that opened it, while
+// it is a member of the kernel's nftables group. While the group has a member, each commit takes about a microsecond
+// longer for each element, because the kernel describes every change. So leave the group before each commit of this
+// program, and join it again afterwards.
 type Listener struct {
 	file  *os.File
 	fd    syscall.RawConn
@@ -70,8 +71,8 @@ type Listener struct {
 	next Commit
 }
 
-// Listen opens a listener, which receives announcements after [Listener.Join]: the changes of tables with the given name, and the
-// end of every transaction.
+// Listen opens a listener, which receives announcements after [Listener.Join]: the changes of tables with the given
+// name, and the end of every transaction.
 func Listen(table string) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -118,8 +119,8 @@ func (l *Listener) membership(option int) error {
 	})
 }
 
-// Next waits for the end of the next transaction. If the kernel dropped announcements, Next returns at once with [Commit.Lost] and
-// no generation.
+// Next waits for the end of the next transaction. If the kernel dropped announcements, Next returns at once with
+// [Commit.Lost] and no generation.
 func (l *Listener) Next() (Commit, error) {
 	for {
 		n, err := l.file.Read(l.buf)
@@ -152,7 +153,8 @@ func (l *Listener) Next() (Commit, error) {
 	}
 }
 
-// touched records a change of the table. It records each kind of change of an object only once: a commit may change a million elements.
+// touched records a change of the table. It records each kind of change of an object only once: a commit may change a
+// million elements.
 func (l *Listener) touched(m netlink.Message) {
 	var table, name string
 	nameAttr := uint16(unix.NFTA_SET_NAME) // the same number for elements, rules and objects
@@ -198,8 +200,8 @@ func parseCommit(b []byte, c *Commit) {
 	}
 }
 
-// processOf returns the process ID for the thread ID that the kernel reports. If the process is not visible, for example from inside a
-// container, processOf returns the thread ID.
+// processOf returns the process ID for the thread ID that the kernel reports. If the process is not visible, for
+// example from inside a container, processOf returns the thread ID.
 func processOf(pid int, program string) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -78,7 +78,8 @@ func attribute(typ uint16, value []byte) []byte {
 // ErrChanged means that the result of several readings may be wrong, because [Conn.Generation] changed meanwhile.
 var ErrChanged = errors.New("the ruleset changed during the reading")
 
-// Generation returns the generation number of the ruleset in this network namespace. Every commit of any program increments it.
+// Generation returns the generation number of the ruleset in this network namespace. Every commit of any program
+// increments it.
 func (c *Conn) Generation() (uint32, error) {
 	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NFPROTO_UNSPEC, nil)
 	generation := netlink.Uint32(netlink.Find(m.Object(), unix.NFTA_GEN_ID))
@@ -264,5 +265,6 @@ func commentOf(udata []byte) string {
 // Verdict returns the chain and the code of a verdict.
 func Verdict(data []byte) (chain string, code int32) {
 	v := netlink.Find(data, unix.NFTA_DATA_VERDICT)
-	return netlink.Text(netlink.Find(v, unix.NFTA_VERDICT_CHAIN)), int32(netlink.Uint32(netlink.Find(v, unix.NFTA_VERDICT_CODE)))
+	chain = netlink.Text(netlink.Find(v, unix.NFTA_VERDICT_CHAIN))
+	return chain, int32(netlink.Uint32(netlink.Find(v, unix.NFTA_VERDICT_CODE)))
 }

@@ -12,9 +12,11 @@ import (
 // Set returns a Set that suffices to read and print the elements, also for a set of another program.
 func (i *SetInfo) Set(family inet.Family, table string) *Set {
 	s := &Set{
-		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
+		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size,
+		Timeout:  i.shape.timeout,
 		Interval: i.shape.flags&unix.NFT_SET_INTERVAL != 0, Dynamic: i.shape.flags&unix.NFT_SET_EVAL != 0,
-		Timeouts: i.shape.flags&unix.NFT_SET_TIMEOUT != 0 && i.shape.timeout == 0, Counter: strings.HasSuffix(i.shape.expr, counterName),
+		Timeouts: i.shape.flags&unix.NFT_SET_TIMEOUT != 0 && i.shape.timeout == 0,
+		Counter:  strings.HasSuffix(i.shape.expr, counterName),
 	}
 	if i.shape.flags&unix.NFT_SET_MAP != 0 {
 		if s.Verdict = i.shape.dataType == verdictType; !s.Verdict {
@@ -44,7 +46,8 @@ func fieldsOf(typ, length uint32) []Field {
 		n += f.slot()
 	}
 	if first := int(length) - n + 4; len(fields) > 1 && fields[0].typ == Index().typ && first > 4 {
-		fields[0], n = Transport(0, uint32(first)), int(length) // an integer has any length; in direct-quoted, the first one is an address
+		// An integer has any length. In direct-quoted, the first one is an address.
+		fields[0], n = Transport(0, uint32(first)), int(length)
 	}
 	if len(fields) == 0 || n != int(length) && fields[0].len != int(length) {
 		return []Field{opaque(int(length))}

@@ -51,7 +51,8 @@ type Set struct {
 	Data []Field
 	// Verdict makes a map with verdicts as data: see [Element.Chain].
 	Verdict bool
-	// Interval allows ranges: with [Element.IntervalEnd] in a key of one field, with [Element.KeyEnd] in a key of several.
+	// Interval allows ranges: with [Element.IntervalEnd] in a key of one field, with [Element.KeyEnd] in a key of
+	// several.
 	Interval bool
 	// Dynamic lets rules add elements, up to Size.
 	Dynamic bool
@@ -59,14 +60,15 @@ type Set struct {
 	Timeouts bool
 	// Timeout is the default timeout of elements, in whole milliseconds; 0 means none.
 	Timeout time.Duration
-	// Size is the number of elements for which the kernel reserves memory. With a size, the kernel uses its fixed hash table, into
-	// which it adds elements three times as fast. With 0, the hash table grows. A batch that exceeds Size fails with ENFILE.
+	// Size is the number of elements for which the kernel reserves memory. With a size, the kernel uses its fixed hash
+	// table, into which it adds elements three times as fast. With 0, the hash table grows. A batch that exceeds Size
+	// fails with ENFILE.
 	Size uint32
 	// Counter gives each element a counter of matching packets, which starts at 0.
 	Counter bool
-	// MaxConnections makes each element count its connections. If they are more than [Element.MaxConnections], a rule that looks up the
-	// element does not match. The value applies to elements whose own maximum is 0. The set must have no size and no timeouts. With Counter, an
-	// element counts only the packets that it matches.
+	// MaxConnections makes each element count its connections. If they are more than [Element.MaxConnections], a rule
+	// that looks up the element does not match. The value applies to elements whose own limit is 0. The set must have
+	// no size and no timeouts. With Counter, an element counts only the packets that it matches.
 	MaxConnections uint16
 }
 
@@ -223,8 +225,8 @@ type Element struct {
 	// Chain is the target chain of a verdict map's element. With Jump, the packet returns from it.
 	Chain string
 	Jump  bool
-	// MaxConnections is the maximum of an element of a set with [Set.MaxConnections]; 0 for the maximum of the set. An element that replaces
-	// another one starts to count at 0.
+	// MaxConnections is the connection limit of an element of a set with [Set.MaxConnections]; 0 for the limit of the
+	// set. An element that replaces another one starts to count at 0.
 	MaxConnections uint16
 	// Timeout is the timeout of a new element in seconds; 0 for the default timeout of its set.
 	Timeout uint16
@@ -275,7 +277,8 @@ func (e *Element) DataText() string {
 	return ""
 }
 
-// maxComment is the size in bytes of the longest comment that nft can read, with its terminating zero (NFTNL_UDATA_COMMENT_MAXLEN).
+// maxComment is the size in bytes of the longest comment that nft can read, with its terminating zero
+// (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128
 
 // CutComment returns the longest prefix of a comment that nft can read: at most 127 bytes.

@@ -11,8 +11,8 @@ import (
 // maxValue is the size of the longest key: two IPv6 addresses, a protocol and a port.
 const maxValue = 40
 
-// Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit words. It is
-// comparable. Append the fields in the order of the set's fields.
+// Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit
+// words. It is comparable. Append the fields in the order of the set's fields.
 type Value struct {
 	n byte
 	b [maxValue]byte

@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares the tables with the
-// plan before it writes. The methods trusted, due, heard and touched change nothing. All other methods act.
+// guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next
+// sync compares the tables with the plan before it writes. The methods trusted, due, heard and touched change nothing.
+// All other methods act.
 type guard struct {
 	kernel Kernel
 	// doubted counts doubts.
@@ -17,8 +18,8 @@ type guard struct {
 	now     func() time.Time
 	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
 	checkAt, lastForeign time.Time
-	// reason is the reason why the next sync compares. It is empty if there is no doubt, and for the first attempt of the first sync,
-	// which always compares.
+	// reason is the reason why the next sync compares. It is empty if there is no doubt, and for the first attempt of
+	// the first sync, which always compares.
 	reason beside.Reason
 }
 
@@ -31,11 +32,12 @@ func (g *guard) trusted() bool { return g.kernel.Known() }
 // due reports whether it is time for a check.
 func (g *guard) due(now time.Time) bool { return g.trusted() && !now.Before(g.checkAt) }
 
-// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver must call checkSoon.
+// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver must call
+// checkSoon.
 func (g *guard) heard() <-chan struct{} { return g.kernel.Heard() }
 
-// touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes them
-// continuously, it returns true at most twice a second.
+// touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes
+// them continuously, it returns true at most twice a second.
 func (g *guard) touched() bool {
 	return g.trusted() && g.kernel.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
 }
@@ -72,8 +74,8 @@ func (g *guard) check() (changed bool, err error) {
 	return changed, err
 }
 
-// checkAfter looks for foreign changes that may have caused a sync to fail. If there are any, it returns true, and the next sync
-// compares.
+// checkAfter looks for foreign changes that may have caused a sync to fail. If there are any, it returns true, and the
+// next sync compares.
 func (g *guard) checkAfter(failure error) (changed bool) {
 	if errors.Is(failure, nft.ErrUnknown) {
 		return false // this sync may have made the change
@@ -104,7 +106,8 @@ func (g *guard) doubt(reason beside.Reason) {
 	g.note(reason)
 }
 
-// note counts a doubt and records its reason. After a failed sync, doubt is not necessary: apply.Kernel already distrusts the tables.
+// note counts a doubt and records its reason. After a failed sync, doubt is not necessary: apply.Kernel already
+// distrusts the tables.
 func (g *guard) note(reason beside.Reason) {
 	g.doubted()
 	if g.reason == "" {
@@ -112,8 +115,8 @@ func (g *guard) note(reason beside.Reason) {
 	}
 }
 
-// complete sets the fields of a sync that depend on its outcome. If the sync compared because of a doubt, complete sets the reason and, for a foreign
-// change, the author. After a failure, the next sync compares.
+// complete sets the fields of a sync that depend on its outcome. If the sync compared because of a doubt, complete sets
+// the reason and, for a foreign change, the author. After a failure, the next sync compares.
 func (g *guard) complete(s *beside.Sync) {
 	if s.Err != nil {
 		g.note(beside.FailedSync)

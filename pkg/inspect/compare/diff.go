@@ -9,10 +9,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores elements that
-// packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that grows with the square of
-// their number.
-func Diff(conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ignore ...string) ([]view.DiffLine, error) {
+// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores
+// elements that packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that
+// grows with the square of their number.
+func Diff(
+	conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ignore ...string,
+) ([]view.DiffLine, error) {
 	have, err := read.Load(conn, want.Family, want.Name)
 	if err != nil {
 		return nil, err

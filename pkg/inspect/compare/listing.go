@@ -13,8 +13,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Listing reads the tables with a name, and returns a text similar to the output of nft list. It does not run nft. If some objects are unreadable,
-// Listing returns the rest and an error. It omits the secret key in the element of [plan.StateSet].
+// Listing reads the tables with a name, and returns a text similar to the output of nft list. It does not run nft. If
+// some objects are unreadable, Listing returns the rest and an error. It omits the secret key in the element of
+// [plan.StateSet].
 func Listing(table string) ([]byte, error) {
 	conn, err := nft.Open()
 	if err != nil {

@@ -13,16 +13,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Verify reads the complete tables, with its own connection, and compares them with a plan. The result counts all differences, and lists up to most
-// of them. Elements and chains that pkg/apply retains, and elements that packets add, are not differences. No other goroutine may use the planner. The
-// error is [nft.ErrChanged] if the ruleset changed during the reading. The result is then complete, but may be wrong.
+// Verify reads the complete tables, with its own connection, and compares them with a plan. The result counts all
+// differences, and lists up to most of them. Elements and chains that pkg/apply retains, and elements that packets add,
+// are not differences. No other goroutine may use the planner. The error is [nft.ErrChanged] if the ruleset changed
+// during the reading. The result is then complete, but may be wrong.
 func Verify(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	c := comparison{conn: conn, planner: p, most: most, out: &view.Verification{Differences: []view.Difference{}}, seed: maphash.MakeSeed()}
+	c := comparison{
+		conn: conn, planner: p, most: most, seed: maphash.MakeSeed(),
+		out: &view.Verification{Differences: []view.Difference{}},
+	}
 	if c.out.Generation, err = conn.Generation(); err != nil {
 		return nil, err
 	}
@@ -45,8 +49,9 @@ type comparison struct {
 	planner *plan.Planner
 	most    int
 	out     *view.Verification
-	// wanted has the hashes of each set's planned elements. The value is true after the kernel listed the element. Hashes take much less memory
-	// than the elements. seed is random, so that a tenant cannot create objects whose elements have the same hash as other elements.
+	// wanted has the hashes of each set's planned elements. The value is true after the kernel listed the element.
+	// Hashes take much less memory than the elements. seed is random, so that a tenant cannot create objects whose
+	// elements have the same hash as other elements.
 	wanted map[*nft.Set]map[uint64]bool
 	seed   maphash.Seed
 }
@@ -114,7 +119,8 @@ func (c *comparison) table(t *nft.Table) error {
 	return nil
 }
 
-// elements compares the elements of a set. While the kernel resizes a set, it may list an element twice. Such an element counts once.
+// elements compares the elements of a set. While the kernel resizes a set, it may list an element twice. Such an
+// element counts once.
 func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
@@ -164,7 +170,9 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.ID]nft.Element) {
 	in := s.Head()
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
-		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
+		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int {
+			return bytes.Compare(a.Key.Bytes(), b.Key.Bytes())
+		})
 	}
 	for _, have := range byKey(unknown) {
 		d := view.Difference{Table: table, In: in, Key: keyOf(&have), Have: valueOf(&have), Service: have.Comment}
@@ -192,7 +200,8 @@ func keyOf(e *nft.Element) string {
 	return key
 }
 
-// valueOf returns the data of an element in nft's form. For an element without data, it returns "an element" with the comment.
+// valueOf returns the data of an element in nft's form. For an element without data, it returns "an element" with the
+// comment.
 func valueOf(e *nft.Element) string {
 	text := e.String()
 	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {

@@ -36,7 +36,8 @@ type world struct {
 	// passedTo is the endpoint along whose route the current rule sends a copy of the packet.
 	passedTo netip.Addr
 
-	// hashed is the last hash of an unknown source port. slot is its result. After a merge of several worlds, slots has the chance of each result.
+	// hashed is the last hash of an unknown source port. slot is its result. After a merge of several worlds, slots has
+	// the chance of each result.
 	hashed *expr.Hash
 	slot   uint32
 	slots  []float64
@@ -92,7 +93,8 @@ type evaluator struct {
 	finished []*world
 }
 
-// hook sends worlds through a base chain, and returns all of them. If the chain stops a world, the world has an outcome.
+// hook sends worlds through a base chain, and returns all of them. If the chain stops a world, the world has an
+// outcome.
 func (e *evaluator) hook(ch *read.Chain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
@@ -143,7 +145,8 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 	return append(back, live...), nil
 }
 
-// rule evaluates a rule. next holds the worlds that continue with the next rule, and back the worlds that return from the chain.
+// rule evaluates a rule. next holds the worlds that continue with the next rule, and back the worlds that return from
+// the chain.
 func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {

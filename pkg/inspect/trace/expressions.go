@@ -136,7 +136,8 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 	}
 }
 
-// header returns the known part of a header. An unknown source port is 0. A TCP packet has the flag SYN, and an SCTP packet the chunk INIT.
+// header returns the known part of a header. An unknown source port is 0. A TCP packet has the flag SYN, and an SCTP
+// packet the chunk INIT.
 func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 	const ttl, syn, initiation = 64, 0x02, 1
 	switch {
@@ -352,8 +353,8 @@ func (w *world) each(register, offset uint32, chances []float64) (out []*world) 
 	return out
 }
 
-// hash stores the kernel's hash of registers. If the source port is in them and is unknown, hash returns a world for each possible result. The
-// chance of a world is the share of ports with this result.
+// hash stores the kernel's hash of registers. If the source port is in them and is unknown, hash returns a world for
+// each possible result. The chance of a world is the share of ports with this result.
 func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 	for _, w := range worlds {
 		key := w.load(x.SourceRegister, int(x.Length))

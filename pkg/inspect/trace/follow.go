@@ -86,8 +86,8 @@ func (e *evaluator) through(worlds []*world) ([]*world, error) {
 	return append(all, leaving...), err
 }
 
-// at sends worlds through the chains of a hook. After a chain of type nat has translated a packet, it skips all later chains of
-// this type.
+// at sends worlds through the chains of a hook. After a chain of type nat has translated a packet, it skips all later
+// chains of this type.
 func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) bool) ([]*world, error) {
 	for _, ch := range chainsAt(e.table, hook) {
 		var meet, pass []*world
@@ -245,8 +245,8 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	return list
 }
 
-// reached returns the priority of the last chain of the program at a hook in which a rule matched the packet. If no rule matched,
-// it returns the priority of the first chain.
+// reached returns the priority of the last chain of the program at a hook in which a rule matched the packet. If no
+// rule matched, it returns the priority of the first chain.
 func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
 	for i, ch := range chainsAt(e.table, hook) {
 		matched := func(s Step) bool { return s.Chain == ch.Name && s.Comment != plan.NoServiceAddress }

@@ -21,8 +21,8 @@ type Packet struct {
 	// Own is true if this machine sends the packet. Otherwise the packet arrives through Interface.
 	Own       bool
 	Interface string
-	// NoRoute is true if this machine lacks a route. If Own is true, it lacks a route to the destination, and does not send the packet.
-	// Otherwise it lacks a route back to the source.
+	// NoRoute is true if this machine lacks a route. If Own is true, it lacks a route to the destination, and does not
+	// send the packet. Otherwise it lacks a route back to the source.
 	NoRoute bool
 }
 
@@ -138,8 +138,8 @@ type Trace struct {
 	Also []string `json:"also,omitempty"`
 }
 
-// From returns a packet from a remote address or from an address of this machine. If the address is invalid, the packet has the source address
-// that this machine chooses for the destination.
+// From returns a packet from a remote address or from an address of this machine. If the address is invalid, the packet
+// has the source address that this machine chooses for the destination.
 func From(from netip.Addr, to netip.AddrPort, protocol inet.Protocol, routes Routes) (Packet, error) {
 	p := Packet{From: from, To: to, Protocol: protocol, Own: !from.IsValid()}
 	if from.IsValid() && from.Is4() != to.Addr().Is4() {

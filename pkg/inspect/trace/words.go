@@ -55,7 +55,8 @@ func (w *world) remembered() bool {
 	return known
 }
 
-// stopped returns the reason why a packet is rejected or dropped: the comment of the deciding rule, or the meaning of its chain.
+// stopped returns the reason why a packet is rejected or dropped: the comment of the deciding rule, or the meaning of
+// its chain.
 func (w *world) stopped() string {
 	if w.outcome == Dropped && w.why != "" {
 		return w.why
@@ -83,8 +84,8 @@ func (w *world) stopped() string {
 	return why
 }
 
-// found reports whether a lookup has found the destination address and port of a Service. Port ranges do not count: the rules for untranslated packets
-// look them up.
+// found reports whether a lookup has found the destination address and port of a Service. Port ranges do not count: the
+// rules for untranslated packets look them up.
 func found(steps []Step) bool {
 	return hasFact(steps, func(f Fact) bool { return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing })
 }
@@ -106,7 +107,8 @@ func (w *world) untouched() string {
 	return "a Service has this address and port, but " + w.whyUntranslated()
 }
 
-// whyUntranslated returns the reason why no rule translated a Service's packet: a missing element of a map, if there is one.
+// whyUntranslated returns the reason why no rule translated a Service's packet: a missing element of a map, if there is
+// one.
 func (w *world) whyUntranslated() string {
 	for _, f := range slices.Backward(w.misses) {
 		if !plan.OftenMissed(f.Set) {
@@ -116,8 +118,8 @@ func (w *world) whyUntranslated() string {
 	return "no rule translates it"
 }
 
-// whyMasqueraded returns the comment of the rule that marked the packet for masquerading or, without a mark, of the last rule with
-// a comment.
+// whyMasqueraded returns the comment of the rule that marked the packet for masquerading or, without a mark, of the
+// last rule with a comment.
 func (w *world) whyMasqueraded() string {
 	if w.markedBy != nil {
 		return w.markedBy.Comment

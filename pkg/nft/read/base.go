@@ -18,7 +18,8 @@ type BaseChain struct {
 
 // String names the chain with its place.
 func (ch *BaseChain) String() string {
-	return fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, nft.HookName(ch.Hook), ch.Priority)
+	hook := nft.HookName(ch.Hook)
+	return fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, hook, ch.Priority)
 }
 
 // MayTranslateBefore reports whether the chain may translate packets before a chain of type nat with the same hook and

@@ -171,7 +171,8 @@ func (w *writer) hash(e *expr.Hash) {
 			parts = append(parts, w.held[at].text)
 		}
 	}
-	w.hold(e.DestRegister, &held{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", strings.Join(parts, " . "), e.Modulus, e.Seed)})
+	text := fmt.Sprintf("jhash %s mod %d seed 0x%x", strings.Join(parts, " . "), e.Modulus, e.Seed)
+	w.hold(e.DestRegister, &held{text: text})
 }
 
 var numgenTypes = [...]string{"inc", "random"}
@@ -295,7 +296,10 @@ func printInterface(b []byte) string {
 }
 
 func (w *writer) ct(e *expr.Ct) {
-	text := map[expr.CtKey]string{expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status", expr.CtKeyMARK: "ct mark", expr.CtKeyPROTOCOL: "ct protocol"}[e.Key]
+	text := map[expr.CtKey]string{
+		expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status", expr.CtKeyMARK: "ct mark",
+		expr.CtKeyPROTOCOL: "ct protocol",
+	}[e.Key]
 	if text == "" {
 		text = fmt.Sprintf("ct key %d", e.Key)
 	}
@@ -304,7 +308,10 @@ func (w *writer) ct(e *expr.Ct) {
 		return
 	}
 	h := &held{text: text}
-	bits := map[expr.CtKey]map[uint32]string{expr.CtKeySTATUS: {statusDNAT: "dnat"}, expr.CtKeySTATE: {stateInvalid: "invalid", stateRelated: "related", stateNew: "new"}}[e.Key]
+	bits := map[expr.CtKey]map[uint32]string{
+		expr.CtKeySTATUS: {statusDNAT: "dnat"},
+		expr.CtKeySTATE:  {stateInvalid: "invalid", stateRelated: "related", stateNew: "new"},
+	}[e.Key]
 	if bits != nil {
 		h.print = func(b []byte) string {
 			if name, known := bits[native(b)]; known {
@@ -333,7 +340,7 @@ func (w *writer) fib(e *expr.Fib) {
 	w.hold(e.Register, &held{text: "fib " + strings.Join(what, " . ") + " " + result, print: func(b []byte) string {
 		v, _ := hostWord(b)
 		switch {
-		case e.FlagPRESENT && len(bytes.Trim(b, "\x00")) == 0: // one byte from nft 1.1.7 on, four bytes from earlier versions
+		case e.FlagPRESENT && len(bytes.Trim(b, "\x00")) == 0: // four bytes before nft 1.1.7, then one
 			return "missing"
 		case e.FlagPRESENT:
 			return "exists"
@@ -373,7 +380,8 @@ func (w *writer) bitwise(e *expr.Bitwise) {
 func (w *writer) compare(e *expr.Cmp) {
 	from := w.get(e.Register)
 	operator := map[expr.CmpOp]string{
-		expr.CmpOpEq: "", expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ", expr.CmpOpGte: ">= ",
+		expr.CmpOpEq: "", expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ",
+		expr.CmpOpGte: ">= ",
 	}[e.Op]
 	zero := len(bytes.Trim(e.Data, "\x00")) == 0
 	switch {
@@ -557,8 +565,8 @@ func properties(s *nft.Set) []string {
 	return lines
 }
 
-// counterText is the text of the counter after a maximum of connections: nft does not add it to an element that has the
-// maximum.
+// counterText is the text of the counter after a connection limit: nft does not add it to an element that has a
+// limit.
 func counterText(s *nft.Set) string {
 	if s.Counter {
 		return " counter"

@@ -63,7 +63,8 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	if t.listener, err = netlink.Open(); err != nil {
 		return t, err
 	}
-	if err = unix.SetsockoptInt(t.listener.FD(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
+	const join = unix.NETLINK_ADD_MEMBERSHIP
+	if err = unix.SetsockoptInt(t.listener.FD(), unix.SOL_NETLINK, join, unix.NFNLGRP_NFTRACE); err != nil {
 		return t, fmt.Errorf("listen to traced packets: %w", err)
 	}
 	if t.owner, err = nft.Open(); err != nil {
@@ -89,7 +90,8 @@ const (
 )
 
 func tracingBatch(table string, what Traced) *nft.Batch {
-	t := &nft.Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: deleted when the command exits"}
+	const comment = "kube-nftproxy trace --live: deleted when the command exits"
+	t := &nft.Table{Family: what.Family, Name: table, Comment: comment}
 	base := func(name string, hook uint32, priority int32, rules ...nft.Rule) *nft.Chain {
 		return &nft.Chain{Name: name, Type: "filter", Hook: hook, Priority: priority, Rules: rules}
 	}
@@ -184,7 +186,8 @@ func parseTrace(b []byte) (e TraceEvent) {
 		case unix.NFTA_TRACE_RULE_HANDLE:
 			e.Handle = netlink.Uint64(v)
 		case unix.NFTA_TRACE_TYPE:
-			e.Policy, e.Returned = netlink.Uint32(v) == unix.NFT_TRACETYPE_POLICY, netlink.Uint32(v) == unix.NFT_TRACETYPE_RETURN
+			e.Policy = netlink.Uint32(v) == unix.NFT_TRACETYPE_POLICY
+			e.Returned = netlink.Uint32(v) == unix.NFT_TRACETYPE_RETURN
 		case unix.NFTA_TRACE_MARK:
 			e.Mark = netlink.Uint32(v)
 		case unix.NFTA_TRACE_IIF:
