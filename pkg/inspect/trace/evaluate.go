@@ -162,7 +162,8 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 			if w.verdict.kind == broken {
 				w.verdict = verdict{}
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
-					other.merge(w) // the results of a draw for which the rule does not match: the next rule treats them alike
+					// For these results of a draw, the rule does not match: the next rule treats them alike.
+					other.merge(w)
 					return true
 				}
 				missed[w.drawnFrom] = w
@@ -208,7 +209,8 @@ func (w *world) miss() {
 
 func (w *world) step(ch *read.Chain, r *read.Rule, line string) {
 	w.steps = append(w.steps, Step{
-		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain, Back: w.verdict.kind == jump,
+		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain,
+		Back: w.verdict.kind == jump,
 	})
 	for _, f := range w.facts {
 		if f.Did == didMark {
@@ -246,7 +248,8 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 		case drop:
 			for _, w := range group {
 				if w.end(Dropped, ""); w.passedTo.IsValid() {
-					w.end(Passed, "direct server return: the node of "+w.passedTo.String()+" translates it, and sends the replies")
+					node := "the node of " + w.passedTo.String()
+					w.end(Passed, "direct server return: "+node+" translates it, and sends the replies")
 				}
 			}
 			e.finished = append(e.finished, group...)

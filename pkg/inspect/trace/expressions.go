@@ -374,7 +374,8 @@ func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 		}
 		w.note(Fact{Drawn: x.Modulus})
 		chances := make([]float64, x.Modulus)
-		switch again := w.hashed != nil && w.hashed.Modulus == x.Modulus && w.hashed.Length == x.Length && w.hashed.Seed == x.Seed; {
+		h := w.hashed
+		switch again := h != nil && h.Modulus == x.Modulus && h.Length == x.Length && h.Seed == x.Seed; {
 		case again && w.slots == nil:
 			chances[w.slot] = 1
 		case again:

@@ -31,12 +31,15 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	var err error
 	switch {
 	case p.Own && p.NoRoute:
-		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
+		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" "+
+			"before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
 		w.end(Refused, "")
 	case !c.Table.Exists:
-		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has deleted the table", c.Table.Family.Keyword(), c.Table.Name)
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has "+
+			"deleted the table", c.Table.Family.Keyword(), c.Table.Name)
 	case c.Table.Dormant:
-		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)
+		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not "+
+			"evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)
 	default:
 		if worlds, err = e.through(worlds); err != nil {
 			return nil, fmt.Errorf("follow %s: %w", p, err)
@@ -129,9 +132,9 @@ func (e *evaluator) route(w *world) error {
 func (t *Trace) frontend(w *world) {
 	for _, s := range w.steps {
 		for _, f := range s.Facts {
-			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet || f.Set == plan.RangesSet ||
-				f.Set == plan.DirectSet) {
-				t.Frontend = f.Comment
+			switch f.Set {
+			case plan.ServicesSet, plan.NodePortsSet, plan.RangesSet, plan.DirectSet:
+				t.Frontend = cmp.Or(t.Frontend, f.Comment)
 			}
 		}
 	}
@@ -166,7 +169,8 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 		list = append(list, way)
 	}
 	slices.SortFunc(list, func(a, b Way) int {
-		return cmp.Or(-cmp.Compare(round(a.Probability), round(b.Probability)), a.To.Compare(b.To), cmp.Compare(a.Outcome, b.Outcome))
+		likelier := cmp.Compare(round(b.Probability), round(a.Probability))
+		return cmp.Or(likelier, a.To.Compare(b.To), cmp.Compare(a.Outcome, b.Outcome))
 	})
 	dropSteps(list)
 	return list, nil
@@ -194,8 +198,8 @@ func round(p float64) int { return int(p*1e9 + 0.5) }
 
 func (w *world) way() Way {
 	way := Way{
-		Probability: w.chance, Outcome: w.outcome, To: w.to, Source: w.source, Masqueraded: w.masqueraded, NoRoute: w.noRoute,
-		Why: w.reason(), Steps: w.steps,
+		Probability: w.chance, Outcome: w.outcome, To: w.to, Source: w.source, Masqueraded: w.masqueraded,
+		NoRoute: w.noRoute, Why: w.reason(), Steps: w.steps,
 	}
 	if way.Outcome == Refused {
 		way.How = w.why
@@ -240,7 +244,8 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		}
 	}
 	if len(other) > 0 {
-		list = append(list, "other chains with rules that may stop it: "+view.Names(other, 0)+"; trace --live shows whether they do")
+		names := view.Names(other, 0)
+		list = append(list, "other chains with rules that may stop it: "+names+"; trace --live shows whether they do")
 	}
 	return list
 }

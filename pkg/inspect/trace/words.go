@@ -32,7 +32,8 @@ func (w *world) reason() string {
 			break
 		}
 		for _, chain := range []string{s.Chain, s.To} {
-			if m := plan.ChainMeaning(chain); m != "" && (!s.Back || chain == s.Chain) && !strings.Contains(chain, "pick-") {
+			m := plan.ChainMeaning(chain)
+			if m != "" && (!s.Back || chain == s.Chain) && !strings.Contains(chain, "pick-") {
 				meaning = m
 			}
 		}
@@ -46,8 +47,9 @@ func (w *world) reason() string {
 // remembered reports whether session affinity chose the endpoint.
 func (w *world) remembered() bool {
 	known := false
+	chosen := func(f Fact) bool { return plan.Remembers(f.Set) && f.Value != "" }
 	for _, s := range w.steps {
-		known = known || slices.ContainsFunc(s.Facts, func(f Fact) bool { return plan.Remembers(f.Set) && f.Value != "" })
+		known = known || slices.ContainsFunc(s.Facts, chosen)
 		if s.Back && strings.Contains(s.To, "pick-") {
 			return false
 		}
@@ -87,7 +89,9 @@ func (w *world) stopped() string {
 // found reports whether a lookup has found the destination address and port of a Service. Port ranges do not count: the
 // rules for untranslated packets look them up.
 func found(steps []Step) bool {
-	return hasFact(steps, func(f Fact) bool { return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing })
+	return hasFact(steps, func(f Fact) bool {
+		return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing
+	})
 }
 
 func hasFact(steps []Step, is func(Fact) bool) bool {
@@ -138,7 +142,8 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	leased := func(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 	for _, w := range worlds {
 		if slices.ContainsFunc(w.misses, expired) && !hasFact(w.steps, leased) {
-			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; the rules of another proxy take precedence")
+			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; "+
+				"the rules of another proxy take precedence")
 			break
 		}
 	}
@@ -166,13 +171,14 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 		switch {
 		case name == "":
 		case protocol == e.packet.Protocol:
-			list = append(list, fmt.Sprintf("the port is a node port of %s, but node ports are not served at this address (--nodeport-addresses)", name))
+			list = append(list, fmt.Sprintf("the port is a node port of %s, but node ports are not served at this address "+
+				"(--nodeport-addresses)", name))
 		default:
 			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, protocol))
 		}
 	}
 	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isVIP() }) {
-		list = append(list, fmt.Sprintf("to list the ports of this address: kube-nftproxy services %s", e.packet.To.Addr()))
+		list = append(list, "to list the ports of this address: kube-nftproxy services "+e.packet.To.Addr().String())
 	}
 	return list, nil
 }
@@ -218,7 +224,8 @@ func effect(r *read.Rule) string {
 		case *expr.Hash:
 			text = fmt.Sprintf("has one of %d slots by a hash", x.Modulus)
 		case *expr.NAT:
-			if text = strings.TrimPrefix(text+", ", ", ") + "is translated to that endpoint"; x.Type != expr.NATTypeDestNAT {
+			text = strings.TrimPrefix(text+", ", ", ") + "is translated to that endpoint"
+			if x.Type != expr.NATTypeDestNAT {
 				text = "gets another source address"
 			}
 		case *expr.Dup:
@@ -229,7 +236,9 @@ func effect(r *read.Rule) string {
 			text = "is refused"
 		case *expr.Dynset:
 			if text = "is counted"; plan.Remembers(x.SetName) {
-				text = [...]string{"the client is remembered", "the client is remembered", "the client is forgotten"}[min(x.Operation, 2)]
+				if text = "the client is remembered"; x.Operation > unix.NFT_DYNSET_OP_UPDATE {
+					text = "the client is forgotten"
+				}
 			}
 		case *expr.Meta:
 			if x.SourceRegister && x.Key == expr.MetaKeyMARK {
