@@ -56,18 +56,13 @@ func (c *Conn) ReadTable(family inet.Family, name string) (*KernelTable, error) 
 	for _, info := range chains {
 		t.Chains[info.Name] = &KernelChain{ChainInfo: info}
 	}
-	begin := func() {
-		for _, ch := range t.Chains {
-			ch.Rules = nil
+	rules, err := c.Rules(family.Number(), name)
+	for _, r := range rules {
+		if ch := t.Chains[r.Chain]; ch != nil { // nil if it was added meanwhile
+			ch.Rules = append(ch.Rules, r)
 		}
 	}
-	return t, c.EachRule(family.Number(), name, begin, func(r *RuleInfo) {
-		if ch := t.Chains[r.Chain]; ch != nil { // nil if it was added meanwhile
-			rule := *r
-			rule.Expressions = bytes.Clone(r.Expressions)
-			ch.Rules = append(ch.Rules, rule)
-		}
-	})
+	return t, err
 }
 
 // Difference is a difference between a table in the kernel and the wanted table.

@@ -146,19 +146,26 @@ func (c *Conn) outcome(a *answers) error {
 	return a.refused
 }
 
-// dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls
-// begin and starts again.
-func (c *Conn) dump(msg uint16, family uint8, request []byte, begin func(), f func(object []byte) error) error {
+// dump requests a list of objects. parse calls add for the objects in a message. If the list changes meanwhile, dump
+// starts again.
+func dump[T any](
+	c *Conn, msg uint16, family uint8, request []byte, parse func(object []byte, add func(T)) error,
+) (list []T, err error) {
 	const attempts = 100 // about ten milliseconds while another program commits continuously
 	for range attempts {
-		begin()
-		torn, err := c.list(msg, family, request, f)
-		if err != nil && !errors.Is(err, unix.EINTR) || err == nil && !torn {
-			return err
+		list = nil
+		torn, err := c.list(msg, family, request, func(object []byte) error {
+			return parse(object, func(o T) { list = append(list, o) })
+		})
+		switch {
+		case err == nil && !torn:
+			return list, nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return nil, err
 		}
 		runtime.Gosched()
 	}
-	return fmt.Errorf("list nftables objects: the ruleset kept changing: %w", unix.EINTR)
+	return nil, fmt.Errorf("list nftables objects: the ruleset kept changing: %w", unix.EINTR)
 }
 
 // list requests a list of objects once, and calls f with the attributes of each until f fails. torn means that the

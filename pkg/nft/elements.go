@@ -26,13 +26,13 @@ type Found struct {
 // sets, or where latency does not matter. While the kernel resizes a set without a declared size, an element may be
 // listed twice. If the ruleset changes meanwhile, Elements starts again.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
-	var list []Element
-	begin := func() { list = nil }
-	add := func(f *Found) bool {
-		list = append(list, f.Element)
-		return true
+	parse := func(object []byte, add func(Element)) error {
+		return found(s, func(f *Found) bool {
+			add(f.Element)
+			return true
+		})(object)
 	}
-	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), begin, found(s, add))
+	list, err := dump(c, unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), parse)
 	if err != nil {
 		return nil, listError(s, err)
 	}

@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,14 +104,17 @@ type TableInfo struct {
 
 // Table describes the table with a name. Exists is false if there is none.
 func (c *Conn) Table(family inet.Family, name string) (TableInfo, error) {
-	var found TableInfo
-	err := c.dump(unix.NFT_MSG_GETTABLE, family.Number(), nil, func() { found = TableInfo{} }, func(b []byte) error {
+	parse := func(b []byte, add func(TableInfo)) error {
 		if t, its := parseTable(b); its == name {
-			found = t
+			add(t)
 		}
 		return nil
-	})
-	return found, err
+	}
+	found, err := dump(c, unix.NFT_MSG_GETTABLE, family.Number(), nil, parse)
+	if err != nil || len(found) == 0 {
+		return TableInfo{}, err
+	}
+	return found[0], nil
 }
 
 // dormant is the table flag NFT_TABLE_F_DORMANT.
@@ -142,21 +146,14 @@ func (c *Conn) HasTable(family inet.Family, name string) (bool, error) {
 
 // Chains returns the chains of a table.
 func (c *Conn) Chains(family inet.Family, table string) ([]ChainInfo, error) {
-	var list []ChainInfo
-	err := c.EachChain(family.Number(), func() { list = nil }, func(ch *ChainInfo) {
-		if ch.Table == table {
-			list = append(list, *ch)
-		}
-	})
-	return list, err
+	list, err := c.AllChains(family.Number())
+	return slices.DeleteFunc(list, func(ch ChainInfo) bool { return ch.Table != table }), err
 }
 
-// EachChain calls f for each chain of the tables of a family, which is the kernel's number. If the ruleset changes
-// meanwhile, EachChain calls begin and starts again.
-func (c *Conn) EachChain(family uint8, begin func(), f func(*ChainInfo)) error {
-	return c.dump(unix.NFT_MSG_GETCHAIN, family, nil, begin, func(b []byte) error {
-		ch := parseChain(b)
-		f(&ch)
+// AllChains returns the chains of all tables of a family, which is the kernel's number.
+func (c *Conn) AllChains(family uint8) ([]ChainInfo, error) {
+	return dump(c, unix.NFT_MSG_GETCHAIN, family, nil, func(b []byte, add func(ChainInfo)) error {
+		add(parseChain(b))
 		return nil
 	})
 }
@@ -192,15 +189,13 @@ func parseChain(b []byte) (ch ChainInfo) {
 
 // Sets returns the sets and maps of a table.
 func (c *Conn) Sets(family inet.Family, table string) ([]SetInfo, error) {
-	var list []SetInfo
 	request := attribute(unix.NFTA_SET_TABLE, cstring(table))
-	err := c.dump(unix.NFT_MSG_GETSET, family.Number(), request, func() { list = nil }, func(b []byte) error {
+	return dump(c, unix.NFT_MSG_GETSET, family.Number(), request, func(b []byte, add func(SetInfo)) error {
 		if s, in := parseSet(b); in == table {
-			list = append(list, s)
+			add(s)
 		}
 		return nil
 	})
-	return list, err
 }
 
 // setCount is NFTA_SET_COUNT (kernel 6.16), which golang.org/x/sys/unix lacks.

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
@@ -16,17 +17,16 @@ type RuleInfo struct {
 	Handle uint64
 	// Comment is nft's comment of the rule.
 	Comment string
-	// Expressions are the expressions in the kernel's form. Copy them to keep them.
+	// Expressions are the expressions in the kernel's form.
 	Expressions []byte
 }
 
-// EachRule calls f for each rule of a table, in the order of its chains. family is the kernel's number of the table's
-// family. If the ruleset changes meanwhile, EachRule calls begin and starts again.
-func (c *Conn) EachRule(family uint8, table string, begin func(), f func(*RuleInfo)) error {
+// Rules returns the rules of a table, in the order of its chains. family is the kernel's number of the table's family.
+func (c *Conn) Rules(family uint8, table string) ([]RuleInfo, error) {
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
-	return c.dump(unix.NFT_MSG_GETRULE, family, request, begin, func(b []byte) error {
+	return dump(c, unix.NFT_MSG_GETRULE, family, request, func(b []byte, add func(RuleInfo)) error {
 		if r, in := parseRule(b); in == table {
-			f(&r)
+			add(r)
 		}
 		return nil
 	})
@@ -44,20 +44,10 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 		case unix.NFTA_RULE_USERDATA:
 			r.Comment = commentOf(v)
 		case unix.NFTA_RULE_EXPRESSIONS:
-			r.Expressions = v
+			r.Expressions = bytes.Clone(v)
 		}
 	}
 	return r, table
-}
-
-// RuleComments returns the comments of the rules of each chain of a table, in the order of the rules.
-func (c *Conn) RuleComments(family inet.Family, table string) (map[string][]string, error) {
-	var byChain map[string][]string
-	begin := func() { byChain = map[string][]string{} }
-	err := c.EachRule(family.Number(), table, begin, func(r *RuleInfo) {
-		byChain[r.Chain] = append(byChain[r.Chain], r.Comment)
-	})
-	return byChain, err
 }
 
 // DeleteRule deletes one rule. The rule must exist.

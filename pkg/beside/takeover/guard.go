@@ -22,11 +22,11 @@ func LoopbackGuarded() (guarded bool, err error) {
 		return false, err
 	}
 	defer func() { err = cmp.Or(err, conn.Close()) }()
-	rules, err := conn.RuleComments(inet.IPv4, "filter")
+	rules, err := conn.Rules(inet.IPv4.Number(), "filter")
 	switch {
 	case err != nil && !errors.Is(err, unix.ENOENT):
 		return false, err
-	case len(rules[guardChain]) > 0:
+	case slices.ContainsFunc(rules, func(r nft.RuleInfo) bool { return r.Chain == guardChain }):
 		return true, nil
 	}
 	err = eachLegacy(func(s *xtables, table string) error {

@@ -35,16 +35,15 @@ func BaseChains(conn *nft.Conn, family inet.Family) (list []BaseChain, err error
 		keyword string
 		number  uint8
 	}{{family.Keyword(), family.Number()}, {"inet", unix.NFPROTO_INET}} {
-		var some []BaseChain
-		err := conn.EachChain(of.number, func() { some = nil }, func(ch *nft.ChainInfo) {
-			if ch.Type != "" {
-				some = append(some, BaseChain{Family: of.keyword, ChainInfo: *ch})
-			}
-		})
+		chains, err := conn.AllChains(of.number)
 		if err != nil {
 			return nil, fmt.Errorf("list chains of family %s: %w", of.keyword, err)
 		}
-		list = append(list, some...)
+		for _, ch := range chains {
+			if ch.Type != "" {
+				list = append(list, BaseChain{Family: of.keyword, ChainInfo: ch})
+			}
+		}
 	}
 	return list, nil
 }

@@ -37,7 +37,11 @@ func RulesBeside(conn *nft.Conn, ch *BaseChain) ([]ForeignRule, error) {
 }
 
 func rules(conn *nft.Conn, number uint8, keyword, table string) (list []ForeignRule, err error) {
-	err = conn.EachRule(number, table, func() { list = nil }, func(info *nft.RuleInfo) {
+	found, err := conn.Rules(number, table)
+	if err != nil {
+		return nil, fmt.Errorf("list rules of table %s %s: %w", keyword, table, err)
+	}
+	for _, info := range found {
 		r := ForeignRule{
 			Chain: info.Chain, Handle: info.Handle, Comment: info.Comment, AcceptsDNAT: acceptsDNAT(info.Expressions),
 		}
@@ -45,9 +49,6 @@ func rules(conn *nft.Conn, number uint8, keyword, table string) (list []ForeignR
 			r.expression(e)
 		}
 		list = append(list, r)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list rules of table %s %s: %w", keyword, table, err)
 	}
 	return list, nil
 }
