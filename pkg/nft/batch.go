@@ -88,10 +88,12 @@ func (b *Batch) begin(msg, flags uint16, family inet.Family) {
 }
 
 // AddTable creates a table. It does nothing if the table exists.
-func (b *Batch) AddTable(t *Table) {
-	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
+func (b *Batch) AddTable(t *Table) { b.addTable(t, 0, 0) }
+
+func (b *Batch) addTable(t *Table, tableFlags uint32, flags uint16) {
+	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, t.Family)
 	b.str(unix.NFTA_TABLE_NAME, t.Name)
-	b.u32(unix.NFTA_TABLE_FLAGS, 0)
+	b.u32(unix.NFTA_TABLE_FLAGS, tableFlags)
 	if t.Comment != "" {
 		b.comment(tableUserData, t.Comment)
 	}

@@ -56,16 +56,11 @@ func (b *Batch) Messages() int {
 
 // AddDormantTable creates a table whose chains see no packets.
 func (b *Batch) AddDormantTable(family inet.Family, name string) {
-	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family)
-	b.str(unix.NFTA_TABLE_NAME, name)
-	b.u32(unix.NFTA_TABLE_FLAGS, dormant)
+	b.addTable(&Table{Family: family, Name: name}, dormant, 0)
 }
 
 // AddOwnedTable creates a table that the kernel deletes when the socket of the connection is closed.
 func (b *Batch) AddOwnedTable(t *Table) {
 	const owner = 2 // NFT_TABLE_F_OWNER
-	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, t.Family)
-	b.str(unix.NFTA_TABLE_NAME, t.Name)
-	b.u32(unix.NFTA_TABLE_FLAGS, owner)
-	b.comment(tableUserData, t.Comment)
+	b.addTable(t, owner, unix.NLM_F_EXCL)
 }
