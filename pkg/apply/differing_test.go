@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -29,11 +28,7 @@ func TestAllFormsOfRulesAreReadBack(t *testing.T) {
 			k, p := open(t), plan.New(o)
 			cluster(p)
 			mustSync(t, k, p, Full)
-			var states []*nft.Element
-			for _, s := range k.states {
-				states = append(states, s)
-			}
-			if wrong, _, err := findDifference(k.conn, states, k.tables); wrong != "" || err != nil {
+			if wrong, _, err := findDifference(k.conn, k.states, k.tables); wrong != "" || err != nil {
 				t.Errorf("%q, %v", wrong, err)
 			}
 		})

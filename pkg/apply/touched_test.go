@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -263,13 +262,9 @@ func BenchmarkVerify(b *testing.B) {
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
 			mustSync(b, k, p, Full)
-			var states []*nft.Element
-			for _, f := range inet.Families {
-				states = append(states, k.states[f])
-			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if wrong, _, err := findDifference(k.conn, states, k.tables); wrong != "" || err != nil {
+				if wrong, _, err := findDifference(k.conn, k.states, k.tables); wrong != "" || err != nil {
 					b.Fatal(wrong, err)
 				}
 			}

@@ -2,7 +2,9 @@ package apply
 
 import (
 	"fmt"
+	"maps"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -55,16 +57,12 @@ func (k *Kernel) verify() {
 		return // the next CheckRuleset tries again
 	}
 	c.due, c.answer = false, make(chan outcome, 1)
-	states := make([]*nft.Element, 0, len(k.states))
-	for _, s := range k.states {
-		states = append(states, s)
-	}
-	go func(generation uint32, tables []*nft.Table, answer chan<- outcome) {
-		o := outcome{generation: generation}
+	o, states, tables, answer := outcome{generation: k.generation}, maps.Clone(k.states), k.tables, c.answer
+	go func() {
 		o.wrong, o.now, o.err = findDifference(conn, states, tables)
 		_ = conn.Close()
 		answer <- o
-	}(k.generation, k.tables, c.answer)
+	}()
 }
 
 // finishCheck records the outcome of a check.
@@ -92,7 +90,9 @@ func (k *Kernel) finishCheck(o outcome) {
 // findDifference reads all elements and rules, and compares them with states and tables. wrong describes a difference,
 // or is "". now is the ruleset's generation after the reading. The result is valid only if no commit up to this
 // generation changed the tables.
-func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
+func findDifference(
+	conn *nft.Conn, states map[inet.Family]*nft.Element, tables []*nft.Table,
+) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		have, err := conn.ReadTable(t.Family, t.Name)
 		if err != nil {
@@ -102,44 +102,40 @@ func findDifference(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) 
 		if err != nil {
 			return "", 0, err
 		}
-		if len(chains) > 0 && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan",
-				t.Family.Keyword(), t.Name, chains[0])
-		}
-	}
-	for _, state := range states {
-		same, err := sameElements(conn, state, tables)
+		same, err := sameElements(conn, states[t.Family], t)
 		if err != nil {
 			return "", 0, err
 		}
-		if !same && wrong == "" {
-			s := state.Set
-			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", s.Family.Keyword(), s.Table)
+		at := fmt.Sprintf("table %s %s: ", t.Family.Keyword(), t.Name)
+		switch {
+		case wrong != "":
+		case len(chains) > 0:
+			wrong = fmt.Sprintf("%sthe rules of chain %s differ from the plan", at, chains[0])
+		case !same:
+			wrong = at + "its elements differ from the plan"
 		}
 	}
 	now, err = conn.Generation()
 	return wrong, now, err
 }
 
-// sameElements reads all elements of a family, and compares them with its state.
-func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool, error) {
+// sameElements reads all elements of a table, and compares them with its state.
+func sameElements(conn *nft.Conn, state *nft.Element, t *nft.Table) (bool, error) {
 	want, err := readState(state)
 	if err != nil {
 		return false, err
 	}
 	have := digest{key: want.key}
-	for _, t := range tables {
-		for _, s := range t.Sets {
-			if t.Family != state.Set.Family || !plan.Planned(s) {
-				continue
-			}
-			_, err := conn.Each(s, func(f *nft.Found) bool {
-				have.sum += have.key.hash(&f.Element)
-				return true
-			})
-			if err != nil {
-				return false, err
-			}
+	for _, s := range t.Sets {
+		if !plan.Planned(s) {
+			continue
+		}
+		_, err := conn.Each(s, func(f *nft.Found) bool {
+			have.sum += have.key.hash(&f.Element)
+			return true
+		})
+		if err != nil {
+			return false, err
 		}
 	}
 	return have == want.digest, nil
