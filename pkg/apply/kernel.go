@@ -39,8 +39,6 @@ type Kernel struct {
 	atOnce   int
 	takeOver takeOver
 	others   others
-	// prepared is true if Prepare made the ledger, so that Recall still reads the tables of an earlier process.
-	prepared bool
 	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their
 	// elements.
 	readable map[*nft.Set]bool

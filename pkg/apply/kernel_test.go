@@ -99,7 +99,6 @@ func services() (list []*model.Service) {
 func resume(t testing.TB, k *Kernel, o plan.Options, services []*model.Service) *plan.Planner {
 	t.Helper()
 	p := plan.New(o)
-	k.Prepare(p)
 	lab.Must(t, k.Recall(p, services))
 	return p
 }

@@ -164,7 +164,7 @@ func Fit(p *plan.Planner) {
 }
 
 // EachCount calls each for every set of a family with elements from the plan, with the number of its elements. It
-// returns the number of chains of classes. Before the first call of [Kernel.Prepare], [Kernel.Recall] or [Kernel.Sync],
+// returns the number of chains of classes. Before the first call of [Kernel.Recall] or [Kernel.Sync],
 // it does not call each and returns 0.
 func (k *Kernel) EachCount(f inet.Family, each func(s *nft.Set, n int)) (classChains int) {
 	l := k.ledger

@@ -3,25 +3,16 @@ package apply
 import (
 	"fmt"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Prepare computes the fingerprints of the planner's tables, which need no Services, before the first sync. If the pod
-// prefixes of the Node change later, a sync computes them again. A call is optional. It must precede Recall.
-func (k *Kernel) Prepare(p *plan.Planner) {
-	k.prepared = k.follow(p)
-	k.ledger.state(inet.IPv4) // computes the fingerprints of both families
-}
-
 // Recall makes a planner continue the work of the process that left the tables in the kernel. It reads the numbers of
 // the given Services. Call it before the planner plans these Services for the first time, and once before it plans any
 // Service. The first call also reads the states of the tables, so that a sync can adopt tables of the same form.
 func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
-	if k.follow(p) || k.prepared {
-		k.prepared = false
+	if k.follow(p) {
 		if err := k.resume(p); err != nil {
 			return err
 		}

@@ -31,7 +31,6 @@ func TestTheLeaseIsRenewedBeforeTheFirstSync(t *testing.T) {
 	}
 	k := open(t)
 	p = plan.New(options())
-	k.Prepare(p)
 	lab.Must(t, k.Renew(p, 0))
 	if !leaseLasts(t, "ip") || !leaseLasts(t, "ip6") {
 		t.Error("the lease of an earlier process's tables is not renewed")

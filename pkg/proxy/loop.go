@@ -24,7 +24,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer end()
 	go p.keepLease(keeping)
 	defer p.shortenLease(ctx)
-	p.Kernel.Prepare(p.Planner) // while the API server sends the objects
 	if !p.awaitSource(ctx) {
 		return nil
 	}

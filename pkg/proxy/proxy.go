@@ -39,10 +39,8 @@ type Source interface {
 
 // Kernel has the kernel's tables, and the announcements of their changes.
 type Kernel interface {
-	// Prepare and Recall make a planner assign the same numbers as the earlier process that left the tables. Prepare
-	// does work that needs no Services. Call Recall without Services before the first Service is planned, and then with
-	// Services before they are planned for the first time.
-	Prepare(*plan.Planner)
+	// Recall makes a planner assign the same numbers as the earlier process that left the tables. Call it without
+	// Services before the first Service is planned, and then with Services before they are planned for the first time.
 	Recall(*plan.Planner, []*model.Service) error
 	// Sync makes the tables match the plan.
 	Sync(*plan.Planner) (apply.Result, error)

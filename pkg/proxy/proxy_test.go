@@ -146,8 +146,6 @@ func (k *fakeKernel) Discard(nft.Element) {}
 
 func (k *fakeKernel) ChangeRules() {}
 
-func (k *fakeKernel) Prepare(*plan.Planner) {}
-
 func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 	if k.planner != p {
 		k.planner = p
