@@ -89,8 +89,8 @@ func TestDifferencesAreNamed(t *testing.T) {
 		},
 		"a chain and a set of another program": {
 			"add chain ip kube-nftproxy other-chain; add set ip kube-nftproxy other-set { type ipv4_addr; }",
-			[]string{"table ip kube-nftproxy, chain other-chain: is an unknown chain, should not exist",
-				"table ip kube-nftproxy, set other-set: is an unknown set, should not exist"},
+			[]string{"table ip kube-nftproxy, set other-set: is an unknown set, should not exist",
+				"table ip kube-nftproxy, chain other-chain: is an unknown chain, should not exist"},
 		},
 		"a table is dormant": {
 			"add table ip kube-nftproxy { flags dormant; }",

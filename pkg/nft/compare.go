@@ -71,11 +71,15 @@ type Difference struct {
 	In string
 	// Have describes the object in the kernel, Want the wanted one. Both are "" for an object that is missing there.
 	Have, Want string
+	// Rules is true if Have and Want list the rules of a chain.
+	Rules bool
 }
 
 // String returns the difference in words.
 func (d Difference) String() string {
 	switch {
+	case d.Rules:
+		return "the rules of " + d.In + " differ from the plan"
 	case d.Have == "":
 		return d.In + " is missing"
 	case d.Want == "":
@@ -87,13 +91,26 @@ func (d Difference) String() string {
 // Differences returns the differences between the table in the kernel and the wanted table. It compares neither
 // elements nor, apart from their comments, rules.
 func (k *KernelTable) Differences(t *Table) (list []Difference) {
-	add := func(in, have, want string) { list = append(list, Difference{in, have, want}) }
+	add := func(in, have, want string) { list = append(list, Difference{In: in, Have: have, Want: want}) }
 	if !k.Exists {
 		add("", "", "the table")
 		return list
 	}
 	if k.Dormant {
 		add("", "dormant", "active")
+	}
+	for _, s := range t.Sets {
+		switch info, exists := k.Sets[s.Name]; {
+		case !exists:
+			add(s.Head(), "", "present")
+		case !info.Is(s):
+			add(s.Head(), "of another form", "of the planned form")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(k.Sets)) {
+		if t.Set(name) == nil {
+			add("set "+name, "an unknown set", "")
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(k.Chains)) {
 		if t.Chain(name) == nil {
@@ -111,21 +128,8 @@ func (k *KernelTable) Differences(t *Table) (list []Difference) {
 			add(in, "policy drop", "policy accept")
 		default:
 			if found, want := have.comments(), c.comments(); !slices.Equal(found, want) {
-				add(in, ruleList(found), ruleList(want))
+				list = append(list, Difference{In: in, Have: ruleList(found), Want: ruleList(want), Rules: true})
 			}
-		}
-	}
-	for _, s := range t.Sets {
-		switch info, exists := k.Sets[s.Name]; {
-		case !exists:
-			add(s.Head(), "", "present")
-		case !info.Is(s):
-			add(s.Head(), "of another form", "of the planned form")
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(k.Sets)) {
-		if t.Set(name) == nil {
-			add("set "+name, "an unknown set", "")
 		}
 	}
 	return list

@@ -34,7 +34,7 @@ var faults = []struct{ name, command, why string }{
 	{"a table deleted", "delete table ip6 kube-nftproxy", "there is no table ip6 kube-nftproxy"},
 	{"a firewall's reload", "flush ruleset; add table inet firewalld; add chain inet firewalld filter { type filter hook input priority 10; }; " +
 		"add rule inet firewalld filter ct state established accept", "there is no table"},
-	{"a table switched off", "add table ip kube-nftproxy { flags dormant; }", "table kube-nftproxy"},
+	{"a table switched off", "add table ip kube-nftproxy { flags dormant; }", "is dormant"},
 	{"a base chain deleted", "flush chain ip kube-nftproxy output; delete chain ip kube-nftproxy output", "chain output is missing"},
 	{"a chain emptied", "flush chain ip kube-nftproxy services", "chain services"},
 	{"a chain added", "add chain ip kube-nftproxy foreign", "is an unknown chain"},
