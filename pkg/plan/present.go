@@ -37,6 +37,22 @@ func (s PlannedService) Exists() bool { return s.service != &noService }
 // Age returns the age of the Service.
 func (s PlannedService) Age() model.Age { return s.age }
 
+// Releases reports whether the Service gives up a frontend if [Planner.Set] replaces it by next; nil stands for a
+// deleted Service.
+func (s PlannedService) Releases(next *model.Service) bool {
+	kept := map[model.Key]bool{}
+	if next != nil {
+		for _, port := range next.Ports {
+			for i := range port.Frontends {
+				kept[port.Frontends[i].Key] = true
+			}
+		}
+	}
+	released := false
+	s.eachFrontend(func(c claim) { released = released || !kept[c.frontend.Key] })
+	return released
+}
+
 // Elements returns the number of elements that the Service takes of [Room].
 func (s PlannedService) Elements() int { return s.takes[ofElements] }
 
@@ -47,33 +63,6 @@ func (s PlannedService) Present() Present {
 		out.Ports = append(out.Ports, port.ServicePort)
 	}
 	return PresentOf(&out)
-}
-
-// Moves returns the frontends that the Service gives up and takes if [Planner.Set] replaces it by next; nil stands for
-// a deleted Service. It returns none for a new Service.
-func (s PlannedService) Moves(next *model.Service) (given, taken []model.Frontend) {
-	if !s.Exists() {
-		return nil, nil
-	}
-	stays := map[model.Key]bool{}
-	s.eachFrontend(func(c claim) { stays[c.frontend.Key] = false })
-	if next != nil {
-		for _, port := range next.Ports {
-			for _, f := range port.Frontends {
-				if _, had := stays[f.Key]; had {
-					stays[f.Key] = true
-				} else if s.planner.rules.layouts[port.Family] != nil {
-					taken = append(taken, f)
-				}
-			}
-		}
-	}
-	s.eachFrontend(func(c claim) {
-		if !stays[c.frontend.Key] {
-			given = append(given, *c.frontend)
-		}
-	})
-	return given, taken
 }
 
 // PresentOf returns the frontends and endpoints of a Service that is not planned yet.

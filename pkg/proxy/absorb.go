@@ -17,7 +17,7 @@ import (
 )
 
 // absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans
-// the next batch of the queue, and returns the planned Services. Before the first sync, it plans all Services.
+// a round of them, and returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Totals().Services > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
@@ -32,15 +32,16 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	switch {
 	case p.started:
 		p.enqueue(names)
-		return p.planNext()
+		return p.planRound()
 	case p.Planner.Totals().Services > 0: // the first sync has failed
-		return p.planFirst(names)
+		p.planFirst(names)
+		return names
 	}
 	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 	}
 	age := func(name types.NamespacedName) model.Age { return p.Source.Get(name).Age() }
-	p.Planner.Begin(names, age, func(names []types.NamespacedName) { p.planFirst(names) })
+	p.Planner.Begin(names, age, p.planFirst)
 	return names
 }
 

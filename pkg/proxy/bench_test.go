@@ -341,7 +341,7 @@ func BenchmarkEvent(b *testing.B) {
 			p := s.on(b, kernel)
 			limits := model.DefaultLimits()
 			limits.Pairs, limits.PortEndpoints = max(limits.Pairs, endpoints), max(limits.PortEndpoints, endpoints)
-			p.Model.Limits, p.rebuilder.options.Limits = limits, limits
+			p.Model.Limits, p.builder.options.Limits = limits, limits
 			settle(b, p)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {

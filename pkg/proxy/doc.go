@@ -6,6 +6,6 @@
 // Never: makes an element or a rule, or calls the API.
 //
 // A change passes through these functions: step selects the next task. sync determines the order of planning and
-// commits. absorb reads the Node and the ServiceCIDRs, and queues the changed Services. planNext builds and plans some
+// commits. absorb reads the Node and the ServiceCIDRs, and queues the changed Services. planRound builds and plans some
 // of them, in turns by namespace. commit sends the plan, and announce reports the outcome.
 package proxy

@@ -66,7 +66,7 @@ func TestTheLoopRenewsTheLease(t *testing.T) {
 		if _, syncs := b.kernel.held(); syncs > 0 {
 			t.Fatal("the first batch was planned in a minute: this proves nothing")
 		}
-		expect("while the first batch was planned", renewEvery+leaseEvery+2*blockSize*each)
+		expect("while the first batch was planned", renewEvery+leaseEvery+64*each)
 		time.Sleep(20 * time.Minute)
 		begin = time.Now()
 		b.slow(0)

@@ -97,8 +97,8 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// sync plans one batch of changes and commits it. If it does not trust the tables, or a set must grow, it commits the
-// current plan first: planning a batch may take longer than a repair.
+// sync plans a round of changes and commits it. If it does not trust the tables, or a set must grow, it commits the
+// current plan first: planning a round may take longer than a repair.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // even without a change, so that /healthz reports this sync as overdue if it keeps failing
@@ -218,7 +218,7 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		return sync
 	}
 	at := earliest(sync, p.guard.checkAt)
-	for _, other := range []time.Time{p.againAt, p.rebuilder.steps.at, p.queue.rest.until, p.waitingRest.until} {
+	for _, other := range []time.Time{p.againAt, p.builder.steps.at, p.queue.rest.until, p.waitingRest.until} {
 		if !other.IsZero() {
 			at = earliest(at, other)
 		}

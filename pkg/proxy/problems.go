@@ -119,7 +119,7 @@ type conflictLister interface {
 // reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
 // only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs report the rest.
 func (p *Proxy) reportConflicts(c conflictLister) {
-	const leastCost = batchElements / 100 // at most a hundred Services
+	const leastCost = roundElements / 100 // at most a hundred Services
 	b := &p.problems
 	for more := true; more; {
 		var losers []plan.Loser
@@ -132,28 +132,35 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 			}
 		}
 	}
-	batch := b.losers.next(batchElements, nil)
-	b.moving = len(batch) > 0
-	for _, w := range batch {
-		b.losers.remove(w)
+	b.moving = b.more()
+	var moving []*waiting
+	for sum := 0; sum < roundElements; {
+		w := b.losers.next(func(*waiting) bool { return true })
+		if w == nil {
+			break
+		}
+		sum += w.cost
 		list, all := c.Of(w.name)
 		if slices.ContainsFunc(list, p.isMoving) {
-			b.arrivals++
-			b.losers.add(&waiting{name: w.name, cost: w.cost, arrived: b.arrivals}) // for the next sync
+			moving = append(moving, w)
 			continue
 		}
 		b.moving = false
 		delete(b.losing, w.name)
 		p.reportConflictsOf(w.name, list, all)
 	}
-	b.losers.done(batch)
+	for _, w := range moving { // the next sync may report them
+		b.arrivals++
+		w.arrived = b.arrivals
+		b.losers.add(w)
+	}
 }
 
-// isMoving reports whether one of the two Services of a conflict is about to release the frontend.
+// isMoving reports whether one of the two Services of a conflict is about to release frontends.
 func (p *Proxy) isMoving(c plan.Conflict) bool {
 	return slices.ContainsFunc([]model.PortName{c.Winner, c.Loser}, func(name model.PortName) bool {
 		w := p.queue.services[name.NamespacedName]
-		return w != nil && slices.ContainsFunc(w.given, func(f model.Frontend) bool { return f.Key == c.Key })
+		return w != nil && w.kind == releasing
 	})
 }
 

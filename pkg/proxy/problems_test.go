@@ -194,7 +194,7 @@ func TestConflictsAreReportedInTurns(t *testing.T) {
 	}
 	p.reportConflicts(claims)
 	own := slices.ContainsFunc(*reported, func(p model.Problem) bool { return p.Name.Namespace == "zbank" })
-	if most := 21 * batchElements / 1_000; !own || len(*reported) > most+1 || !p.problems.more() {
+	if most := 21 * roundElements / 1_000; !own || len(*reported) > most+1 || !p.problems.more() {
 		t.Errorf("%d reports at once, of them one of the small namespace: %t", len(*reported), own)
 	}
 }

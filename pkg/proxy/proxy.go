@@ -28,7 +28,7 @@ type Cluster interface {
 	ServiceCIDRs() []*networkingv1.ServiceCIDR
 }
 
-// Source holds the API objects. Several goroutines may call Get.
+// Source holds the API objects.
 type Source interface {
 	Cluster
 	// Get returns a Service and its EndpointSlices.
@@ -106,13 +106,13 @@ type Proxy struct {
 	// facts are the current facts. published holds a copy for other goroutines.
 	facts     Facts
 	published atomic.Pointer[Facts]
-	rebuilder *rebuilder
+	builder   builder
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
 	queue    queue
 	problems problemBook
 	// changes are the changes of the plan that listeners request, see [Proxy.Change].
 	changes []func()
-	// unsettled is true if the planner has conflicts left to decide about in the next batch.
+	// unsettled is true if the planner has conflicts left to decide about in the next round.
 	unsettled bool
 	// waitingRest is the rest between two looks at the Services that wait for room.
 	waitingRest rest
@@ -145,7 +145,10 @@ const addressesRetry = 2 * time.Second
 // New returns a proxy. Run starts it.
 func New(c Config) *Proxy {
 	p := &Proxy{Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func())}
-	p.rebuilder = newRebuilder(&p.Config, &p.facts.Node, p.timeIfStarted)
+	p.builder = builder{
+		source: c.Source, options: c.Model, node: &p.facts.Node, clock: p.timeIfStarted,
+		starts: map[types.NamespacedName]*model.Starts{},
+	}
 	return p
 }
 

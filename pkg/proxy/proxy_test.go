@@ -79,7 +79,7 @@ func (s *fakeSource) Get(n types.NamespacedName) (o model.Objects) {
 	return o
 }
 
-// slowSource is the source of a rebuilder whose builds take time.
+// slowSource is the source of a builder whose builds take time.
 type slowSource struct{ *fakeSource }
 
 func (s slowSource) Get(n types.NamespacedName) model.Objects {
@@ -304,7 +304,7 @@ func newBench() *bench {
 			b.problems = append(b.problems, p)
 		},
 	})
-	b.rebuilder.source = slowSource{b.source}
+	b.builder.source = slowSource{b.source}
 	return b
 }
 

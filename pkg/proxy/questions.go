@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the rebuilder
+// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the builder
 // reads their Node.
 type Facts struct {
 	Node          model.Node

@@ -136,7 +136,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			b.Tracker.Together(func() {
 				for i := range 2 { // svc-0 and svc-1 are first by name
 					var list []string
-					for e := range batchElements + 1 + round*5000 {
+					for e := range roundElements + 1 + round*5000 {
 						list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
 					}
 					b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
@@ -150,7 +150,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			for i := range sizes {
 				sizes[i] -= before
 			}
-			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > batchElements+10 {
+			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > roundElements+10 {
 				t.Errorf("round %d: %d elements more after the batches, want a few, then the elements of one large Service, then of both", round, sizes)
 			}
 			b.check(t)
@@ -168,7 +168,7 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		before := len(b.kernel.elements)
 		b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)-before) }
 		b.kernel.crowded = func() bool {
-			crowded := len(b.kernel.elements)-before > batchElements/2
+			crowded := len(b.kernel.elements)-before > roundElements/2
 			if crowded {
 				b.kernel.crowded = nil
 			}
@@ -178,7 +178,7 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		b.Tracker.Together(func() {
 			for i := range 2 {
 				var list []string
-				for e := range batchElements + 1 {
+				for e := range roundElements + 1 {
 					list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
 				}
 				b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
@@ -187,8 +187,8 @@ func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.kernel.mu.Lock()
 		defer b.kernel.mu.Unlock()
-		i := slices.IndexFunc(sizes, func(n int) bool { return n > batchElements/2 })
-		if i < 0 || len(sizes) < i+3 || sizes[i+1] != sizes[i] || sizes[i+2] < 3*batchElements/2 {
+		i := slices.IndexFunc(sizes, func(n int) bool { return n > roundElements/2 })
+		if i < 0 || len(sizes) < i+3 || sizes[i+1] != sizes[i] || sizes[i+2] < 3*roundElements/2 {
 			t.Errorf("%d elements more after the batches, want those of a large Service, the same once more, then those of both", sizes)
 		}
 	})

@@ -62,7 +62,7 @@ func (s *steps) due(now time.Time) (names []types.NamespacedName) {
 
 // queueSteps queues the Services with a step that is due.
 func (p *Proxy) queueSteps(now time.Time) {
-	if names := p.rebuilder.steps.due(now); len(names) > 0 {
+	if names := p.builder.steps.due(now); len(names) > 0 {
 		p.enqueue(names)
 		p.Schedule.Requested()
 	}
@@ -72,8 +72,8 @@ func (p *Proxy) queueSteps(now time.Time) {
 func (p *Proxy) Starts(ctx context.Context) (map[types.NamespacedName]*model.Starts, error) {
 	return ask(ctx, p, func() map[types.NamespacedName]*model.Starts {
 		starts := map[types.NamespacedName]*model.Starts{}
-		for name := range p.rebuilder.steps.next {
-			starts[name] = p.rebuilder.starts[name]
+		for name := range p.builder.steps.next {
+			starts[name] = p.builder.starts[name]
 		}
 		return starts
 	})

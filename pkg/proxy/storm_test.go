@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,16 +97,15 @@ func TestARepairInterruptsPlanning(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
 		before, _ := b.kernel.held()
-		const more = 20 * blockSize
+		const more = 600 // one round
 		var names []types.NamespacedName
 		for i := range more {
 			names = append(names, b.set(10+i, 2))
 		}
 		b.source.mu.Lock()
-		once := sync.OnceFunc(b.kernel.touch) // an interrupted block is built again, but the change is made once
 		b.source.built = func(name types.NamespacedName) {
 			if name == names[more/2] {
-				once()
+				b.kernel.touch()
 			}
 		}
 		b.source.mu.Unlock()

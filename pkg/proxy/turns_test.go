@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -25,97 +24,97 @@ func waitingFor(t *testing.T, text string) (name types.NamespacedName, cost int)
 	return types.NamespacedName{Namespace: namespace, Name: id}, cost
 }
 
+// round hands out the Services of a round, and returns the second parts of their names.
+func (q *queue) round() (names []string) {
+	sum := 0
+	for w := q.next(false); w != nil; w = q.next(true) {
+		names, sum = append(names, w.name.Name), sum+w.cost
+		if q.tired = q.tired || w.cost > turnElements; q.tired || sum >= roundElements {
+			break
+		}
+	}
+	return names
+}
+
 func TestOrderOfTurns(t *testing.T) {
 	for _, c := range []struct{ title, arrive, want string }{
 		{"one namespace: newest and oldest in turn", "a/1:1 a/2:1 a/3:1 a/4:1", "4 1 3 2"},
-		{"one turn of each namespace", "a/1:600 a/2:600 a/3:600 b/4:600 b/5:600", "3 5 1 4 2"},
-		{"a turn has several small Services", "a/1:400 a/2:400 a/3:400 b/4:1", "3 1 4 2"},
-		{"small Services before large ones, in batches of their own", "a/1:2000 b/2:10 a/3:10", "2 3 | 1"},
-		{"large Services have turns, too", "a/1:1200 a/2:1200 b/3:1300", "2 3 1"},
-		{"a batch ends at its size", "a/1:6000 a/2:6000 b/3:6000 c/4:30000", "2 | 3 | 4 | 1"},
+		{"one turn of each namespace", "a/1:1000 a/2:1000 a/3:1000 b/4:1000 b/5:1000", "3 5 1 4 2"},
+		{"a turn has several small Services", "a/1:400 a/2:400 a/3:400 a/4:400 b/5:1", "4 1 3 5 2"},
+		{"small Services before large ones, in rounds of their own", "a/1:2000 b/2:10 a/3:10", "2 3 | 1"},
+		{"large Services have turns and rounds of their own", "a/1:1200 a/2:1200 b/3:1300", "2 | 3 | 1"},
+		{"a round ends at its size", "a/1:900 b/2:900 c/3:900 d/4:900 e/5:900 f/6:900 g/7:900", "1 2 3 4 5 6 | 7"},
 	} {
 		t.Run(c.title, func(t *testing.T) {
 			q := newQueue()
 			for text := range strings.FieldsSeq(c.arrive) {
-				name, cost := waitingFor(t, text)
-				q.push([]types.NamespacedName{name}, func(types.NamespacedName) int { return cost })
+				q.push(waitingFor(t, text))
 			}
-			var batches []string
+			var rounds []string
 			for q.waiting() > 0 {
-				batch, of := q.next()
-				var names []string
-				for _, w := range batch {
-					names = append(names, w.name.Name)
-					q.remove(w)
-				}
-				q.kinds[of].done(batch)
-				batches = append(batches, strings.Join(names, " "))
+				rounds = append(rounds, strings.Join(q.round(), " "))
 			}
-			lab.Same(t, c.want, strings.Join(batches, " | "), "order")
+			lab.Same(t, c.want, strings.Join(rounds, " | "), "order")
 		})
 	}
 }
 
-// Large Services rest after a batch with one of them, for twice its time. Small Services, and givers that are small, do
-// not.
+// Large Services rest after a round with one of them, for twice its time. Small Services do not, whether they release
+// frontends or not.
 func TestLargeServicesRest(t *testing.T) {
 	q, start := newQueue(), time.Unix(1_000_000, 0)
-	handOut := func() (names []string) {
-		batch, of := q.next()
-		for _, w := range batch {
-			names = append(names, w.name.Name)
-			q.remove(w)
-			q.tired = q.tired || w.cost > turnElements
-		}
-		q.kinds[of].done(batch)
-		return names
-	}
 	arrive := func(texts ...string) {
 		for _, text := range texts {
-			name, cost := waitingFor(t, text)
-			q.push([]types.NamespacedName{name}, func(types.NamespacedName) int { return cost })
+			q.push(waitingFor(t, text))
 		}
 	}
 	arrive("a/1:20000", "a/2:20000", "b/3:5000")
-	lab.Same(t, []string{"2"}, handOut(), "first batch")
+	lab.Same(t, []string{"2"}, q.round(), "first round")
 	q.committed(start, 100*time.Millisecond)
-	lab.Same(t, []string(nil), handOut(), "batch while large Services rest")
+	lab.Same(t, []string(nil), q.round(), "round while large Services rest")
 	lab.Same(t, false, q.ready(), "ready")
-	w := &waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000, arrived: q.arrivals}
-	q.putGiver(w, model.Age{}, nil, nil)
-	lab.Same(t, false, q.ready(), "ready with a large giver")
+	q.postpone(&waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000})
+	lab.Same(t, false, q.ready(), "ready with a large Service that releases frontends")
 	arrive("c/4:10")
 	lab.Same(t, true, q.ready(), "ready with a small Service")
-	lab.Same(t, []string{"4"}, handOut(), "small Service")
-	q.committed(start, time.Hour) // a batch without a large Service
+	lab.Same(t, []string{"4"}, q.round(), "small Service")
+	arrive("c/6:10", "c/6:2000", "c/7:10")
+	lab.Same(t, []string{"7"}, q.round(), "a small Service, and one that has grown")
+	q.committed(start, time.Hour) // a round without a large Service
 	lab.Same(t, false, q.rest.end(start.Add(199*time.Millisecond)), "end after 199 ms")
 	lab.Same(t, true, q.rest.end(start.Add(200*time.Millisecond)), "end after 200 ms")
 	var rest []string
 	for q.ready() {
-		rest = append(rest, handOut()...)
+		rest = append(rest, q.round()...)
+		q.tired = false
 	}
 	slices.Sort(rest)
-	lab.Same(t, []string{"1", "3", "5"}, rest, "after the rest")
+	lab.Same(t, []string{"1", "3", "5", "6"}, rest, "after the rest")
 }
 
-// Of the Services that release frontends, the youngest one of a namespace is always first: of several that claim the
-// same frontends, it has none of them, so no frontend passes from one to the next.
-func TestYoungestGiverIsFirst(t *testing.T) {
+// A Service that releases frontends waits for all Services of its namespace that wait, and for no later ones.
+func TestServicesThatReleaseAreLast(t *testing.T) {
 	q := newQueue()
-	for i, created := range []int64{3, 1, 5, 2, 5, 4} {
-		w := &waiting{name: types.NamespacedName{Namespace: "a", Name: fmt.Sprint(i)}, cost: turnElements, arrived: uint64(i)}
-		q.putGiver(w, model.Age{Created: created}, nil, nil)
-	}
-	var order []string
-	for q.waiting() > 0 {
-		batch, of := q.next()
-		for _, w := range batch {
-			order = append(order, w.name.Name)
-			q.remove(w)
+	arrive := func(texts ...string) {
+		for _, text := range texts {
+			q.push(waitingFor(t, text))
 		}
-		q.kinds[of].done(batch)
 	}
-	lab.Same(t, []string{"4", "2", "5", "0", "3", "1"}, order, "order")
+	arrive("a/1:900", "a/2:900", "a/3:900", "a/4:2000", "b/5:900")
+	first := q.next(false)
+	lab.Same(t, "3", first.name.Name, "first Service")
+	q.postpone(first)
+	q.rest.until = time.Unix(1, 0)
+	var order []string
+	for q.ready() {
+		order = append(order, q.next(false).name.Name)
+	}
+	lab.Same(t, []string{"5", "1", "2"}, order, "before the large Service")
+	q.rest = rest{}
+	lab.Same(t, "4", q.next(false).name.Name, "large Service")
+	arrive("a/6:900")
+	q.last = 0
+	lab.Same(t, "3", q.next(false).name.Name, "Service that releases frontends")
 }
 
 // Namespaces with random changes share the queue. For each Service, the work of each other namespace between its
@@ -126,7 +125,6 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 		q := newQueue()
 		const greatest = 30_000
 		alone := map[types.NamespacedName]string{}
-		costs := map[types.NamespacedName]int{}
 		// served holds the work for each namespace. At the arrival of a Service that is alone in its namespace, before
 		// has a copy.
 		served, before := map[string]int{}, map[types.NamespacedName]map[string]int{}
@@ -134,8 +132,7 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 		push := func(namespace string, cost int) types.NamespacedName {
 			pushed++
 			name := types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(pushed)}
-			costs[name] = cost
-			q.push([]types.NamespacedName{name}, func(n types.NamespacedName) int { return costs[n] })
+			q.push(name, cost)
 			before[name] = maps.Clone(served)
 			return name
 		}
@@ -153,15 +150,13 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 			if namespace := quiet[random.IntN(len(quiet))]; !slices.Contains(slices.Collect(maps.Values(alone)), namespace) {
 				alone[push(namespace, 1+random.IntN(2*turnElements))] = namespace
 			}
-			batch, of := q.next()
-			batch = batch[:1+random.IntN(len(batch))] // the time for the batch may be up
-			for _, w := range batch {
-				q.remove(w)
+			sum, end := 0, random.IntN(roundElements) // the time for the round may be up
+			for w := q.next(false); w != nil; w = q.next(true) {
 				if strings.HasPrefix(w.name.Namespace, "quiet") {
 					for _, other := range busy {
 						// A large Service may wait for one batch of small Services, for a turn of each namespace before
 						// it, and for a turn of large ones.
-						if work := served[other] - before[w.name][other]; work > 2*batchElements+2*greatest {
+						if work := served[other] - before[w.name][other]; work > 2*roundElements+2*greatest {
 							t.Fatalf("seed %d: %v of cost %d waited for %d elements of %s", seed, w.name, w.cost, work, other)
 						}
 					}
@@ -170,16 +165,14 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 				delete(before, w.name)
 				delete(alone, w.name)
 				handed++
+				if sum += w.cost; w.cost > turnElements || sum >= end {
+					break
+				}
 			}
-			q.kinds[of].done(batch)
 		}
 		for q.waiting() > 0 { // everything is planned in the end
-			batch, of := q.next()
-			for _, w := range batch {
-				q.remove(w)
-				handed++
-			}
-			q.kinds[of].done(batch)
+			q.next(false)
+			handed++
 		}
 		if handed != pushed {
 			t.Fatalf("seed %d: %d of %d Services were handed out", seed, handed, pushed)
