@@ -122,7 +122,7 @@ func TestSyncsDoNotWaitForFlows(t *testing.T) {
 		}
 
 		close(table.goOn)
-		time.Sleep(time.Hour)
+		time.Sleep(20 * time.Minute)
 		_, got := table.state()
 		want := []string{fmt.Sprintf("IPv4 %v: 0 of %d", conntrack.UDP, services), fmt.Sprintf("IPv4 %v: %d of %d", conntrack.UDP, services, services)}
 		lab.Same(t, want, got, "readings")

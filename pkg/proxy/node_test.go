@@ -41,7 +41,7 @@ func (b *bench) recognises(prefix string) bool {
 func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
-		b.NodeCIDR = true
+		b.NodeCIDR, b.kernel.readRules = true, true
 		stop := b.start(t)
 		b.set(1, 2)
 		close(b.source.synced)
