@@ -22,7 +22,11 @@ func (p *Planner) noteFlows(c contest) {
 		return
 	}
 	if udp || p.begun {
-		p.flows[c.key] = struct{}{}
+		owner := c.is.service
+		if gone {
+			owner = c.was.service
+		}
+		p.flows[c.key] = owner.name.Namespace
 	}
 	if udp && (p.begun || !gone) {
 		p.noteDeleted(c.key, gone)
@@ -35,20 +39,21 @@ type Flows struct{ planner *Planner }
 // Flows returns the flows to the planned frontends.
 func (p *Planner) Flows() Flows { return Flows{p} }
 
-// Take returns the changed frontends since the last call, and forgets them. For a range of ports, it also returns its
+// Take returns the changed frontends since the last call, and forgets them. Each has the namespace of its last owner; ""
+// if this is an earlier process, or for the following frontends. For a range of ports, Take also returns its
 // [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call
 // it after a successful sync.
-func (fs Flows) Take() map[model.Key]struct{} {
+func (fs Flows) Take() map[model.Key]string {
 	p := fs.planner
 	if len(p.flows) == 0 {
 		return nil
 	}
 	taken := p.flows
-	p.flows = map[model.Key]struct{}{}
+	p.flows = map[model.Key]string{}
 	p.addHeirs(taken)
 	if p.claims.singlesAt != nil { // since the first range of ports
 		p.addRangesBefore(taken)
-		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
+		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = "" })
 	}
 	return taken
 }
@@ -56,7 +61,7 @@ func (fs Flows) Take() map[model.Key]struct{} {
 // addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the
 // node port with the same number, and the ranges at the address. Without them, each flow to a deleted port would be
 // stale, even if it began after the deletion.
-func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
+func (p *Planner) addHeirs(keys map[model.Key]string) {
 	var deleted map[model.AddrProtocol]bool
 	var nodePorts []model.Key
 	for k := range keys {
@@ -75,13 +80,13 @@ func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
 		return
 	}
 	for _, k := range nodePorts {
-		keys[k] = struct{}{}
+		keys[k] = ""
 	}
 	for at, ranges := range p.claims.rangesAt {
 		for k := range ranges {
 			nodePort := deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)
 			if p.claims.winner(k).service != nil && (deleted[at] || nodePort) {
-				keys[k] = struct{}{}
+				keys[k] = ""
 			}
 		}
 	}

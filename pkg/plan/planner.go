@@ -46,7 +46,7 @@ type Planner struct {
 	recalled *recalled
 
 	// flows are the frontends whose flows may be stale, since the last [Flows.Take].
-	flows map[model.Key]struct{}
+	flows map[model.Key]string
 	// deleted are the frontends of the sets deleted-udp. begun is true after [Planner.Begin].
 	deleted map[model.Key]struct{}
 	begun   bool
@@ -109,7 +109,7 @@ func New(o Options) *Planner {
 		waiting:  map[types.NamespacedName]struct{}{},
 		owners:   [owned]owners{newOwners(), newOwners()},
 		keeping:  map[types.NamespacedName]struct{}{},
-		flows:    map[model.Key]struct{}{},
+		flows:    map[model.Key]string{},
 		deleted:  map[model.Key]struct{}{},
 	}
 	p.rules.changed = func() {

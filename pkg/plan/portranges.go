@@ -75,7 +75,7 @@ func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have
 // the same address and protocol, or are node ports of the protocol, if the address may serve node ports. f may add to
 // keys.
-func (fs Flows) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
+func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) {
 	p := fs.planner
 	places := map[model.AddrProtocol]bool{}
 	for k := range keys {
@@ -100,7 +100,7 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)
 func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllocated(c.frontend) }
 
 // addRangesBefore adds to keys the ranges that take precedence over the node ports in keys.
-func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
+func (p *Planner) addRangesBefore(keys map[model.Key]string) {
 	nodePorts := map[inet.Protocol]bool{}
 	for k := range keys {
 		if !k.Addr.IsValid() {
@@ -113,7 +113,7 @@ func (p *Planner) addRangesBefore(keys map[model.Key]struct{}) {
 	for at, ranges := range p.claims.places.won {
 		for _, c := range ranges {
 			if k := c.frontend.Key; nodePorts[at.Protocol] && c.precedesNodePorts() && p.servesNodePorts(k) {
-				keys[k] = struct{}{}
+				keys[k] = ""
 			}
 		}
 	}

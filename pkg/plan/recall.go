@@ -39,7 +39,7 @@ func (p *Planner) Resume(f inet.Family, next uint32, deleted []nft.Element) {
 	for i := range deleted {
 		if k, ok := deletedKey(f, &deleted[i]); ok && k.Protocol == inet.UDP {
 			p.noteDeleted(k, true)
-			p.flows[k] = struct{}{}
+			p.flows[k] = ""
 		}
 	}
 }

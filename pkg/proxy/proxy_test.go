@@ -125,7 +125,7 @@ type fakeKernel struct {
 	// rules is a fingerprint of the rules of IPv4 as of the last sync, if readRules is set: it takes half a millisecond.
 	rules     uint64
 	readRules bool
-	fail  func(sync int) error
+	fail      func(sync int) error
 	// planner is the planner that reports to the kernel.
 	planner *plan.Planner
 	// committed, if not nil, is called with all elements after each sync.

@@ -164,7 +164,7 @@ func (d *Departures) Serve(on bool) {
 	now := d.Now()
 	var request *Desired
 	changed := map[*departing]bool{}
-	terminated := map[model.Key]struct{}{}
+	terminated := map[model.Key]string{}
 	for len(d.waiting) > 0 && now.Sub(d.waiting[0].at) >= absence {
 		e := d.waiting[0]
 		d.waiting = d.waiting[1:]
@@ -185,7 +185,7 @@ func (d *Departures) Serve(on bool) {
 		d.Planner.Service(e.name).Frontends(inet.TCP, func(k model.Key, allocated bool) {
 			if allocated {
 				request.Terminate(k, e.service.departed)
-				terminated[k] = struct{}{}
+				terminated[k] = e.name.Namespace
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -34,22 +33,13 @@ type Flows struct {
 	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last
 	// successful sync.
 	addresses, served [2][]netip.Addr
-	// owners holds the namespaces of the frontends that Services had before the changes since the last sync.
-	owners map[model.Key]string
 	// owed has the last request for the flows to each deleted frontend. An entry leaves after its request is done.
 	owed map[model.Key]uint64
 }
 
 // NewFlows returns a listener.
 func NewFlows(c FlowsConfig) *Flows {
-	return &Flows{FlowsConfig: c, owners: map[model.Key]string{}, owed: map[model.Key]uint64{}}
-}
-
-// Service records the owner of each frontend, which the Service may lose.
-func (f *Flows) Service(name types.NamespacedName, _ *model.Service) {
-	for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
-		f.Planner.Service(name).Frontends(protocol, func(k model.Key, _ bool) { f.owners[k] = name.Namespace })
-	}
+	return &Flows{FlowsConfig: c, owed: map[model.Key]uint64{}}
 }
 
 // Node records the addresses that serve node ports.
@@ -89,8 +79,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 	if s.Err != nil {
 		return
 	}
-	changed, owners := f.Planner.Flows().Take(), f.owners
-	f.owners = map[model.Key]string{}
+	changed := f.Planner.Flows().Take()
 	all := s.Result.Kind == apply.Full || s.First
 	added := f.noteServed()
 	if len(changed) == 0 && !all && !added {
@@ -106,10 +95,11 @@ func (f *Flows) Synced(s *beside.Sync) {
 		}
 		return flows, exists
 	}
-	for k := range changed {
+	for k, namespace := range changed {
 		if flows, exists := addKey(k); exists {
-			d.For(flows.Port.Namespace)
-		} else if namespace, known := owners[k]; known {
+			namespace = flows.Port.Namespace
+		}
+		if namespace != "" {
 			d.For(namespace)
 		}
 	}
