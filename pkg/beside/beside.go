@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -61,18 +60,3 @@ func (s *Sync) By() string {
 	}
 	return s.Author.String()
 }
-
-// Quiet is a listener that ignores all announcements. A part embeds it, and defines only the methods that it needs.
-type Quiet struct{}
-
-// Service ignores a Service that is about to be planned.
-func (Quiet) Service(types.NamespacedName, *model.Service) {}
-
-// Node ignores a reading of this node.
-func (Quiet) Node(*Node) {}
-
-// Synced ignores the outcome of a sync.
-func (Quiet) Synced(*Sync) {}
-
-// Serve ignores the start or the end of service.
-func (Quiet) Serve(bool) {}

@@ -165,9 +165,9 @@ type daemon struct {
 	files    *descriptors.Budget
 	takeover *takeover.Takeover
 	started  time.Time
-	settle   sync.Once
-	// firstSync is closed after the first sync.
+	// firstSync is closed after the first sync of confirmed objects. Only the loop uses settled, which is then true.
 	firstSync chan struct{}
+	settled   bool
 	// loop keeps the kernel's tables as planned. console answers commands.
 	loop    *proxy.Proxy
 	console *console.Console
@@ -479,7 +479,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 }
 
 // listeners returns the parts that follow the loop, in the order in which it calls them.
-func (d *daemon) listeners() []proxy.Listener {
+func (d *daemon) listeners() []beside.Listener {
 	d.commits = console.NewCommits(d.planner)
 	d.searches = conntrack.NewFlows(conntrack.FlowsConfig{
 		To: d.flows, Planner: d.planner, Families: d.families, Change: func(c func()) { d.loop.Change(c) },
@@ -490,21 +490,9 @@ func (d *daemon) listeners() []proxy.Listener {
 	departures := conntrack.NewDepartures(conntrack.DeparturesConfig{
 		To: d.terminations, Planner: d.planner, Families: d.families, Now: time.Now, Report: d.report,
 	})
-	return []proxy.Listener{
-		d.commits, afterSync{call: d.synced}, d.searches, d.checks, departures, d.users, d.demand, d.clients, d.loopback,
-	}
-}
-
-// afterSync is a listener that calls a function after each successful sync.
-type afterSync struct {
-	beside.Quiet
-	call func()
-}
-
-// Synced implements [proxy.Listener].
-func (a afterSync) Synced(s *beside.Sync) {
-	if s.Err == nil {
-		a.call()
+	return []beside.Listener{
+		d.commits.Listener(), {Synced: d.synced}, d.searches.Listener(), d.checks.Listener(), departures.Listener(),
+		d.users.Listener(), d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
 	}
 }
 

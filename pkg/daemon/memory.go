@@ -6,6 +6,8 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 )
 
 // Growth of the heap between two collections, in percent. Until the first sync, most of the heap is garbage, and speed
@@ -28,17 +30,16 @@ func setMemory(logger klog.Logger) {
 
 // synced notifies the parts that wait for the first sync of confirmed objects. Then it returns memory to the system. The
 // lists of objects and the first batch are garbage, several times the size of all other objects.
-func (d *daemon) synced() {
-	if !d.confirmed() {
-		return // a later sync has the changes since the snapshot
+func (d *daemon) synced(s *beside.Sync) {
+	if d.settled || s.Err != nil || !d.confirmed() {
+		return // until they are confirmed, a later sync has the changes since the snapshot
 	}
+	d.settled = true
 	d.takeover.Synced()
-	d.settle.Do(func() {
-		close(d.firstSync)
-		d.dropUnserved()
-		if os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(growthLater)
-		}
-		go debug.FreeOSMemory()
-	})
+	close(d.firstSync)
+	d.dropUnserved()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(growthLater)
+	}
+	go debug.FreeOSMemory()
 }

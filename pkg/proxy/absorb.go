@@ -116,9 +116,12 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 	}
 	p.Health.Node(object)
 	reading := &beside.Node{Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
-	for _, l := range p.Listeners {
-		l.Node(reading)
-	}
+	p.concerned(beside.AllKinds, func(l *beside.Listener) {
+		if l.Node != nil {
+			l.Node(reading)
+		}
+	})
+	p.changed = beside.AllKinds
 }
 
 // absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example because it has just
@@ -149,9 +152,19 @@ func (p *Proxy) absorbServiceCIDRs() {
 // from the plan. The planner gets the Service last, so that listeners can compare it with its planned form.
 func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
 	p.Metrics.Planned(name)
-	for _, l := range p.Listeners {
-		l.Service(name, s)
+	kinds := beside.KindsOf(s)
+	changed := kinds | p.kinds[name]
+	p.changed |= changed
+	if kinds != 0 {
+		p.kinds[name] = kinds
+	} else {
+		delete(p.kinds, name)
 	}
+	p.concerned(changed, func(l *beside.Listener) {
+		if l.Service != nil {
+			l.Service(name, s)
+		}
+	})
 	p.Planner.Set(name, s)
 	var problems []model.Problem
 	if s != nil {

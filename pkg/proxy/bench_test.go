@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
@@ -169,9 +170,9 @@ func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]mode
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
 		Schedule: schedule.New(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
 		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
-		Listeners: []Listener{conntrack.NewFlows(conntrack.FlowsConfig{
+		Listeners: []beside.Listener{conntrack.NewFlows(conntrack.FlowsConfig{
 			To: conntrack.New(conntrack.Config{}), Planner: planner, Families: families, Change: func(func()) {},
-		})},
+		}).Listener()},
 		Report: func(p model.Problem) { b.Error(p) },
 	})
 	p.connect()

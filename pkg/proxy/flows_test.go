@@ -22,7 +22,7 @@ import (
 func (b *bench) searchWith(r *conntrack.Reconciler) {
 	b.Listeners = append(b.Listeners, conntrack.NewFlows(conntrack.FlowsConfig{
 		To: r, Planner: b.Planner, Families: b.Families, Change: b.Change,
-	}))
+	}).Listener())
 }
 
 // slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.

@@ -128,7 +128,6 @@ func (s *alternatingSource) Get(n types.NamespacedName) model.Objects {
 
 // lags measures the time from a change to its commit.
 type lags struct {
-	beside.Quiet
 	mu     sync.Mutex
 	marked map[types.NamespacedName]time.Time
 	list   []time.Duration
@@ -159,7 +158,7 @@ func (l *lags) Synced(s *beside.Sync) {
 // ends the loop and waits for it.
 func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	l = &lags{marked: map[types.NamespacedName]time.Time{}}
-	p.Listeners = append(p.Listeners, l)
+	p.Listeners = append(p.Listeners, beside.Listener{Synced: l.Synced})
 	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
 	p.alarm.timer = time.NewTimer(0)
 	ctx, cancel := context.WithCancel(quietly(b))

@@ -171,11 +171,14 @@ func (p *Proxy) announce(s *beside.Sync) {
 	}
 	p.problems.show(p.Metrics)
 	p.Metrics.Synced(s)
-	for _, l := range p.Listeners {
-		l.Synced(s)
-	}
+	p.concerned(p.changed, func(l *beside.Listener) {
+		if l.Synced != nil {
+			l.Synced(s)
+		}
+	})
 	if s.Err == nil {
-		p.serve(true)
+		p.serve(p.changed, true)
+		p.changed = 0
 	}
 }
 
@@ -241,7 +244,7 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 		p.addressesAt = time.Time{}
 		p.Tracker.MarkNode()
 	}
-	p.serve(true)
+	p.serve(beside.AllKinds, true)
 	p.ageCounts(now)
 	changed, err := p.guard.check()
 	if err != nil {

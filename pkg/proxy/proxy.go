@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -88,7 +89,7 @@ type Config struct {
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts model.NodePortAddresses
 	// Listeners are the parts beside the loop. The loop calls them in this order.
-	Listeners []Listener
+	Listeners []beside.Listener
 	// Report receives each problem of an API object. Withdraw, if not nil, receives each problem that no longer exists.
 	Report, Withdraw func(model.Problem)
 	// Turn, if not nil, decides whether this instance serves or stands by.
@@ -110,6 +111,10 @@ type Proxy struct {
 	// queue holds changed Services that wait to be planned, and problems the reported problems.
 	queue    queue
 	problems problemBook
+	// kinds holds the kinds of the planned Services that have any. changed are the kinds of Services whose changes were
+	// not announced yet by a successful sync.
+	kinds   map[types.NamespacedName]beside.Kinds
+	changed beside.Kinds
 	// changes are the changes of the plan that listeners request, see [Proxy.Change].
 	changes []func()
 	// unsettled is true if the planner has conflicts left to decide about in the next round.
@@ -144,7 +149,10 @@ const addressesRetry = 2 * time.Second
 
 // New returns a proxy. Run starts it.
 func New(c Config) *Proxy {
-	p := &Proxy{Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func())}
+	p := &Proxy{
+		Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func()),
+		kinds: map[types.NamespacedName]beside.Kinds{}, changed: beside.AllKinds,
+	}
 	p.builder = builder{
 		source: c.Source, options: c.Model, node: &p.facts.Node, clock: p.timeIfStarted,
 		starts: map[types.NamespacedName]*model.Starts{},

@@ -68,7 +68,8 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	if other == "" || other == p.standby.other {
 		return
 	}
-	p.serve(false) // the other process listens on the same ports
+	p.serve(beside.AllKinds, false) // the other process listens on the same ports
+	p.changed = beside.AllKinds
 	p.Metrics.StandingBy(true)
 	if p.standby.other = other; p.standby.reported {
 		klog.FromContext(ctx).Info("Another instance serves this node; this instance waits until it exits", "other", other)

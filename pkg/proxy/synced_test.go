@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
@@ -48,7 +49,7 @@ func (h *heard) Serve(on bool)         { h.add("serve %t", on) }
 func TestOrderOfAnnouncements(t *testing.T) {
 	run(t, func(b *bench) {
 		h := &heard{}
-		b.Listeners = []Listener{h}
+		b.Listeners = []beside.Listener{{Service: h.Service, Node: h.Node, Synced: h.Synced, Serve: h.Serve}}
 		b.kernel.fail = func(sync int) error {
 			if h.add("commit"); sync == 1 {
 				return errors.New("refused")
@@ -93,5 +94,52 @@ func TestAListenerRequestsASync(t *testing.T) {
 			t.Errorf("%d syncs, %d doubts and %d changes after the request, want one sync and one change",
 				after-before, b.kernel.doubts-doubts, called)
 		}
+	})
+}
+
+// A listener to some kinds of Services hears the first sync, and changes of Services that have or had the kind.
+func TestAListenerToSomeServices(t *testing.T) {
+	run(t, func(b *bench) {
+		h := &heard{}
+		serve := func(on bool) { h.add("serve %t", on) }
+		b.Listeners = []beside.Listener{{Of: beside.HealthChecks, Service: h.Service, Synced: h.Synced, Serve: serve}}
+		checked := func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, 32000
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		}
+		failing := false
+		b.kernel.fail = func(int) error {
+			if failing {
+				return errors.New("refused")
+			}
+			return nil
+		}
+		b.set(1, 1)
+		close(b.source.synced)
+		time.Sleep(10 * time.Second)
+		first := []string{"synced first=true err=<nil>", "serve true"}
+		lab.Same(t, first, h.take()[:2], "the first sync")
+		changes := func() []string {
+			time.Sleep(10 * time.Second)
+			periodic := true // the loop calls Serve twice a second
+			return slices.DeleteFunc(h.take(), func(s string) bool {
+				is := s == "serve true" && periodic
+				periodic = s != "synced first=false err=<nil>"
+				return is
+			})
+		}
+		b.set(1, 2)
+		lab.Same(t, []string{}, changes(), "a plain Service")
+		synced := []string{"svc-1 true", "synced first=false err=<nil>", "serve true"}
+		b.set(1, 2, checked)
+		lab.Same(t, synced, changes(), "a Service with a health check")
+		failing = true
+		b.set(1, 3)
+		time.Sleep(time.Millisecond)
+		failing = false
+		lab.Same(t, append([]string{"svc-1 true", "synced first=false err=refused"}, synced[1:]...), changes(),
+			"the health check leaves, and the first sync fails")
+		b.set(1, 4)
+		lab.Same(t, []string{}, changes(), "the plain Service")
 	})
 }

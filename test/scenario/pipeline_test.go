@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
@@ -152,13 +153,13 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p.loop = proxy.New(proxy.Config{
 		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: planner,
 		Metrics: metrics.NewLoop(numbers, planner, p.kernel.EachCount),
-		Listeners: []proxy.Listener{
+		Listeners: []beside.Listener{
 			conntrack.NewFlows(conntrack.FlowsConfig{
 				To: p.flows, Planner: planner, Families: s.plan.Families, Change: func(c func()) { p.loop.Change(c) },
-			}),
+			}).Listener(),
 			conntrack.NewDepartures(conntrack.DeparturesConfig{
 				To: terminations, Planner: planner, Families: s.plan.Families, Now: p.clock.now, Report: p.report,
-			}),
+			}).Listener(),
 		},
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
@@ -169,11 +170,11 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	p.stop = cancel
 	go func() {
-		var beside sync.WaitGroup
-		beside.Go(func() { p.flows.Run(ctx) })
-		beside.Go(func() { terminations.Run(ctx) })
+		var others sync.WaitGroup
+		others.Go(func() { p.flows.Run(ctx) })
+		others.Go(func() { terminations.Run(ctx) })
 		err := p.loop.Run(ctx)
-		beside.Wait()
+		others.Wait()
 		p.ended <- err
 	}()
 	return p, nil

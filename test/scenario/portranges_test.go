@@ -139,13 +139,13 @@ func TestOtherProgramsBesideRanges(t *testing.T) {
 			rules += fmt.Sprintf(`chain %[1]s { type nat hook %[1]s priority 900;
 				ip daddr 203.0.113.20 tcp dport 8080 dnat ip to 10.244.1.11; ip6 daddr 2001:db8:2::20 tcp dport 8080 dnat ip6 to fd00:10:244:1::11; };`, hook)
 		}
-		beside(t, l, rules, alone)
+		addRules(t, l, rules, alone)
 		mustPass(t, l, `
 {client,pod-0} {203.0.113.20,2001:db8:2::20}:8080/tcp = remote-1 from kept
 {client,pod-0,node} {203.0.113.20,2001:db8:2::20}:9090/udp = remote-0 from node`)
 	})
 	t.Run("policy routing by mark", func(t *testing.T) {
-		beside(t, l, `chain marks { type filter hook prerouting priority -150; ip daddr 203.0.113.20 udp dport 8081 meta mark set 1; ip6 daddr 2001:db8:2::20 udp dport 8081 meta mark set 1; }`, alone)
+		addRules(t, l, `chain marks { type filter hook prerouting priority -150; ip daddr 203.0.113.20 udp dport 8081 meta mark set 1; ip6 daddr 2001:db8:2::20 udp dport 8081 meta mark set 1; }`, alone)
 		toProxy(t, l, 8081, "203.0.113.20", "2001:db8:2::20")
 	})
 }

@@ -61,8 +61,8 @@ func mustPass(t *testing.T, l *lab.Lab, text string) {
 	}
 }
 
-// beside adds the rules of another program to the node until the test ends. Without them, the packets of alone pass.
-func beside(t *testing.T, l *lab.Lab, rules, alone string) {
+// addRules adds the rules of another program to the node until the test ends. Without them, the packets of alone pass.
+func addRules(t *testing.T, l *lab.Lab, rules, alone string) {
 	t.Helper()
 	l.Node.Run(t, "nft", "table inet other { "+rules+"; }")
 	t.Cleanup(func() { l.Node.Run(t, "nft", "delete", "table", "inet", "other"); mustPass(t, l, alone) })
@@ -97,7 +97,7 @@ func TestOtherProgramsKeepTheirAddresses(t *testing.T) {
 {client,pod-0} {203.0.113.10,2001:db8:2::10}:{81/tcp,8080/tcp,81/udp} refused
 {client,pod-0,node} {203.0.113.10,2001:db8:2::10}/icmp answers`
 	mustPass(t, l, alone)
-	other := func(t *testing.T, text string) { beside(t, l, text, alone) }
+	other := func(t *testing.T, text string) { addRules(t, l, text, alone) }
 	for _, priority := range []int{-150, 0, 900} {
 		t.Run(fmt.Sprintf("DNAT at priority %d", priority), func(t *testing.T) {
 			rules := ""

@@ -94,7 +94,6 @@ type State struct {
 
 // Watcher is a listener that follows the maps of remembered clients. Its other methods are safe for concurrent use.
 type Watcher struct {
-	beside.Quiet
 	Config
 	// runners follow one map each.
 	runners []*beside.Runner
@@ -122,6 +121,11 @@ func New(c Config) *Watcher {
 		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most()})
 	}
 	return w
+}
+
+// Listener returns the functions that the loop calls.
+func (w *Watcher) Listener() beside.Listener {
+	return beside.Listener{Of: beside.Remembering, Synced: w.Synced}
 }
 
 // Synced reads the service ports with session affinity after a successful sync. The first call must have all service

@@ -39,7 +39,6 @@ type DeparturesConfig struct {
 // Service while the loop runs. Endpoints that left before the start, endpoints of a deleted Service, and clients of
 // external IPs keep their connections.
 type Departures struct {
-	beside.Quiet
 	DeparturesConfig
 
 	services map[types.NamespacedName]*departing
@@ -78,6 +77,13 @@ func (d *departure) valid() bool {
 // NewDepartures returns a listener.
 func NewDepartures(c DeparturesConfig) *Departures {
 	return &Departures{DeparturesConfig: c, services: map[types.NamespacedName]*departing{}, room: room.New(mostDeparted)}
+}
+
+// Listener returns the functions that the loop calls.
+func (d *Departures) Listener() beside.Listener {
+	return beside.Listener{
+		Of: beside.Terminating, Service: d.Service, Node: d.Node, Synced: d.Synced, Serve: d.Serve,
+	}
 }
 
 // Node records the addresses that serve node ports.

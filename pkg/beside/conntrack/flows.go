@@ -28,7 +28,6 @@ type FlowsConfig struct {
 
 // Flows is a listener that requests a search for stale flows after each commit.
 type Flows struct {
-	beside.Quiet
 	FlowsConfig
 	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last
 	// successful sync.
@@ -40,6 +39,11 @@ type Flows struct {
 // NewFlows returns a listener.
 func NewFlows(c FlowsConfig) *Flows {
 	return &Flows{FlowsConfig: c, owed: map[model.Key]uint64{}}
+}
+
+// Listener returns the functions that the loop calls.
+func (f *Flows) Listener() beside.Listener {
+	return beside.Listener{Node: f.Node, Synced: f.Synced, Serve: f.Serve}
 }
 
 // Node records the addresses that serve node ports.

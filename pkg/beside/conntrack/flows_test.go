@@ -66,13 +66,11 @@ func (s *searching) set(name string, protocol corev1.Protocol, mutate func(*core
 	m := model.Build(model.Objects{
 		Service: svc, Slices: []*model.Slice{model.NewSlice(slice, model.Limits{}, model.Stored{})},
 	}, model.Node{Name: "node-1"}, model.Options{})
-	s.Service(m.Name, m)
 	s.Planner.Set(m.Name, m)
 }
 
 func (s *searching) remove(name string) {
 	n := types.NamespacedName{Namespace: "shop", Name: name}
-	s.Service(n, nil)
 	s.Planner.Set(n, nil)
 }
 

@@ -47,7 +47,6 @@ type Config struct {
 // Watcher is a listener that follows the demand for Services without endpoints. Its other methods are safe for
 // concurrent use.
 type Watcher struct {
-	beside.Quiet
 	Config
 	runner *beside.Runner
 
@@ -81,6 +80,11 @@ func New(c Config) *Watcher {
 		Work: w.read, Failed: "Cannot read the demand for Services without endpoints",
 	})
 	return w
+}
+
+// Listener returns the functions that the loop calls.
+func (w *Watcher) Listener() beside.Listener {
+	return beside.Listener{Of: beside.Holding, Synced: w.Synced}
 }
 
 // Synced reads the service ports that hold packets since a successful sync. After a start, packets that the rules of an

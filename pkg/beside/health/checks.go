@@ -27,6 +27,11 @@ func NewChecks(s *Services, families []inet.Family, failed func(int)) *Checks {
 	return &Checks{Services: s, families: families, failed: failed, checks: map[types.NamespacedName]Check{}}
 }
 
+// Listener returns the functions that the loop calls. The checks change after the commit.
+func (c *Checks) Listener() beside.Listener {
+	return beside.Listener{Of: beside.HealthChecks, Service: c.Service, Node: c.Node, Serve: c.Serve}
+}
+
 // Service sets the check of a Service.
 func (c *Checks) Service(name types.NamespacedName, s *model.Service) {
 	old, had := c.checks[name]
@@ -46,9 +51,6 @@ func (c *Checks) Service(name types.NamespacedName, s *model.Service) {
 
 // Node sets the addresses that serve checks.
 func (c *Checks) Node(n *beside.Node) { c.node, c.changed = *n, true }
-
-// Synced does nothing: the checks change when the loop calls Serve after a sync.
-func (c *Checks) Synced(*beside.Sync) {}
 
 // Serve opens and closes ports. It retries ports that could not be opened.
 func (c *Checks) Serve(on bool) {

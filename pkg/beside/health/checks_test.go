@@ -38,7 +38,6 @@ func TestChecksFollowTheLoop(t *testing.T) {
 	n := &beside.Node{}
 	n.Sockets = [2][]netip.Addr{{netip.MustParseAddr("192.0.2.1")}, {netip.MustParseAddr("2001:db8::1")}}
 	c.Node(n)
-	c.Synced(&beside.Sync{})
 	if len(s.checks) > 0 {
 		t.Error("the checks have changed before Serve")
 	}

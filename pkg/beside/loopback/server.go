@@ -67,7 +67,6 @@ type Config struct {
 // Server is a listener that serves the node ports of Services on loopback. Any goroutine may call its methods, but only
 // one goroutine may call Run. Only Run and Refused block.
 type Server struct {
-	beside.Quiet
 	Config
 	connections atomic.Int64
 	runner      *beside.Runner
@@ -145,11 +144,16 @@ func dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// Service sets a Service; nil for a deleted one. The cost of a Service without node ports is one lookup.
-func (s *Server) Service(name types.NamespacedName, service *model.Service) {
+// Listener returns the functions that the loop calls.
+func (s *Server) Listener() beside.Listener {
 	if len(s.Families) == 0 {
-		return
+		return beside.Listener{}
 	}
+	return beside.Listener{Of: beside.NodePorts, Service: s.Service, Serve: s.Serve}
+}
+
+// Service sets a Service; nil for a deleted one.
+func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	list := claimsOf(service, s.Families)
 	s.mu.Lock()
 	changed := s.claims.set(name, list)

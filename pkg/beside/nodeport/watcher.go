@@ -62,7 +62,6 @@ type Config struct {
 // Watcher is a listener that searches for collisions when node ports or their addresses change, and every minute,
 // beside the goroutine that syncs.
 type Watcher struct {
-	beside.Quiet
 	Config
 	runner *beside.Runner
 
@@ -97,6 +96,11 @@ func New(c Config) *Watcher {
 		First: beside.Pause{Most: period}, Settle: settle,
 	})
 	return w
+}
+
+// Listener returns the functions that the loop calls.
+func (w *Watcher) Listener() beside.Listener {
+	return beside.Listener{Of: beside.NodePorts, Service: w.Service, Node: w.Node}
 }
 
 // Service sets the node ports of a Service.

@@ -18,7 +18,6 @@ import (
 // Commits is a listener that passes the commits of the loop, with the changes of their Services, to the commands that
 // watch.
 type Commits struct {
-	beside.Quiet
 	feed    control.Feed[view.Commit]
 	planner *plan.Planner
 	// changes holds the first changes since the last commit. unlisted is the number of further changes.
@@ -31,6 +30,11 @@ const mostChanges = 64
 
 // NewCommits returns a listener.
 func NewCommits(planner *plan.Planner) *Commits { return &Commits{planner: planner} }
+
+// Listener returns the functions that the loop calls.
+func (c *Commits) Listener() beside.Listener {
+	return beside.Listener{Service: c.Service, Synced: c.Synced}
+}
 
 // Service records the change of a Service that is about to be planned.
 func (c *Commits) Service(name types.NamespacedName, s *model.Service) {
