@@ -61,25 +61,11 @@ func (l *Loop) Planned(name types.NamespacedName) {
 
 // Synced records the outcome of a sync.
 func (l *Loop) Synced(s *beside.Sync) {
-	r := &s.Result
-	outcome := SyncResult{
-		Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Waiting: s.Waiting, Duration: s.End.Sub(s.Start), End: s.End,
-	}
+	l.Metrics.Synced(s)
 	if s.Err != nil {
-		l.SyncFailed(outcome)
 		return
 	}
-	if s.Compared != "" {
-		l.Checked(s.Compared, r.Kind == apply.Full)
-	}
-	l.Metrics.Synced(outcome)
-	switch {
-	case r.Kind == apply.Adopted && s.First:
-		l.Adopted()
-	case r.Kind == apply.Full || r.Kind == apply.Partial:
-		l.Sent(Batch{Full: r.Kind == apply.Full, Bytes: r.Bytes, Elements: r.Elements, Kernel: r.Commit})
-	}
-	if r.Kind != apply.Nothing {
+	if s.Result.Kind != apply.Nothing {
 		l.count()
 	}
 	l.programmed(s.End)
@@ -96,10 +82,10 @@ func (l *Loop) count() {
 				l.Elements(f, s.Name, n, now[1])
 			}
 		})
-		l.ClassChains(f, classChains)
+		l.classChains.WithLabelValues(f.String()).Set(float64(classChains))
 		l.NoLocalEndpoints(f, totals.NoLocal[f].Internal, totals.NoLocal[f].External)
 	}
-	l.Conflicts(totals.Conflicts)
+	l.conflicts.Set(float64(totals.Conflicts))
 }
 
 // programmed measures the time from each change to its commit.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
@@ -240,14 +241,14 @@ func (m *Metrics) touch() {
 			m.flowPasses.WithLabelValues(ip, result)
 		}
 		m.NoLocalEndpoints(f, 0, 0)
-		m.ClassChains(f, 0)
+		m.classChains.WithLabelValues(ip).Set(0)
 	}
 	for _, c := range []*prometheus.CounterVec{m.healthz, m.livez} {
 		c.WithLabelValues("200")
 		c.WithLabelValues("503")
 	}
-	m.batches.WithLabelValues(kindFull)
-	m.batches.WithLabelValues(kindPartial)
+	m.batches.WithLabelValues(string(apply.Full))
+	m.batches.WithLabelValues(string(apply.Partial))
 	for _, reason := range []beside.Reason{beside.ForeignChange, beside.Period, beside.FailedSync} {
 		m.checks.WithLabelValues(string(reason))
 		m.repairs.WithLabelValues(string(reason))
@@ -271,47 +272,43 @@ func (m *Metrics) touch() {
 	}
 }
 
-// SyncResult is the result of one sync of all families.
-type SyncResult struct {
-	// Full is true if the sync wrote or compared the whole tables, instead of changes.
-	Full bool
-	// Waiting is true if changed Services still wait for a sync.
-	Waiting bool
-	// Duration is the time from the start to the end of the sync.
-	Duration time.Duration
-	// End is the end of the sync.
-	End time.Time
-}
-
-// Synced records a successful sync. Unless Services still wait, no change is pending.
-func (m *Metrics) Synced(r SyncResult) {
-	m.ran(r)
-	for _, f := range m.families {
-		m.lastSync.WithLabelValues(f.String()).Set(unix(r.End))
-	}
-	if !r.Waiting {
-		m.endpointsPending.Set(0)
-		m.servicesPending.Set(0)
-	}
-}
-
-// SyncFailed records a failed sync: changes stay pending.
-func (m *Metrics) SyncFailed(r SyncResult) {
-	m.ran(r)
-	for _, f := range m.families {
-		m.syncFailures.WithLabelValues(f.String()).Inc()
-	}
-}
-
-// ran observes the duration of a sync for each family, successful or not, as kube-proxy does.
-func (m *Metrics) ran(r SyncResult) {
+// Synced records the outcome of a sync for each family, as kube-proxy does. After a failed sync, changes stay pending,
+// and also while Services still wait.
+func (m *Metrics) Synced(s *beside.Sync) {
+	took := s.End.Sub(s.Start).Seconds()
 	kind := m.partialSyncDuration
-	if r.Full {
+	if s.Result.Kind == apply.Full || s.Result.Kind == apply.Adopted {
 		kind = m.fullSyncDuration
 	}
 	for _, f := range m.families {
-		m.syncDuration.WithLabelValues(f.String()).Observe(r.Duration.Seconds())
-		kind.WithLabelValues(f.String()).Observe(r.Duration.Seconds())
+		m.syncDuration.WithLabelValues(f.String()).Observe(took)
+		kind.WithLabelValues(f.String()).Observe(took)
+		if s.Err != nil {
+			m.syncFailures.WithLabelValues(f.String()).Inc()
+		} else {
+			m.lastSync.WithLabelValues(f.String()).Set(unix(s.End))
+		}
+	}
+	if s.Err != nil {
+		return
+	}
+	if !s.Waiting {
+		m.endpointsPending.Set(0)
+		m.servicesPending.Set(0)
+	}
+	if s.Compared != "" {
+		m.Checked(s.Compared, s.Result.Kind == apply.Full)
+	}
+	switch s.Result.Kind {
+	case apply.Full, apply.Partial:
+		m.batches.WithLabelValues(string(s.Result.Kind)).Inc()
+		m.batchBytes.Observe(float64(s.Result.Bytes))
+		m.batchElements.Observe(float64(s.Result.Elements))
+		m.batchDuration.Observe(s.Result.Commit.Seconds())
+	case apply.Adopted:
+		if s.First {
+			m.adopted.Inc()
+		}
 	}
 }
 
@@ -433,52 +430,9 @@ func (m *Metrics) Elements(f inet.Family, set string, n, capacity int) {
 	}
 }
 
-// ClassChains sets the number of a family's chains that spread connections over endpoints.
-func (m *Metrics) ClassChains(f inet.Family, n int) {
-	m.classChains.WithLabelValues(f.String()).Set(float64(n))
-}
-
-// The values of the label kind of kubenftproxy_batches_total.
-const (
-	kindFull    = "full"
-	kindPartial = "partial"
-)
-
-// Batch is one netlink batch for both families that the kernel accepted.
-type Batch struct {
-	// Full is true if the batch wrote the whole tables.
-	Full bool
-	// Bytes is its size, Elements the number of added and deleted elements.
-	Bytes, Elements int
-	// Kernel is the duration of the system call, in which the kernel commits the batch.
-	Kernel time.Duration
-}
-
-// Sent records a batch that the kernel accepted.
-func (m *Metrics) Sent(b Batch) {
-	kind := kindPartial
-	if b.Full {
-		kind = kindFull
-	}
-	m.batches.WithLabelValues(kind).Inc()
-	m.batchBytes.Observe(float64(b.Bytes))
-	m.batchElements.Observe(float64(b.Elements))
-	m.batchDuration.Observe(b.Kernel.Seconds())
-}
-
-// Adopted records that the program adopted the tables of an earlier process.
-func (m *Metrics) Adopted() {
-	m.adopted.Inc()
-}
-
 // Rejected sets the number of API objects of a kind, such as "Service", with parts that are not programmed.
 func (m *Metrics) Rejected(kind string, n int) {
 	m.rejected.WithLabelValues(kind).Set(float64(n))
-}
-
-// Conflicts sets the number of frontends that more than one Service claims.
-func (m *Metrics) Conflicts(n int) {
-	m.conflicts.Set(float64(n))
 }
 
 // Leftovers sets the number of kube-proxy's objects on the node, by kind.

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 
@@ -31,22 +32,21 @@ func everything(m *Metrics) {
 	end := time.Unix(1_700_000_000, 500_000_000)
 	m.Queued(end.Add(-time.Second))
 	m.Changes(2, 3)
-	m.Synced(SyncResult{Full: true, Duration: time.Second, End: end})
-	m.SyncFailed(SyncResult{Duration: time.Millisecond, End: end})
+	full := apply.Result{Kind: apply.Full, Bytes: 1 << 20, Elements: 1000, Commit: 2 * time.Millisecond}
+	m.Synced(&beside.Sync{Start: end.Add(-time.Second), End: end, Result: full})
+	partial := apply.Result{Kind: apply.Partial, Bytes: 512, Elements: 3, Commit: 40 * time.Microsecond}
+	m.Synced(&beside.Sync{Start: end, End: end, Result: partial})
+	m.Synced(failed(end))
+	m.Synced(&beside.Sync{First: true, Start: end, End: end, Result: apply.Result{Kind: apply.Adopted}})
 	m.Programmed(inet.IPv4, 300*time.Millisecond)
 	m.FlowsDeleted(inet.IPv4, time.Millisecond, 7)
 	m.HealthzAnswered(503)
 	m.LivezAnswered(200)
-	m.Sent(Batch{Full: true, Bytes: 1 << 20, Elements: 1000, Kernel: 2 * time.Millisecond})
-	m.Sent(Batch{Bytes: 512, Elements: 3, Kernel: 40 * time.Microsecond})
-	m.Adopted()
 	for _, f := range inet.Families {
 		m.NoLocalEndpoints(f, 1, 2)
 		m.Elements(f, "services", 10, 1024)
-		m.ClassChains(f, 4)
 	}
 	m.Rejected("Service", 2)
-	m.Conflicts(1)
 	m.Leftovers("ipvs", 3)
 	m.NodePortCollisions("listener", 1)
 	m.NodePortsSearched(nil)
@@ -54,6 +54,11 @@ func everything(m *Metrics) {
 	m.LoopbackNotListening(inet.IPv6)
 	m.LoopbackConnections(1)
 	m.LoopbackFailed("limit")
+}
+
+// failed is a failed sync.
+func failed(end time.Time) *beside.Sync {
+	return &beside.Sync{Start: end, End: end, Err: errors.New("no")}
 }
 
 // TestPage compares names, types, labels and buckets with a golden file, because dashboards depend on them, and updates their
@@ -183,16 +188,16 @@ func TestValues(t *testing.T) {
 		want     map[string]float64
 	}{
 		{"a failure counts for both families", nil,
-			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			func(m *Metrics) { m.Synced(failed(at)) },
 			failures, map[string]float64{"IPv4": 1, "IPv6": 1}},
 		{"only the families served", []inet.Family{inet.IPv6},
-			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			func(m *Metrics) { m.Synced(failed(at)) },
 			failures, map[string]float64{"IPv6": 1}},
 		{"time of a success", nil,
-			func(m *Metrics) { m.Synced(SyncResult{End: at}) },
+			func(m *Metrics) { m.Synced(&beside.Sync{Start: at, End: at}) },
 			lastSync, map[string]float64{"IPv4": 100.5, "IPv6": 100.5}},
 		{"a failure has no time", nil,
-			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			func(m *Metrics) { m.Synced(failed(at)) },
 			lastSync, map[string]float64{}},
 		{"time of a request", nil,
 			func(m *Metrics) { m.Queued(at) },
@@ -201,19 +206,19 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.Changes(2, 0); m.Changes(3, 0) },
 			pending, map[string]float64{"": 5}},
 		{"a failure leaves changes pending", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.SyncFailed(SyncResult{End: at}) },
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(failed(at)) },
 			epsPending, map[string]float64{"": 3}},
 		{"a success takes them up", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			epsPending, map[string]float64{"": 0}},
 		{"services likewise", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			pending, map[string]float64{"": 0}},
 		{"a success leaves changes pending while Services wait", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at, Waiting: true}) },
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{End: at, Waiting: true}) },
 			epsPending, map[string]float64{"": 3}},
 		{"the total stays", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			total, map[string]float64{"": 2}},
 		{"no local endpoints", nil,
 			func(m *Metrics) { m.NoLocalEndpoints(inet.IPv4, 3, 4) },
@@ -221,7 +226,11 @@ func TestValues(t *testing.T) {
 				"IPv4,internal": 3, "IPv4,external": 4, "IPv6,internal": 0, "IPv6,external": 0,
 			}},
 		{"batches by kind", nil,
-			func(m *Metrics) { m.Sent(Batch{Full: true}); m.Sent(Batch{}); m.Sent(Batch{}) },
+			func(m *Metrics) {
+				for _, kind := range []apply.Kind{apply.Full, apply.Partial, apply.Partial, apply.Nothing, apply.Adopted} {
+					m.Synced(&beside.Sync{Start: at, End: at, Result: apply.Result{Kind: kind}})
+				}
+			},
 			batches, map[string]float64{"full": 1, "partial": 2}},
 		{"answers by code", nil,
 			func(m *Metrics) { m.HealthzAnswered(503) },
@@ -252,12 +261,14 @@ func TestValues(t *testing.T) {
 			"kubenftproxy_conntrack_passes_total", map[string]float64{"IPv4,done": 1, "IPv4,failed": 0, "IPv6,done": 0, "IPv6,failed": 1}},
 		{"full syncs", nil,
 			func(m *Metrics) {
-				m.Synced(SyncResult{Full: true, Duration: 2 * time.Second, End: at})
-				m.Synced(SyncResult{End: at})
+				m.Synced(&beside.Sync{Start: at.Add(-2 * time.Second), End: at, Result: apply.Result{Kind: apply.Full}})
+				m.Synced(&beside.Sync{Start: at, End: at})
 			},
 			"kubeproxy_sync_full_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
 		{"failed syncs have a duration too", nil,
-			func(m *Metrics) { m.SyncFailed(SyncResult{Duration: 2 * time.Second}) },
+			func(m *Metrics) {
+				m.Synced(&beside.Sync{Start: at, End: at.Add(2 * time.Second), Err: errors.New("no")})
+			},
 			"kubeproxy_sync_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
 	}
 	for _, tt := range tests {
