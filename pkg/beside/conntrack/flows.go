@@ -32,6 +32,8 @@ type Flows struct {
 	// addresses lists the addresses that serve node ports in the current plan. served lists the addresses of the last
 	// successful sync.
 	addresses, served [2][]netip.Addr
+	// reread is true if the node was read again since the last successful sync.
+	reread bool
 	// owed has the last request for the flows to each deleted frontend. An entry leaves after its request is done.
 	owed map[model.Key]uint64
 }
@@ -47,7 +49,7 @@ func (f *Flows) Listener() beside.Listener {
 }
 
 // Node records the addresses that serve node ports.
-func (f *Flows) Node(n *beside.Node) { f.addresses = n.Addresses }
+func (f *Flows) Node(n *beside.Node) { f.addresses, f.reread = n.Addresses, true }
 
 // patienceWithEarlier is the longest time that a start waits for the frontends of an earlier process. The kernel's work
 // grows with the square of the number of frontends: some 10 ms for 10,000.
@@ -85,7 +87,8 @@ func (f *Flows) Synced(s *beside.Sync) {
 	}
 	changed := f.Planner.Flows().Take()
 	all := s.Result.Kind == apply.Full || s.First
-	added := f.noteServed()
+	added := f.reread && f.noteServed()
+	f.reread = false
 	if len(changed) == 0 && !all && !added {
 		return
 	}

@@ -89,14 +89,13 @@ type Reconciler struct {
 	requested, latest time.Time
 	// number is the number of requests, and handled the number of the last request that is not pending any more.
 	number, handled uint64
-
-	// Only Run uses the fields below.
-	//
 	// earliest is the earliest time of the next pass. owing has a later time for each namespace of recent passes: no
 	// pass is made only for namespaces that owe.
 	earliest time.Time
 	owing    map[string]time.Time
-	table    Table
+
+	// Only Run uses table and paused.
+	table Table
 	// paused is the time that the current pass has waited because of PerSecond.
 	paused time.Duration
 }
@@ -117,6 +116,7 @@ func New(c Config) *Reconciler {
 func (r *Reconciler) Request(d *Desired) (number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	before := r.due()
 	if r.pending == nil {
 		r.pending = d
 	} else {
@@ -127,7 +127,9 @@ func (r *Reconciler) Request(d *Desired) (number uint64) {
 	if r.requested.IsZero() || r.requested.After(r.latest) {
 		r.requested = r.latest
 	}
-	r.runner.Wake()
+	if r.due() != before {
+		r.runner.Wake()
+	}
 	return r.number
 }
 
@@ -143,7 +145,7 @@ func (r *Reconciler) Handled() uint64 {
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
 	r.runner.Run(ctx)
-	if _, requested := r.due(); requested && r.Last > 0 {
+	if r.Last > 0 && !r.next().IsZero() {
 		ctx, end := context.WithTimeout(context.WithoutCancel(ctx), r.Last)
 		defer end()
 		if beside.Sleep(ctx, settle-r.sinceLatest()) {
@@ -156,8 +158,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 
 // work makes a pass if one is due.
 func (r *Reconciler) work(ctx context.Context) (beside.Pause, error) {
-	at, requested := r.due()
-	if !requested {
+	at := r.next()
+	if at.IsZero() {
 		return beside.UntilWake, nil
 	}
 	if wait := time.Until(at); wait > 0 {
@@ -172,12 +174,17 @@ func (r *Reconciler) work(ctx context.Context) (beside.Pause, error) {
 	return beside.Pause{}, nil
 }
 
-// due returns the time of the next pass, and whether there is a request.
-func (r *Reconciler) due() (at time.Time, requested bool) {
+// next returns the time of the next pass; zero if there is no request.
+func (r *Reconciler) next() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.due()
+}
+
+// due does the same. The caller holds mu.
+func (r *Reconciler) due() (at time.Time) {
 	if r.requested.IsZero() {
-		return at, false
+		return at
 	}
 	var paid time.Time
 	for namespace := range r.pending.payers() {
@@ -199,7 +206,7 @@ func (r *Reconciler) due() (at time.Time, requested bool) {
 			at = other
 		}
 	}
-	return at, true
+	return at
 }
 
 // sinceLatest returns the time since the last request.
@@ -211,6 +218,8 @@ func (r *Reconciler) sinceLatest() time.Duration {
 
 // charge records the costs of a pass.
 func (r *Reconciler) charge(payers map[string]struct{}, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	end := time.Now()
 	r.earliest = end.Add((maxShareOfAll - 1) * took)
 	for namespace, until := range r.owing {

@@ -139,26 +139,21 @@ func (d *Desired) set(k model.Key, f frontend) {
 	f.ranged, d.index = k.Last != 0, nil
 	d.Urgent = d.Urgent || k.Protocol == inet.UDP || f.sources != nil || f.departed != nil
 	old, known := d.frontends[k]
-	if !known {
-		d.tally(k, 1)
-	}
 	if old.gone {
 		d.gone--
 	}
 	if f.gone {
 		d.gone++
 	}
-	d.frontends[k] = f
-}
-
-// tally adds n to the numbers of frontends.
-func (d *Desired) tally(k model.Key, n int) {
-	d.count[k.Family] += n
+	if d.frontends[k] = f; known {
+		return
+	}
+	d.count[k.Family]++
 	if k.Last != 0 {
-		d.ranges += n
+		d.ranges++
 	}
 	if k.Protocol != inet.UDP {
-		d.others += n
+		d.others++
 	}
 }
 
@@ -204,13 +199,13 @@ func (d *Desired) merge(later *Desired) {
 
 // forgetGone removes the deleted frontends from the state.
 func (d *Desired) forgetGone() {
+	rest := Desired{Urgent: d.Urgent, namespaces: d.namespaces, nodes: d.nodes, terminates: d.terminates}
 	for k, f := range d.frontends {
-		if f.gone {
-			delete(d.frontends, k)
-			d.tally(k, -1)
+		if !f.gone {
+			rest.set(k, f)
 		}
 	}
-	d.gone, d.index = 0, nil
+	*d = rest
 }
 
 // Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet.
