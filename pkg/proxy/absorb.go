@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -28,7 +29,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	if dirty.Node || dirty.ServiceCIDRs {
 		p.publish()
 	}
-	names := sortedNames(dirty.Services)
+	names := slices.SortedFunc(maps.Keys(dirty.Services), model.CompareNames)
 	switch {
 	case p.started:
 		p.enqueue(names)
@@ -42,15 +43,6 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	}
 	age := func(name types.NamespacedName) model.Age { return p.Source.Get(name).Age() }
 	p.Planner.Begin(names, age, p.planFirst)
-	return names
-}
-
-func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
-	names := make([]types.NamespacedName, 0, len(set))
-	for n := range set {
-		names = append(names, n)
-	}
-	slices.SortFunc(names, model.CompareNames)
 	return names
 }
 

@@ -14,24 +14,23 @@ type builder struct {
 	options model.Options
 	// node is the node for which Services are built.
 	node *model.Node
-	// clock returns the current time, or the zero time before the first sync.
-	clock func() time.Time
 	// starts holds the starting endpoints of Services with slow start, and steps the times of their next steps.
 	starts map[types.NamespacedName]*model.Starts
 	steps  steps
 }
 
-// build builds a Service, and records its starting endpoints.
-func (b *builder) build(name types.NamespacedName) *model.Service {
-	options, now := b.options, b.clock()
+// build builds a Service, and records its starting endpoints. now is the zero time before the first sync.
+func (b *builder) build(name types.NamespacedName, now time.Time) *model.Service {
+	options := b.options
 	options.Starts, options.Now = b.starts[name], &now
 	s := model.Build(b.source.Get(name), *b.node, options)
-	if s == nil || s.Starts == nil {
+	switch {
+	case s != nil && s.Starts != nil:
+		b.starts[name] = s.Starts
+		b.steps.note(name, s.Starts.Next())
+	case b.starts[name] != nil:
 		delete(b.starts, name)
-		b.steps.note(name, time.Time{})
-		return s
+		delete(b.steps.next, name)
 	}
-	b.starts[name] = s.Starts
-	b.steps.note(name, s.Starts.Next())
 	return s
 }

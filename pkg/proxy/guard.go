@@ -9,8 +9,8 @@ import (
 )
 
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next
-// sync compares the tables with the plan before it writes. The methods trusted, due, heard and touched change nothing.
-// All other methods act.
+// sync compares the tables with the plan before it writes. The methods due and touched change nothing. All other
+// methods act.
 type guard struct {
 	kernel Kernel
 	// doubted counts doubts.
@@ -26,20 +26,13 @@ type guard struct {
 // checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
 const checkEvery = 500 * time.Millisecond
 
-// trusted reports whether the tables are known to be those of the last sync.
-func (g *guard) trusted() bool { return g.kernel.Known() }
-
 // due reports whether it is time for a check.
-func (g *guard) due(now time.Time) bool { return g.trusted() && !now.Before(g.checkAt) }
-
-// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver must call
-// checkSoon.
-func (g *guard) heard() <-chan struct{} { return g.kernel.Heard() }
+func (g *guard) due(now time.Time) bool { return g.kernel.Known() && !now.Before(g.checkAt) }
 
 // touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes
 // them continuously, it returns true at most twice a second.
 func (g *guard) touched() bool {
-	return g.trusted() && g.kernel.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
+	return g.kernel.Known() && g.kernel.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
 }
 
 // checkSoon schedules a check: immediately, but at most twice a second.
@@ -54,7 +47,7 @@ func (g *guard) checkSoon() {
 // checkIfHeard schedules a check if the kernel has announced a foreign change.
 func (g *guard) checkIfHeard() {
 	select {
-	case <-g.heard():
+	case <-g.kernel.Heard():
 		g.checkSoon()
 	default:
 	}

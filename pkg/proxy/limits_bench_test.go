@@ -205,7 +205,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
 		start := time.Now()
-		p.builder.build(name)
+		p.builder.build(name, time.Now())
 		m.build = max(m.build, time.Since(start))
 		p.Tracker.MarkService(name)
 	}

@@ -89,9 +89,9 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		now = p.Now()
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
-	case <-p.guard.heard():
+	case <-p.Kernel.Heard(): // the receiver must call checkSoon
 		p.guard.checkSoon()
-	case <-p.turn():
+	case <-p.turned:
 	case <-p.alarm.timer.C:
 		p.alarm.at = time.Time{}
 	}
@@ -103,7 +103,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // even without a change, so that /healthz reports this sync as overdue if it keeps failing
 	if p.started && !p.failed {
-		if p.guard.doubtIfTouched(); !p.guard.trusted() || p.againDue(start) {
+		if p.guard.doubtIfTouched(); !p.Kernel.Known() || p.againDue(start) {
 			if !p.commit(ctx, start, nil) || p.idle() {
 				return
 			}
@@ -117,7 +117,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	p.Metrics.Taken(&dirty)
 	unchanged := dirty.Empty() && len(changes)+p.queue.waiting() == 0
-	if unchanged && p.guard.trusted() && start.Sub(p.lastCommit) > checkEvery {
+	if unchanged && p.Kernel.Known() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(beside.Period) // the sync period has passed without a change
 	}
 	done := p.commit(ctx, start, p.absorb(ctx, dirty))
@@ -169,7 +169,6 @@ func (p *Proxy) announce(s *beside.Sync) {
 	if s.Err == nil {
 		p.Health.RecordSync(s.End)
 	}
-	p.problems.show(p.Metrics)
 	p.Metrics.Synced(s)
 	p.concerned(p.changed, func(l *beside.Listener) {
 		if l.Synced != nil {
@@ -206,18 +205,18 @@ func (p *Proxy) recordCommit(ctx context.Context, s *beside.Sync) {
 // idle reports whether no change waits to be planned, and no conflict to be reported.
 func (p *Proxy) idle() bool {
 	waiting := p.queue.waiting() + len(p.changes)
-	return p.Tracker.Pending().Since.IsZero() && waiting == 0 && !p.problems.more() && !p.unsettled
+	return p.Tracker.Pending().Since.IsZero() && waiting == 0 && len(p.problems.losing) == 0 && !p.unsettled
 }
 
 // againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the
 // tables are trusted.
 func (p *Proxy) againDue(now time.Time) bool {
-	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.guard.trusted()
+	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
 }
 
 // nextWork returns the time of the next task. sync is the time of the next sync for changes.
 func (p *Proxy) nextWork(sync time.Time) time.Time {
-	if !p.guard.trusted() {
+	if !p.Kernel.Known() {
 		return sync
 	}
 	at := earliest(sync, p.guard.checkAt)
@@ -227,14 +226,6 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		}
 	}
 	return at
-}
-
-// timeIfStarted returns the current time, or the zero time before the first sync.
-func (p *Proxy) timeIfStarted() time.Time {
-	if !p.started {
-		return time.Time{}
-	}
-	return p.Now()
 }
 
 // periodic runs twice a second. It retries failed reads of addresses, lets listeners retry failed work, and checks for

@@ -6,7 +6,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -20,9 +19,8 @@ type problemBook struct {
 	// key of their own. objects has, for each list, the number of objects of each kind.
 	lists   map[types.NamespacedName][]model.Problem
 	objects map[types.NamespacedName][len(objectKinds)]int
-	// total is the sum of objects. changed is true if it differs from the metric.
-	total   [len(objectKinds)]int
-	changed bool
+	// total is the sum of objects.
+	total [len(objectKinds)]int
 	// losers are the Services with conflicts that are not reported yet, in turns by namespace. losing has the same
 	// Services, and arrivals counts them. conflicts holds the reported conflicts of each Service that lost a frontend.
 	losers    turns
@@ -40,11 +38,8 @@ func newProblemBook() problemBook {
 	}
 }
 
-// more reports whether conflicts are left for the next sync to report.
-func (b *problemBook) more() bool { return len(b.losing) > 0 }
-
-// ready reports whether a sync could report some of them now.
-func (b *problemBook) ready() bool { return b.more() && !b.moving }
+// ready reports whether a sync could report some conflicts now.
+func (b *problemBook) ready() bool { return len(b.losing) > 0 && !b.moving }
 
 // reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
@@ -67,6 +62,9 @@ func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	}
 	p.withdraw(known)
 	b.count(name, problems)
+	for kind, n := range b.total {
+		p.Metrics.Rejected(objectKinds[kind], n)
+	}
 	if len(problems) == 0 {
 		delete(b.lists, name)
 		return
@@ -96,7 +94,6 @@ func (b *problemBook) count(name types.NamespacedName, problems []model.Problem)
 	for kind := range now {
 		b.total[kind] += now[kind] - before[kind]
 	}
-	b.changed = b.changed || now != before
 	if len(problems) == 0 {
 		delete(b.objects, name)
 		return
@@ -132,7 +129,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 			}
 		}
 	}
-	b.moving = b.more()
+	b.moving = len(b.losing) > 0
 	var moving []*waiting
 	for sum := 0; sum < roundElements; {
 		w := b.losers.next(func(*waiting) bool { return true })
@@ -217,15 +214,4 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 		out.EventReason = reason + "a Service of another namespace"
 	}
 	return out
-}
-
-// show updates the metric of objects with problems.
-func (b *problemBook) show(m *metrics.Loop) {
-	if !b.changed {
-		return
-	}
-	b.changed = false
-	for kind, n := range b.total {
-		m.Rejected(objectKinds[kind], n)
-	}
 }

@@ -124,8 +124,10 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
-	lease     lease
-	alarm     alarm
+	// turned has a value when maySend may have changed; nil without Turn.
+	turned <-chan struct{}
+	lease  lease
+	alarm  alarm
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
 	// before it commits, because one of them may remove the cause.
 	started, failed bool
@@ -154,13 +156,16 @@ func New(c Config) *Proxy {
 		kinds: map[types.NamespacedName]beside.Kinds{}, changed: beside.AllKinds,
 	}
 	p.builder = builder{
-		source: c.Source, options: c.Model, node: &p.facts.Node, clock: p.timeIfStarted,
+		source: c.Source, options: c.Model, node: &p.facts.Node,
 		starts: map[types.NamespacedName]*model.Starts{},
 	}
 	return p
 }
 
-// connect makes the guard.
+// connect makes the guard, and receives changes of the instance that serves.
 func (p *Proxy) connect() {
 	p.guard = guard{kernel: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
+	if p.Turn != nil {
+		p.turned = p.Turn.Changed()
+	}
 }

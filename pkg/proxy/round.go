@@ -30,7 +30,7 @@ func (p *Proxy) planFirst(names []types.NamespacedName) {
 	for part := range slices.Chunk(names, together) {
 		services := make([]*model.Service, len(part))
 		for i, name := range part {
-			services[i] = p.builder.build(name)
+			services[i] = p.builder.build(name, time.Time{})
 		}
 		// The planner recalls the numbers in the kernel's tables. If it assigned others, the tables would need a full sync.
 		if err := p.Kernel.Recall(p.Planner, services); err != nil {
@@ -52,7 +52,7 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q, begun, elements := &p.queue, p.Now(), 0
 	q.rest.end(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
-		of, service := w.kind, p.builder.build(w.name)
+		of, service := w.kind, p.builder.build(w.name, p.Now())
 		if of != releasing && q.waiting() > 0 && p.Planner.Service(w.name).Releases(service) {
 			q.postpone(w)
 		} else {

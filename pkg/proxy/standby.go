@@ -39,14 +39,6 @@ type standby struct {
 // maySend reports whether this process serves.
 func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
 
-// turn returns a channel that has a value when maySend may have changed.
-func (p *Proxy) turn() <-chan struct{} {
-	if p.Turn == nil {
-		return nil
-	}
-	return p.Turn.Changed()
-}
-
 // standBy waits for a question, or until the process that serves may have changed. It plans no changes. If this process may serve then, it resumes.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
