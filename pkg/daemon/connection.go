@@ -18,8 +18,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// connection returns the configuration of the connection to the API server, and a function that returns the address in use. Their addresses, and
-// those in errors, contain no password, because client-go logs addresses.
+// connection returns the configuration of the connection to the API server, and a function that returns the address
+// in use. Their addresses, and those in errors, contain no password, because client-go logs addresses.
 func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func() string, err error) {
 	c := &d.Config.ClientConnection
 	addresses, serverName := d.addresses()
@@ -55,8 +55,9 @@ func accepted(contentType string) string {
 	return contentType + dropped + ",application/json" + dropped
 }
 
-// addresses returns the addresses of the API server from --master, or else from the kubeconfig file. If the file lists several addresses, it also
-// returns the name in their certificates. If the file lists one, the list has only an empty string: client-go reads the address itself.
+// addresses returns the addresses of the API server from --master, or else from the kubeconfig file. If the file
+// lists several addresses, it also returns the name in their certificates. If the file lists one, the list has only
+// an empty string: client-go reads the address itself.
 func (d *daemon) addresses() (list []string, serverName string) {
 	if d.Master != "" {
 		return strings.Split(d.Master, ","), ""

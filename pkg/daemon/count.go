@@ -14,7 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// count opens the counters of connections to Services. With --count-connections=false, their metrics are missing instead of 0.
+// count opens the counters of connections to Services. With --count-connections=false, their metrics are missing
+// instead of 0.
 func (d *daemon) count(logger klog.Logger) (err error) {
 	if d.counts, err = counters.Open(d.planner.Rules().Counters()); err != nil {
 		return err

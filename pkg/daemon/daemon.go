@@ -51,8 +51,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
 
-// Run does the work that the options select. It returns when this is done, when the context ends, or after a signal. It completes
-// and validates the options, which come from the flags. Its errors occur in the same order as kube-proxy's.
+// Run does the work that the options select. It returns when this is done, when the context ends, or after a signal.
+// It completes and validates the options, which come from the flags. Its errors occur in the same order as
+// kube-proxy's.
 func Run(ctx context.Context, version string, o *config.Options, fs *pflag.FlagSet) error {
 	if err := o.Complete(fs); err != nil {
 		return fmt.Errorf("failed complete: %w", err)
@@ -152,7 +153,8 @@ type daemon struct {
 	// addressed has a value after an address of the machine has changed: there may be a new IP family.
 	addressed chan struct{}
 	flows     *conntrack.Reconciler
-	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because they take longer.
+	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because
+	// they take longer.
 	terminations *conntrack.Reconciler
 	// searches requests searches for stale flows after commits.
 	searches *conntrack.Flows
@@ -176,14 +178,16 @@ type daemon struct {
 	client   *kubeapi.Client
 	problems console.Problems
 	commits  *console.Commits
-	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API server.
+	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API
+	// server.
 	ports    ports
 	rejected func() []model.Problem
 	// fromSnapshot returns the time of the snapshot that is served without confirmation; nil without an API server.
 	fromSnapshot func() time.Time
 }
 
-// terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect again.
+// terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect
+// again.
 const terminationsPerSecond = 10_000
 
 // lastPass is the longest time for which the end of the process waits for the deletion of stale flows.
@@ -423,8 +427,8 @@ func (d *daemon) run(ctx context.Context) error {
 	background("control", func(ctx context.Context) { control.Serve(ctx, d.ControlSocket, d.console.Handler()) })
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
-		// This process leaves the other instances only after it has stopped committing. Before this, it also deletes the table of node ports on
-		// loopback, because the next instance writes a table with the same name.
+		// This process leaves the other instances only after it has stopped committing. Before this, it also deletes
+		// the table of node ports on loopback, because the next instance writes a table with the same name.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })

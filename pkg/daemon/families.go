@@ -19,7 +19,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// supported returns the options for the tables that the kernel supports, and logs missing features. If it supports no table, supported returns an error.
+// supported returns the options for the tables that the kernel supports, and logs missing features. If it supports no
+// table, supported returns an error.
 func supported(logger klog.Logger, o plan.Options) (plan.Options, error) {
 	lacks, err := askKernel(o)
 	if err != nil {
@@ -37,7 +38,8 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 	return lacks, errors.Join(err, kernel.Close())
 }
 
-// without returns the options for tables that use none of the missing features, and logs the consequences. If no family can be served, it returns an error.
+// without returns the options for tables that use none of the missing features, and logs the consequences. If no
+// family can be served, it returns an error.
 func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Options, error) {
 	served, err := apply.Without(o, lacks)
 	if err != nil {

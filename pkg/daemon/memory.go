@@ -28,8 +28,8 @@ func setMemory(logger klog.Logger) {
 	}
 }
 
-// synced notifies the parts that wait for the first sync of confirmed objects. Then it returns memory to the system. The
-// lists of objects and the first batch are garbage, several times the size of all other objects.
+// synced notifies the parts that wait for the first sync of confirmed objects. Then it returns memory to the system.
+// The lists of objects and the first batch are garbage, several times the size of all other objects.
 func (d *daemon) synced(s *beside.Sync) {
 	if d.settled || s.Err != nil || !d.confirmed() {
 		return // until they are confirmed, a later sync has the changes since the snapshot

@@ -11,7 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 )
 
-// prepareProcess applies settings of this process, and those of the host. With a service-proxy name, the other proxy has set those of the host.
+// prepareProcess applies settings of this process, and those of the host. With a service-proxy name, the other proxy
+// has set those of the host.
 func prepareProcess(logger klog.Logger, s *settings.Settings) {
 	if s.ServiceProxyName == "" {
 		prepareHost(logger, s.Config)
@@ -21,8 +22,8 @@ func prepareProcess(logger klog.Logger, s *settings.Settings) {
 	}
 }
 
-// prepareHost applies settings outside nftables. kube-proxy exits if this fails; this program logs a warning, because Services
-// work without them.
+// prepareHost applies settings outside nftables. kube-proxy exits if this fails; this program logs a warning, because
+// Services work without them.
 func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 	wanted := host.Conntrack{
 		MaxPerCore: int(*c.Conntrack.MaxPerCore), Min: int(*c.Conntrack.Min), TCPBeLiberal: c.Conntrack.TCPBeLiberal,

@@ -14,7 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestSysctlsBelongToTheOtherProxy: with a service-proxy name, the program leaves the sysctls as the proxy of all other Services has set them.
+// TestSysctlsBelongToTheOtherProxy: with a service-proxy name, the program leaves the sysctls as the proxy of all
+// other Services has set them.
 func TestSysctlsBelongToTheOtherProxy(t *testing.T) {
 	for name, want := range map[string]string{"": "86400", "try": "1"} {
 		root := t.TempDir()

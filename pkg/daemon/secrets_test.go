@@ -62,8 +62,8 @@ func (o *outputs) check(t *testing.T) {
 	}
 }
 
-// TestNoPasswordIsShown puts a password into each address that can contain one, and searches pages, the bundle, errors and the
-// log at each verbosity for it. The API server receives it.
+// TestNoPasswordIsShown puts a password into each address that can contain one, and searches pages, the bundle,
+// errors and the log at each verbosity for it. The API server receives it.
 func TestNoPasswordIsShown(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "u" || password != secret {

@@ -15,9 +15,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 )
 
-// cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps the objects of a running kube-proxy:
-// if an administrator returns the node to kube-proxy, its rules handle new connections already. With a service-proxy name, it removes only the
-// tables of that name. It fails with kube-proxy's error. While an instance with this name runs on the node, it removes nothing without --force.
+// cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps the objects of a
+// running kube-proxy: if an administrator returns the node to kube-proxy, its rules handle new connections already.
+// With a service-proxy name, it removes only the tables of that name. It fails with kube-proxy's error. While an
+// instance with this name runs on the node, it removes nothing without --force.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
 	if err := refuseCleanup(instance.NameOf(s.ServiceProxyName), s.ForceCleanup); err != nil {
 		return err

@@ -20,8 +20,8 @@ import (
 // Name is the name of the abstract socket of the default instance.
 const Name = "@kube-nftproxy/instance"
 
-// NameOf returns the name of the abstract socket of the instances with a service-proxy name, which is empty for the default instance. Instances
-// with different names don't wait for each other.
+// NameOf returns the name of the abstract socket of the instances with a service-proxy name, which is empty for the
+// default instance. Instances with different names don't wait for each other.
 func NameOf(serviceProxyName string) string {
 	if serviceProxyName == "" {
 		return Name
@@ -123,8 +123,8 @@ func (i *Instance) Other() string {
 	return i.other.String()
 }
 
-// Guests names the older processes that stand by for this one, and the newer ones that will replace it as soon as they are ready. Both are
-// sorted.
+// Guests names the older processes that stand by for this one, and the newer ones that will replace it as soon as
+// they are ready. Both are sorted.
 func (i *Instance) Guests() (older, newer []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -432,8 +432,8 @@ func (i *Instance) visit(ctx context.Context) error {
 	return i.wait(conn, lines, own, holder)
 }
 
-// Find names the process of this program that serves the network namespace of the calling thread, or returns "" if there is none. An error
-// means that an unknown process holds the name.
+// Find names the process of this program that serves the network namespace of the calling thread, or returns "" if
+// there is none. An error means that an unknown process holds the name.
 func Find(name string) (holder string, err error) {
 	conn, err := net.DialTimeout("unix", name, patience)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {

@@ -20,7 +20,8 @@ import (
 // absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans
 // a round of them, and returns the planned Services. Before the first sync, it plans all Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
-	if dirty.Node && p.absorbNode(ctx) && p.Planner.Totals().Services > 0 { // at the start, all Services are dirty already
+	// At the start, all Services are dirty already.
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Totals().Services > 0 {
 		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {
@@ -39,7 +40,8 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 		return names
 	}
 	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
+		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; "+
+			"session affinity of some clients may be lost")
 	}
 	age := func(name types.NamespacedName) model.Age { return p.Source.Get(name).Age() }
 	p.Planner.Begin(names, age, p.planFirst)
@@ -83,13 +85,14 @@ func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.Names
 	return dirty
 }
 
-// absorbAddresses passes the addresses of this node to the planner, and announces the reading of the Node. If it cannot read the
-// addresses of a family, the planner keeps the previous addresses.
+// absorbAddresses passes the addresses of this node to the planner, and announces the reading of the Node. If it
+// cannot read the addresses of a family, the planner keeps the previous addresses.
 func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node model.Node) {
 	for _, f := range p.Families {
 		addrs, err := p.NodePorts.Addresses(f, node)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
+			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, "+
+				"services with nodeport may not work as intended",
 				"ipFamily", f)
 			p.addressesAt = p.Now().Add(addressesRetry)
 			continue
@@ -101,9 +104,10 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 		}
 	}
 	if none := node.IPs == ([2]netip.Addr{}); none != p.unaddressed {
-		if p.unaddressed = none; none && slices.ContainsFunc(p.Families, func(f inet.Family) bool { return p.NodePorts.Fallback(f, node) }) {
-			klog.FromContext(ctx).Info("The address of this Node is unknown; node ports are served on all addresses of this host", "node", node.Name,
-				"addresses", slices.Concat(p.facts.NodeAddresses[:]...))
+		fallback := func(f inet.Family) bool { return p.NodePorts.Fallback(f, node) }
+		if p.unaddressed = none; none && slices.ContainsFunc(p.Families, fallback) {
+			klog.FromContext(ctx).Info("The address of this Node is unknown; "+
+				"node ports are served on all addresses of this host", "node", node.Name, "addresses", slices.Concat(p.facts.NodeAddresses[:]...))
 		}
 	}
 	p.Health.Node(object)
@@ -116,8 +120,8 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 	p.changed = beside.AllKinds
 }
 
-// absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example because it has just
-// registered again, the planner keeps the previous prefixes.
+// absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example
+// because it has just registered again, the planner keeps the previous prefixes.
 func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	cidrs, problems := model.PodCIDRs(object)
 	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)

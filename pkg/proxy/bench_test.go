@@ -253,7 +253,8 @@ func inUse() float64 {
 	return float64(stats.HeapAlloc)
 }
 
-// BenchmarkPlanned measures the time of the first sync without a kernel, from stored objects to elements, and the memory that stays.
+// BenchmarkPlanned measures the time of the first sync without a kernel, from stored objects to elements, and the
+// memory that stays.
 func BenchmarkPlanned(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -318,8 +319,8 @@ func BenchmarkBurst(b *testing.B) {
 	}
 }
 
-// BenchmarkEvent measures the part of a change without a kernel: one endpoint of a Service is replaced, in slices of 100, beside a thousand small
-// Services. It begins with the stored slice, and ends with the reported elements.
+// BenchmarkEvent measures the part of a change without a kernel: one endpoint of a Service is replaced, in slices of
+// 100, beside a thousand small Services. It begins with the stored slice, and ends with the reported elements.
 func BenchmarkEvent(b *testing.B) {
 	for _, endpoints := range []int{1, 100, 1000, 10_000, 50_000} {
 		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {

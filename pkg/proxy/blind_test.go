@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// If the kernel cannot report foreign changes, a sync compares the tables. If the comparison fails too, the loop counts and retries it
-// like any failed sync.
+// If the kernel cannot report foreign changes, a sync compares the tables. If the comparison fails too, the loop
+// counts and retries it like any failed sync.
 func TestAFailedCheckCausesAComparison(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
@@ -76,8 +76,8 @@ func TestAFailedReadOfAddressesIsRetried(t *testing.T) {
 	})
 }
 
-// If the node's addresses cannot be read at the start, the first sync waits for them, to keep the node ports of an earlier
-// process. The wait is limited, because all other Services wait, too.
+// If the node's addresses cannot be read at the start, the first sync waits for them, to keep the node ports of an
+// earlier process. The wait is limited, because all other Services wait, too.
 func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails  time.Duration

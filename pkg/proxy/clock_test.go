@@ -14,10 +14,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// jumped returns a time as time.Now returns it after the machine's clock was set: the wall clock jumps, the monotonic clock does
-// not.
+// jumped returns a time as time.Now returns it after the machine's clock was set: the wall clock jumps, the monotonic
+// clock does not.
 func jumped(t time.Time, seconds int64) time.Time {
-	// The layout of package time: 33 bits of seconds since 1885 above 30 bits of nanoseconds, beside the monotonic clock.
+	// The layout of package time: 33 bits of seconds since 1885 above 30 bits of nanoseconds, beside the monotonic
+	// clock.
 	wall := (*uint64)(unsafe.Pointer(&t))
 	*wall += uint64(seconds) << 30
 	return t
@@ -33,8 +34,8 @@ func TestJumped(t *testing.T) {
 	}
 }
 
-// The machine's clock is set forward and back while Services change, syncs fail and the loop idles. Each event happens at the
-// same monotonic time as without these jumps.
+// The machine's clock is set forward and back while Services change, syncs fail and the loop idles. Each event
+// happens at the same monotonic time as without these jumps.
 func TestTheClockIsSet(t *testing.T) {
 	want := history(t, nil)
 	if len(want) < 20 {
@@ -44,8 +45,8 @@ func TestTheClockIsSet(t *testing.T) {
 	lab.Same(t, want, history(t, []int64{10 * hour, -24 * hour, 0, 24 * 365 * hour, -hour}), "what happened (-with a steady clock +with one that is set)")
 }
 
-// history runs the proxy for some minutes, during which it sets the clock to each offset in turn. It lists the events with their
-// times.
+// history runs the proxy for some minutes, during which it sets the clock to each offset in turn. It lists the events
+// with their times.
 func history(t *testing.T, offsets []int64) (list []string) {
 	real := time.Now() // the bubble's time has no monotonic part
 	synctest.Test(t, func(t *testing.T) {

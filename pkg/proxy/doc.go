@@ -1,5 +1,6 @@
-// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state of the loop. Parts beside
-// the tables listen to the loop ([beside.Listener]). A guard decides when the loop checks for foreign changes of the tables.
+// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state of the
+// loop. Parts beside the tables listen to the loop ([beside.Listener]). A guard decides when the loop checks for
+// foreign changes of the tables.
 //
 // In: names of changed objects from a tracker, objects from a source.
 // Out: the kernel's tables, metrics, health, reports of problems.

@@ -77,8 +77,8 @@ func flowTo(i int) *conntrack.Flow {
 	}
 }
 
-// While the kernel's conntrack table is read, Services are synced as usual. All changes during the read together cause one more
-// read.
+// While the kernel's conntrack table is read, Services are synced as usual. All changes during the read together
+// cause one more read.
 func TestSyncsDoNotWaitForFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, rounds = 300, 100

@@ -21,8 +21,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// growthSizes are the sizes of BenchmarkGrowth. First, the number of Services grows at a fixed number of endpoints. Then the number of endpoints of
-// a Service, and the number of its frontends, grow at a fixed number of Services. The last rows have one large Service beside small ones.
+// growthSizes are the sizes of BenchmarkGrowth. First, the number of Services grows at a fixed number of endpoints.
+// Then the number of endpoints of a Service, and the number of its frontends, grow at a fixed number of Services. The
+// last rows have one large Service beside small ones.
 var growthSizes = []struct{ services, endpoints, large, frontends int }{
 	{1_000, 1, 0, 1}, {3_000, 1, 0, 1}, {10_000, 1, 0, 1}, {30_000, 1, 0, 1}, {100_000, 1, 0, 1}, {150_000, 1, 0, 1},
 	{1_000, 5, 0, 1}, {3_000, 5, 0, 1}, {10_000, 5, 0, 1}, {30_000, 5, 0, 1}, {100_000, 5, 0, 1},
@@ -31,10 +32,11 @@ var growthSizes = []struct{ services, endpoints, large, frontends int }{
 	{1_000, 1, 1_000, 1}, {1_000, 1, 3_000, 1}, {1_000, 1, 10_000, 1}, {1_000, 1, 16_000, 1},
 }
 
-// BenchmarkGrowth measures how the cost grows with Services and endpoints, from stored objects to the kernel's acknowledgement.
-// first-ms is the time of the first sync, and commit-ms the kernel's part of it. adopt-ms is the time in which another process
-// adopts the tables. change-us and slow-us are the median and the 99th percentile of single changes. heap-MB is the memory of the
-// program that is in use afterwards, with the stored objects. elements is the number of elements in the kernel.
+// BenchmarkGrowth measures how the cost grows with Services and endpoints, from stored objects to the kernel's
+// acknowledgement. first-ms is the time of the first sync, and commit-ms the kernel's part of it. adopt-ms is the
+// time in which another process adopts the tables. change-us and slow-us are the median and the 99th percentile of
+// single changes. heap-MB is the memory of the program that is in use afterwards, with the stored objects. elements
+// is the number of elements in the kernel.
 func BenchmarkGrowth(b *testing.B) {
 	for _, size := range growthSizes {
 		b.Run(fmt.Sprintf("%dx%d+%d*%d", size.services, size.endpoints, size.large, size.frontends), func(b *testing.B) {
@@ -174,9 +176,10 @@ func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	}
 }
 
-// BenchmarkRate measures the cost of changes that arrive at a constant rate: each replaces one endpoint of another Service. The cluster has 10,000
-// Services with 10 endpoints. cpu-ms is the processor time of the process in a second, and syncs the number of syncs. lag-ms and slow-ms are the
-// median and the 99th percentile of the time from a change to its commit.
+// BenchmarkRate measures the cost of changes that arrive at a constant rate: each replaces one endpoint of another
+// Service. The cluster has 10,000 Services with 10 endpoints. cpu-ms is the processor time of the process in a
+// second, and syncs the number of syncs. lag-ms and slow-ms are the median and the 99th percentile of the time from a
+// change to its commit.
 func BenchmarkRate(b *testing.B) {
 	const services, endpoints, duration = 10_000, 10, 5 * time.Second
 	for _, rate := range []int{10, 100, 1_000, 10_000} {

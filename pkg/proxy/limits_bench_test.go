@@ -22,8 +22,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// hostile is a Service above its limits, with its EndpointSlices. Its two versions differ in every field that its author may
-// change at once.
+// hostile is a Service above its limits, with its EndpointSlices. Its two versions differ in every field that its
+// author may change at once.
 type hostile struct {
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
@@ -93,10 +93,11 @@ var atLimits = []struct {
 	}},
 }
 
-// BenchmarkLimits measures a Service at or above each limit, from stored objects to the kernel's acknowledgement, beside 1,000 other
-// Services. It adds the Service, changes every field that its author can change at once, and deletes it. Each time is the longest
-// of these three steps. build-ms is the time to build the Service from its objects. loop-ms adds planning and encoding. commit-ms is
-// the kernel's time. The numbers of log lines and Events are the sums of the three steps.
+// BenchmarkLimits measures a Service at or above each limit, from stored objects to the kernel's acknowledgement,
+// beside 1,000 other Services. It adds the Service, changes every field that its author can change at once, and
+// deletes it. Each time is the longest of these three steps. build-ms is the time to build the Service from its
+// objects. loop-ms adds planning and encoding. commit-ms is the kernel's time. The numbers of log lines and Events
+// are the sums of the three steps.
 func BenchmarkLimits(b *testing.B) {
 	for _, limit := range atLimits {
 		b.Run(limit.name, func(b *testing.B) {

@@ -47,9 +47,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step answers questions, then does one task that is due. The order is: a sync that makes a set larger or deletes unused chains, periodic work, a
-// sync for changes. If no task is due, step waits for an event. A sync takes the changes, builds and plans their Services, commits the plan, and
-// reports the outcome to the listeners.
+// step answers questions, then does one task that is due. The order is: a sync that makes a set larger or deletes
+// unused chains, periodic work, a sync for changes. If no task is due, step waits for an event. A sync takes the
+// changes, builds and plans their Services, commits the plan, and reports the outcome to the listeners.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
 	now := p.Now()
@@ -73,8 +73,8 @@ func (p *Proxy) step(ctx context.Context) {
 	}
 }
 
-// wait returns at a given time, or after it has handled one event. Events are questions, changes in the API, foreign changes of the
-// ruleset, and changes of the instance that serves.
+// wait returns at a given time, or after it has handled one event. Events are questions, changes in the API, foreign
+// changes of the ruleset, and changes of the instance that serves.
 func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	p.alarm.set(until, now)
 	select {
@@ -83,7 +83,7 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
-		if p.Tracker.Pending().Others { // the minimum interval collects changes of a namespace, and does not delay other namespaces
+		if p.Tracker.Pending().Others { // the minimum interval collects changes of a namespace, and delays no others
 			p.Schedule.Early()
 		}
 		now = p.Now()
@@ -130,15 +130,17 @@ func (p *Proxy) sync(ctx context.Context) {
 // attempts is the largest number of attempts without a pause if foreign changes cause a sync to fail.
 const attempts = 3
 
-// commit commits the plan. planned are the Services that were planned since start. It returns false if another instance serves, or if
-// the sync fails.
+// commit commits the plan. planned are the Services that were planned since start. It returns false if another
+// instance serves, or if the sync fails.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
 	p.guard.doubtIfTouched()
 	if !p.maySend() {
 		return false
 	}
 	for attempt := 1; ; attempt++ {
-		s := &beside.Sync{Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now()}
+		s := &beside.Sync{
+			Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now(),
+		}
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)
 		s.End = p.Now()
 		if s.Err == nil {
@@ -208,8 +210,8 @@ func (p *Proxy) idle() bool {
 	return p.Tracker.Pending().Since.IsZero() && waiting == 0 && len(p.problems.losing) == 0 && !p.unsettled
 }
 
-// againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the
-// tables are trusted.
+// againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits
+// until the tables are trusted.
 func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
 }
@@ -283,7 +285,8 @@ type alarm struct {
 	at    time.Time
 }
 
-// set sets the timer if its time has changed. Setting it for each change would wake a thread of the Go runtime each time.
+// set sets the timer if its time has changed. Setting it for each change would wake a thread of the Go runtime each
+// time.
 func (a *alarm) set(at, now time.Time) {
 	if at != a.at {
 		a.timer.Reset(at.Sub(now))

@@ -129,8 +129,8 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 	})
 }
 
-// An address of the Node serves node ports only when an interface has it. Until then, the address may belong to another machine, and
-// health checks cannot listen on it.
+// An address of the Node serves node ports only when an interface has it. Until then, the address may belong to
+// another machine, and health checks cannot listen on it.
 func TestANodeAddressServesOnceAnInterfaceHasIt(t *testing.T) {
 	run(t, func(b *bench) {
 		up := netip.MustParseAddr("192.0.2.1")
@@ -174,8 +174,8 @@ func (s *listedSource) Services() []types.NamespacedName {
 	return s.fakeSource.Services()
 }
 
-// TestANodeThatChangesReachesAllServices: a change of the Node causes a sync of all Services. The first sync does not list all
-// Services, because all of them are marked.
+// TestANodeThatChangesReachesAllServices: a change of the Node causes a sync of all Services. The first sync does not
+// list all Services, because all of them are marked.
 func TestANodeThatChangesReachesAllServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()

@@ -15,8 +15,8 @@ var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
 
 // problemBook holds the reported problems, so that the loop reports each problem once.
 type problemBook struct {
-	// lists holds the problems of each Service, including those of its EndpointSlices. Problems of a Node or a ServiceCIDR have a
-	// key of their own. objects has, for each list, the number of objects of each kind.
+	// lists holds the problems of each Service, including those of its EndpointSlices. Problems of a Node or a
+	// ServiceCIDR have a key of their own. objects has, for each list, the number of objects of each kind.
 	lists   map[types.NamespacedName][]model.Problem
 	objects map[types.NamespacedName][len(objectKinds)]int
 	// total is the sum of objects.
@@ -27,7 +27,8 @@ type problemBook struct {
 	losing    map[types.NamespacedName]struct{}
 	arrivals  uint64
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
-	// moving is true if the last call of reportConflicts found only frontends that a waiting Service is about to release.
+	// moving is true if the last call of reportConflicts found only frontends that a waiting Service is about to
+	// release.
 	moving bool
 }
 
@@ -41,7 +42,8 @@ func newProblemBook() problemBook {
 // ready reports whether a sync could report some conflicts now.
 func (b *problemBook) ready() bool { return len(b.losing) > 0 && !b.moving }
 
-// reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new problems.
+// reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new
+// problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b := &p.problems
 	before := b.lists[name]
@@ -103,8 +105,8 @@ func (b *problemBook) count(name types.NamespacedName, problems []model.Problem)
 
 // fieldOf names, for each kind of frontend, the field of the Service that has its address.
 var fieldOf = [...]string{
-	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs", model.LoadBalancer: "status.loadBalancer.ingress",
-	model.NodePort: "spec.ports[].nodePort",
+	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs",
+	model.LoadBalancer: "status.loadBalancer.ingress", model.NodePort: "spec.ports[].nodePort",
 }
 
 // conflictLister returns the conflicts between Services; see [plan.Conflicts].
@@ -113,8 +115,9 @@ type conflictLister interface {
 	Of(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
-// reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
-// only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs report the rest.
+// reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists,
+// it is reported only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs
+// report the rest.
 func (p *Proxy) reportConflicts(c conflictLister) {
 	const leastCost = roundElements / 100 // at most a hundred Services
 	b := &p.problems
@@ -209,7 +212,9 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 		at = fmt.Sprint(c.Key.Port)
 	}
 	reason := fmt.Sprintf("%s/%s is not programmed: already used by ", at, c.Key.Protocol)
-	out := model.Problem{Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind], Reason: reason + c.WinnerText()}
+	out := model.Problem{
+		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind], Reason: reason + c.WinnerText(),
+	}
 	if c.Winner.Namespace != "" && c.Winner.Namespace != c.Loser.Namespace {
 		out.EventReason = reason + "a Service of another namespace"
 	}

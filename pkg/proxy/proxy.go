@@ -84,7 +84,8 @@ type Config struct {
 	Model    model.Options
 	// NodeIP, if valid, overrides the Node's address of its family (kube-proxy: --bind-address).
 	NodeIP netip.Addr
-	// NodeCIDR reads the prefixes of local pods from the Node, and waits for them (kube-proxy: detect-local-mode NodeCIDR).
+	// NodeCIDR reads the prefixes of local pods from the Node, and waits for them (kube-proxy: detect-local-mode
+	// NodeCIDR).
 	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts model.NodePortAddresses
@@ -128,11 +129,11 @@ type Proxy struct {
 	turned <-chan struct{}
 	lease  lease
 	alarm  alarm
-	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then plans new changes
-	// before it commits, because one of them may remove the cause.
+	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then
+	// plans new changes before it commits, because one of them may remove the cause.
 	started, failed bool
-	// lastCommit is the end of the last successful sync. againAt is the time at which a sync must make a set larger or delete unused chains;
-	// zero if no sync must.
+	// lastCommit is the end of the last successful sync. againAt is the time at which a sync must make a set larger
+	// or delete unused chains; zero if no sync must.
 	lastCommit, againAt time.Time
 	// addressesAt is the time of the next attempt to read the node's addresses, or zero if the last attempt succeeded.
 	addressesAt time.Time

@@ -122,7 +122,8 @@ type fakeKernel struct {
 	elements            map[nft.ID]string
 	// asWanted is true if an earlier process left exactly the planned tables.
 	asWanted bool
-	// rules is a fingerprint of the rules of IPv4 as of the last sync, if readRules is set: it takes half a millisecond.
+	// rules is a fingerprint of the rules of IPv4 as of the last sync, if readRules is set: it takes half a
+	// millisecond.
 	rules     uint64
 	readRules bool
 	fail      func(sync int) error
@@ -435,8 +436,8 @@ func TestFailedSyncsAreRetried(t *testing.T) {
 	})
 }
 
-// While the kernel fails, the deletion of unused chains waits, and the loop does not spin. A spinning loop would stop the virtual
-// time of the bubble.
+// While the kernel fails, the deletion of unused chains waits, and the loop does not spin. A spinning loop would stop
+// the virtual time of the bubble.
 func TestAFailingKernelDelaysRetirement(t *testing.T) {
 	run(t, func(b *bench) {
 		b.set(1, 3)
@@ -492,8 +493,8 @@ func TestAForeignCommitIsRepairedWithinASecond(t *testing.T) {
 	})
 }
 
-// The loop checks for a foreign change immediately after its announcement. A program that changes the ruleset continuously causes at most two
-// checks a second.
+// The loop checks for a foreign change immediately after its announcement. A program that changes the ruleset
+// continuously causes at most two checks a second.
 func TestAnnouncedForeignChangesAreCheckedAtOnce(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)

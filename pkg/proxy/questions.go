@@ -18,8 +18,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own facts; the builder
-// reads their Node.
+// Facts are the inputs of the plan besides Services. A published copy is immutable. The loop owns and changes its own
+// facts; the builder reads their Node.
 type Facts struct {
 	Node          model.Node
 	NodeAddresses [2][]netip.Addr
@@ -41,8 +41,8 @@ func (p *Proxy) publish() {
 	p.published.Store(&facts)
 }
 
-// account records syncs, for answers to questions. It allocates memory only for a sync of more than mostNamed Services, a repair, or a
-// failure.
+// account records syncs, for answers to questions. It allocates memory only for a sync of more than mostNamed
+// Services, a repair, or a failure.
 type account struct {
 	// waits describes the condition for which the loop waits before its first sync.
 	waits          string
@@ -77,7 +77,9 @@ func (a *account) note(s *beside.Sync) {
 		return
 	}
 	if s.Repaired() {
-		a.noteRepair(view.Repair{Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.By(), Program: s.Author.Program})
+		a.noteRepair(view.Repair{
+			Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.By(), Program: s.Author.Program,
+		})
 	}
 	a.waits, a.failure = "", nil
 	a.last = pastOf(s)
@@ -88,8 +90,8 @@ func (a *account) note(s *beside.Sync) {
 	}
 }
 
-// pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a long list, so that
-// the list's memory is released.
+// pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a
+// long list, so that the list's memory is released.
 func pastOf(s *beside.Sync) past {
 	p := past{start: s.Start, begun: s.Begun, end: s.End, result: s.Result, names: s.Services}
 	if n := len(s.Services); n > mostNamed {
@@ -116,11 +118,14 @@ func remedy(err error) (fix, affects string) {
 	case errors.Is(err, unix.EPERM):
 		return "add the capability NET_ADMIN to the container of this program", "the pods with the same spec"
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
-		return "free memory on this node, or raise the memory limit of the pod: it includes memory of the kernel", "only this node, or the pods with the same limit"
+		return "free memory on this node, or raise the memory limit of the pod: it includes memory of the kernel",
+			"only this node, or the pods with the same limit"
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
-		return "load the kernel module for the expression in the error, for example with modprobe nft_masq on this node", "the kernel of this node, until the next boot"
+		return "load the kernel module for the expression in the error, for example with modprobe nft_masq on this node",
+			"the kernel of this node, until the next boot"
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return "raise the limit of open files of this program (ulimit -n) or of this node (fs.file-max)", "only this program, or all programs of this node"
+		return "raise the limit of open files of this program (ulimit -n) or of this node (fs.file-max)",
+			"only this program, or all programs of this node"
 	}
 	return "read the log of this program, and run \"kube-nftproxy bundle\" for a bug report", "nothing"
 }
@@ -167,7 +172,8 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 	})
 }
 
-// Syncs returns the last successful syncs, the oldest first. The loop only copies them. The caller's goroutine converts them.
+// Syncs returns the last successful syncs, the oldest first. The loop only copies them. The caller's goroutine
+// converts them.
 func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 	recent, err := ask(ctx, p, func() []past {
 		a := &p.account
@@ -189,8 +195,8 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	return ask(ctx, p, p.Metrics.Total)
 }
 
-// Conflicts returns the frontends that one of the named Services claims and another Service has. For each Service, it returns the
-// first ones only (see [plan.Conflicts.Of]).
+// Conflicts returns the frontends that one of the named Services claims and another Service has. For each Service, it
+// returns the first ones only (see [plan.Conflicts.Of]).
 func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]plan.Conflict, error) {
 	return ask(ctx, p, func() (list []plan.Conflict) {
 		if p.Planner.Totals().Conflicts == 0 {
@@ -204,12 +210,14 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
-// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and the addresses that answer echo
-// requests.
+// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and the
+// addresses that answer echo requests.
 type Behaviours struct{ Refused, Pinged []netip.Addr }
 
 // Behaviours returns the behaviours of the addresses of the named Services.
-func (p *Proxy) Behaviours(ctx context.Context, names []types.NamespacedName) (map[types.NamespacedName]Behaviours, error) {
+func (p *Proxy) Behaviours(
+	ctx context.Context, names []types.NamespacedName,
+) (map[types.NamespacedName]Behaviours, error) {
 	return ask(ctx, p, func() map[types.NamespacedName]Behaviours {
 		out := map[types.NamespacedName]Behaviours{}
 		for _, n := range names {
@@ -243,7 +251,8 @@ func (s *past) view() *view.Sync {
 		return nil
 	}
 	v := &view.Sync{
-		Time: s.end, Kind: string(s.result.Kind), Why: s.result.Why, More: s.more, Elements: s.result.Elements, Bytes: s.result.Bytes,
+		Time: s.end, Kind: string(s.result.Kind), Why: s.result.Why, More: s.more,
+		Elements: s.result.Elements, Bytes: s.result.Bytes,
 		PlanMicros: s.begun.Sub(s.start).Microseconds(), CommitMicros: s.result.Commit.Microseconds(),
 		TotalMicros: s.end.Sub(s.start).Microseconds(),
 	}

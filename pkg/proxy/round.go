@@ -19,7 +19,8 @@ const (
 )
 
 // mostSettled is the number of frontends about which the planner decides again in one round, see
-// [plan.Conflicts.Settle]. mostAgain is the largest number of Services that the loop plans again after room became free.
+// [plan.Conflicts.Settle]. mostAgain is the largest number of Services that the loop plans again after room became
+// free.
 const mostSettled, mostAgain = 2_000, 64
 
 // planFirst plans all Services before the first sync, and answers questions meanwhile. A partial batch would remove the
@@ -32,7 +33,8 @@ func (p *Proxy) planFirst(names []types.NamespacedName) {
 		for i, name := range part {
 			services[i] = p.builder.build(name, time.Time{})
 		}
-		// The planner recalls the numbers in the kernel's tables. If it assigned others, the tables would need a full sync.
+		// The planner recalls the numbers in the kernel's tables. If it assigned others, the tables would need a full
+		// sync.
 		if err := p.Kernel.Recall(p.Planner, services); err != nil {
 			klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; "+
 				"session affinity of some clients may be lost")

@@ -158,7 +158,8 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 	})
 }
 
-// After a large Service, the kernel immediately requests another sync, to make a set larger. It precedes the next large Service.
+// After a large Service, the kernel immediately requests another sync, to make a set larger. It precedes the next
+// large Service.
 func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
@@ -253,8 +254,8 @@ func TestTheFirstBatchIsComplete(t *testing.T) {
 	})
 }
 
-// Services exchange or take over addresses during a storm, in any order of their names: after each batch, each address has an
-// endpoint.
+// Services exchange or take over addresses during a storm, in any order of their names: after each batch, each
+// address has an endpoint.
 func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	const storm = 300
 	external := func(ips ...string) func(*corev1.Service) {

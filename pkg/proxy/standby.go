@@ -13,8 +13,8 @@ import (
 
 // Turn decides which instance of the program serves. Its methods do not block.
 type Turn interface {
-	// Ready announces that this process can serve. Stopped confirms that this process commits nothing until Granted returns true
-	// again.
+	// Ready announces that this process can serve. Stopped confirms that this process commits nothing until Granted
+	// returns true again.
 	Ready()
 	Stopped()
 	Granted() bool
@@ -39,7 +39,8 @@ type standby struct {
 // maySend reports whether this process serves.
 func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
 
-// standBy waits for a question, or until the process that serves may have changed. It plans no changes. If this process may serve then, it resumes.
+// standBy waits for a question, or until the process that serves may have changed. It plans no changes. If this
+// process may serve then, it resumes.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())

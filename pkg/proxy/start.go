@@ -12,7 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// awaitSource waits until the source has read all Services and EndpointSlices. It returns false if the context ended first.
+// awaitSource waits until the source has read all Services and EndpointSlices. It returns false if the context ended
+// first.
 func (p *Proxy) awaitSource(ctx context.Context) bool {
 	const patience = 10 * time.Second
 	late := time.NewTicker(patience)
@@ -34,7 +35,8 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	}
 }
 
-// awaitPodCIDRs waits until the Node has prefixes of pods. Without [Config.NodeCIDR], it does not wait. It fails after a time limit.
+// awaitPodCIDRs waits until the Node has prefixes of pods. Without [Config.NodeCIDR], it does not wait. It fails
+// after a time limit.
 func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	if !p.NodeCIDR {
 		return nil
@@ -61,8 +63,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	return nil
 }
 
-// awaitAddresses waits until it can read the addresses of this node, up to a time limit. Without addresses, the first commit would
-// remove all node ports of an earlier process.
+// awaitAddresses waits until it can read the addresses of this node, up to a time limit. Without addresses, the first
+// commit would remove all node ports of an earlier process.
 func (p *Proxy) awaitAddresses(ctx context.Context) {
 	const patience, pause = 10 * time.Second, 100 * time.Millisecond
 	begun, logged := p.Now(), false

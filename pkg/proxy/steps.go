@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// steps schedules slow start: the share of a starting endpoint rises in steps. All Services have their next steps at the same time, so that one batch
-// has the steps of many Services. These times are at least stepEvery apart: a Service has at most one step in this interval, regardless of the number
-// of its endpoints.
+// steps schedules slow start: the share of a starting endpoint rises in steps. All Services have their next steps at
+// the same time, so that one batch has the steps of many Services. These times are at least stepEvery apart: a
+// Service has at most one step in this interval, regardless of the number of its endpoints.
 type steps struct {
 	next map[types.NamespacedName]time.Time
 	// at is the time of the next steps; zero if no endpoint is starting. last is the time of the previous ones.

@@ -48,7 +48,8 @@ func await(d time.Duration) {
 	synctest.Wait()
 }
 
-// The slots of a new endpoint rise from one to ten. Those of all other endpoints stay, and afterwards there is no further step.
+// The slots of a new endpoint rise from one to ten. Those of all other endpoints stay, and afterwards there is no
+// further step.
 func TestStepsOfANewEndpoint(t *testing.T) {
 	run(t, func(b *bench) {
 		const seconds = 93
@@ -72,7 +73,8 @@ func TestStepsOfANewEndpoint(t *testing.T) {
 	})
 }
 
-// After a restart, all endpoints have their full weight, and endpoints that are new then start, even if the Service is young.
+// After a restart, all endpoints have their full weight, and endpoints that are new then start, even if the Service
+// is young.
 func TestRestartDuringSlowStart(t *testing.T) {
 	run(t, func(b *bench) {
 		now := func(svc *corev1.Service) { svc.CreationTimestamp = metav1.Now() }
@@ -119,7 +121,8 @@ func TestStepsOfManyServicesShareSyncs(t *testing.T) {
 	})
 }
 
-// The endpoints of a tenant flap: the loop builds their Service once for each change that it takes, and at most once more each second.
+// The endpoints of a tenant flap: the loop builds their Service once for each change that it takes, and at most once
+// more each second.
 func TestFlappingEndpointsCostOneStepEachSecond(t *testing.T) {
 	run(t, func(b *bench) {
 		b.set(1, 3000, slowly(3600))

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// After a truncated or missing reply, a pass fails. It neither blocks nor treats a partial reply as complete. The next pass, with new
-// sockets, deletes the rest.
+// After a truncated or missing reply, a pass fails. It neither blocks nor treats a partial reply as complete. The
+// next pass, with new sockets, deletes the rest.
 func TestRepliesThatAreCutOrLost(t *testing.T) {
 	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: netlink.ErrTruncated, 100: netlink.ErrTruncated, 250: netlink.ErrTruncated} {
 		enterNamespace(t)

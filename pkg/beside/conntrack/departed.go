@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Departed are endpoints that have left the EndpointSlices of a Service. It may change during a pass: an endpoint that returns keeps its
-// connections. A nil Departed is empty and does not change.
+// Departed are endpoints that have left the EndpointSlices of a Service. It may change during a pass: an endpoint
+// that returns keeps its connections. A nil Departed is empty and does not change.
 type Departed struct {
 	mu    sync.RWMutex
 	addrs map[netip.Addr]struct{}
@@ -53,15 +53,16 @@ func (d *Departed) has(a netip.Addr) bool {
 	return has
 }
 
-// Terminate makes TCP connections from a frontend to departed endpoints stale. After their deletion, the kernel evaluates the rules for the client's
-// next segment. The client then gets a reset, from another endpoint or from the rule that rejects packets.
+// Terminate makes TCP connections from a frontend to departed endpoints stale. After their deletion, the kernel
+// evaluates the rules for the client's next segment. The client then gets a reset, from another endpoint or from the
+// rule that rejects packets.
 func (d *Desired) Terminate(k model.Key, departed *Departed) {
 	d.set(k, frontend{departed: departed})
 	d.terminates = true
 }
 
-// Exempt records a single port whose TCP connections stay, although the port is in a range of [Desired.Terminate]. Any other state of the frontend in
-// the Desired overrides this.
+// Exempt records a single port whose TCP connections stay, although the port is in a range of [Desired.Terminate].
+// Any other state of the frontend in the Desired overrides this.
 func (d *Desired) Exempt(k model.Key) {
 	if _, known := d.frontends[k]; !known {
 		d.set(k, frontend{exempt: true})

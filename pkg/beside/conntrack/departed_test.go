@@ -47,8 +47,9 @@ func TestConnectionsToDepartedEndpoints(t *testing.T) {
 	}
 }
 
-// A pass over many connections deletes no more than PerSecond of them, and does not touch those of an endpoint that returns meanwhile. A request
-// during the pass does not delay it. The pauses do not count as work: the next pass begins after the interval.
+// A pass over many connections deletes no more than PerSecond of them, and does not touch those of an endpoint that
+// returns meanwhile. A request during the pass does not delay it. The pauses do not count as work: the next pass
+// begins after the interval.
 func TestTerminationsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, endpoint := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.1:8080")

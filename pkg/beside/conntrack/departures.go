@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	// absence is the time for which an endpoint must be absent from all slices of its Service before its connections are terminated. A
-	// controller may delete a slice and write it again.
+	// absence is the time for which an endpoint must be absent from all slices of its Service before its connections
+	// are terminated. A controller may delete a slice and write it again.
 	absence = 5 * time.Second
-	// memory is the time for which a departed endpoint is remembered. A pass over a million connections takes two minutes.
+	// memory is the time for which a departed endpoint is remembered. A pass over a million connections takes two
+	// minutes.
 	memory = 10 * time.Minute
 	// mostDeparted is the largest number of remembered departures. A departure counts even after the endpoint has
 	// returned.
@@ -45,8 +46,8 @@ type Departures struct {
 	// room has the departures in the lists, by namespace.
 	room      *room.Room
 	addresses [2][]netip.Addr
-	// fresh are departures that are not committed yet. waiting are committed departures whose absence is still too short. done are departures whose
-	// connections are being terminated. Each list is in the order of time.
+	// fresh are departures that are not committed yet. waiting are committed departures whose absence is still too
+	// short. done are departures whose connections are being terminated. Each list is in the order of time.
 	fresh, waiting, done []departure
 }
 

@@ -78,8 +78,9 @@ func (l *leaving) ends(endpoint netip.Addr) bool {
 
 func at(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, byte(n >> 8), byte(n)}) }
 
-// Each row has steps in order, and the endpoints, of 1 to 3, whose connections are terminated. A step "1,2" lists these endpoints, "off" is the
-// Service without termination, "deleted" no Service. "fail" is a failed sync, and "4s" a successful sync and a time. "none" lists no endpoint.
+// Each row has steps in order, and the endpoints, of 1 to 3, whose connections are terminated. A step "1,2" lists
+// these endpoints, "off" is the Service without termination, "deleted" no Service. "fail" is a failed sync, and "4s"
+// a successful sync and a time. "none" lists no endpoint.
 func TestDepartures(t *testing.T) {
 	for _, tc := range []struct{ name, steps, want string }{
 		{"an endpoint leaves", "1,2 0s 1 5s", "2"},
@@ -158,8 +159,8 @@ func TestDeparturesOfALostFrontend(t *testing.T) {
 	}
 }
 
-// A namespace whose endpoints leave all the time has no more departures than its part, one problem, and the memory for them is released. Another
-// namespace is not affected.
+// A namespace whose endpoints leave all the time has no more departures than its part, one problem, and the memory
+// for them is released. Another namespace is not affected.
 func TestDeparturesAreBounded(t *testing.T) {
 	l := newLeaving()
 	many := make([]netip.Addr, 10_000)

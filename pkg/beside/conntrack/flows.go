@@ -78,9 +78,9 @@ func ReadEarlier(ctx context.Context, from func() ([]model.Key, error)) (earlier
 	return earlier
 }
 
-// Synced requests a search after a successful sync. The search includes all changed frontends. If a new address serves node ports, it
-// includes all node ports. After a time without rules, it includes all frontends, because a flow that began without rules is not
-// translated.
+// Synced requests a search after a successful sync. The search includes all changed frontends. If a new address
+// serves node ports, it includes all node ports. After a time without rules, it includes all frontends, because a
+// flow that began without rules is not translated.
 func (f *Flows) Synced(s *beside.Sync) {
 	if s.Err != nil {
 		return
@@ -163,8 +163,9 @@ func add(d *Desired, k model.Key, flows plan.FlowPolicy, exists bool) {
 	}
 }
 
-// noteServed records the addresses that serve node ports now, and reports whether one of them is new. It ignores new link-local
-// addresses: each new pod adds one to the node, and clients do not connect to node ports at these addresses.
+// noteServed records the addresses that serve node ports now, and reports whether one of them is new. It ignores new
+// link-local addresses: each new pod adds one to the node, and clients do not connect to node ports at these
+// addresses.
 func (f *Flows) noteServed() (added bool) {
 	for family, now := range f.addresses {
 		if slices.Equal(now, f.served[family]) {

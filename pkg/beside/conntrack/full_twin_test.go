@@ -12,9 +12,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// If the table is full of other connections, the kernel drops packets of new connections. A pass still finds and deletes stale flows to a
-// removed endpoint. The deletions free space, so the clients of these flows can connect. Other new clients can connect after the other
-// connections are deleted.
+// If the table is full of other connections, the kernel drops packets of new connections. A pass still finds and
+// deletes stale flows to a removed endpoint. The deletions free space, so the clients of these flows can connect.
+// Other new clients can connect after the other connections are deleted.
 func TestFullTableTwin(t *testing.T) {
 	const f = inet.IPv4
 	n := newNode(t)

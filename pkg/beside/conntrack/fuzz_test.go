@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// For any message of the kernel, the deletion identifies exactly the entry of this message. It always has a tuple: a deletion without a
-// tuple would delete the whole table.
+// For any message of the kernel, the deletion identifies exactly the entry of this message. It always has a tuple: a
+// deletion without a tuple would delete the whole table.
 func FuzzEntry(f *testing.F) {
 	zone := flow(inet.UDP, "[fd00::1]:53", "[fd00::2]:5353")
 	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true
@@ -63,7 +63,8 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// named parses a deletion, and reports whether it identifies an entry by the tuple of the original direction and the id.
+// named parses a deletion, and reports whether it identifies an entry by the tuple of the original direction and the
+// id.
 func named(attributes []byte, f *Flow) bool {
 	e, _ := parse(attributes, f)
 	return len(e.tuple) > 0 && len(e.id) > 0 && f.Destination.IsValid()

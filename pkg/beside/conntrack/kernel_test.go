@@ -27,8 +27,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// enterNamespace gives the test its own network namespace. In it, pod addresses are local, and the default route leads to a link without a
-// receiver. The test's thread is not reused.
+// enterNamespace gives the test its own network namespace. In it, pod addresses are local, and the default route
+// leads to a link without a receiver. The test's thread is not reused.
 func enterNamespace(t testing.TB) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -273,9 +273,9 @@ func (n *node) expect(clients []*net.UDPConn, want string) {
 	}
 }
 
-// trackBefore adds nat chains of another program. So before the program's rules exist, the kernel tracks connections and decides about their
-// translation. (Without any nat chain, the kernel would evaluate nat chains that are added later for existing flows without replies. They
-// could then reject a flow, but not translate it.)
+// trackBefore adds nat chains of another program. So before the program's rules exist, the kernel tracks connections
+// and decides about their translation. (Without any nat chain, the kernel would evaluate nat chains that are added
+// later for existing flows without replies. They could then reject a flow, but not translate it.)
 func (n *node) trackBefore() {
 	run(n, "nft", "add table inet other; add chain inet other c { type nat hook output priority -100; }; "+
 		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
@@ -300,8 +300,8 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 	})
 }
 
-// Two kinds of flows are not stale. The first is a flow that a network plugin has translated, to a port of this node that is not a node port. The
-// second is a flow to the number of a node port at another machine's address.
+// Two kinds of flows are not stale. The first is a flow that a network plugin has translated, to a port of this node
+// that is not a node port. The second is a flow to the number of a node port at another machine's address.
 func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
@@ -326,7 +326,8 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n.expect(others, plugin.String())
 }
 
-// Masquerading changes the destination of replies, not their source. So a pass still finds the endpoint of a masqueraded flow.
+// Masquerading changes the destination of replies, not their source. So a pass still finds the endpoint of a
+// masqueraded flow.
 func TestMasqueradedClientFollows(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table inet masq; add chain inet masq c { type nat hook postrouting priority 100; }; "+
@@ -344,8 +345,8 @@ func TestMasqueradedClientFollows(t *testing.T) {
 // sources returns the range of one address.
 func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
 
-// A TCP connection without a reply to its SYN is in state new, too. If its source is no longer allowed, a repeated SYN does not reach the
-// endpoint.
+// A TCP connection without a reply to its SYN is in state new, too. If its source is no longer allowed, a repeated
+// SYN does not reach the endpoint.
 func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
 		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
@@ -414,8 +415,8 @@ func connected(fd int, patience time.Duration) bool {
 	return err == nil && errno == 0
 }
 
-// If a Service was deleted while no process ran, the new process finds its frontends in the earlier tables, and deletes its flows. It keeps
-// a flow to another address of the same ServiceCIDR that another program has translated.
+// If a Service was deleted while no process ran, the new process finds its frontends in the earlier tables, and
+// deletes its flows. It keeps a flow to another address of the same ServiceCIDR that another program has translated.
 func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
@@ -566,7 +567,8 @@ func appendTuple(b []byte, typ uint16, p inet.Protocol, src, dst netip.AddrPort)
 	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
-// synthetic yields entries of many services. Each service has the given number of entries, whose endpoints are ten by turns.
+// synthetic yields entries of many services. Each service has the given number of entries, whose endpoints are ten by
+// turns.
 func synthetic(p inet.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {
@@ -760,8 +762,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// For 100,000 entries and 1,000 services that have lost an endpoint, a pass reads the table once. Its memory has the same limit for 1,000 and
-// for 100,000 entries.
+// For 100,000 entries and 1,000 services that have lost an endpoint, a pass reads the table once. Its memory has the
+// same limit for 1,000 and for 100,000 entries.
 func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	const services, most = 1000, 512 << 10
 	each := 100

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Lookup returns the entry of a flow, or nil if it has none. from and to are the source and destination of the flow's first packet before
-// any translation. The process needs CAP_NET_ADMIN.
+// Lookup returns the entry of a flow, or nil if it has none. from and to are the source and destination of the flow's
+// first packet before any translation. The process needs CAP_NET_ADMIN.
 func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TestLookup looks up flows to Services by their original destination: before the first packet, before the first reply, and after it.
+// TestLookup looks up flows to Services by their original destination: before the first packet, before the first
+// reply, and after it.
 func TestLookup(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {

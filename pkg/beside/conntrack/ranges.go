@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// rangeIndex has the frontends that are ranges of ports, by place, for a binary search. The ranges of present frontends do not overlap, because each
-// port belongs to one Service. Ranges of deleted frontends may overlap other ranges.
+// rangeIndex has the frontends that are ranges of ports, by place, for a binary search. The ranges of present
+// frontends do not overlap, because each port belongs to one Service. Ranges of deleted frontends may overlap other
+// ranges.
 type rangeIndex struct {
 	present, gone map[model.AddrProtocol][]model.Key
 }
@@ -32,7 +33,8 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 	return k, false
 }
 
-// makeIndex makes the index. It joins deleted ranges that overlap. The key of a joined range may be missing in the state.
+// makeIndex makes the index. It joins deleted ranges that overlap. The key of a joined range may be missing in the
+// state.
 func (d *Desired) makeIndex() {
 	d.index = &rangeIndex{present: map[model.AddrProtocol][]model.Key{}, gone: map[model.AddrProtocol][]model.Key{}}
 	for k, f := range d.frontends {

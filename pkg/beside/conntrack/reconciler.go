@@ -20,8 +20,8 @@ const (
 	// maxShareOfAll limits all passes. So a namespace with many requests pays with its own delay, and delays the
 	// request of another namespace by little more than one pass.
 	maxShare, maxShareOfAll = 5, 2
-	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
-	// could miss this entry, and the entry would stay.
+	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the
+	// delay, the pass could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
 	// patience is the delay of a pass that is made only for flows without replies of protocols other than UDP, in
 	// intervals between passes. A client repeats its first segment after 1, 2, 4 and more seconds, so a new Service
@@ -29,15 +29,15 @@ const (
 	patience = 5
 	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second
-	// maxGone is the largest number of deleted frontends in the requests of failed passes. If they have more, the reconciler drops all deleted
-	// frontends.
+	// maxGone is the largest number of deleted frontends in the requests of failed passes. If they have more, the
+	// reconciler drops all deleted frontends.
 	maxGone = 1 << 16
 )
 
 // Table is the kernel's conntrack table.
 type Table interface {
-	// Delete deletes the flows of a family for which stale returns true. It may skip flows that are not selected. stale must not
-	// keep the pointer to the flow. If Delete returns an error, it may have deleted some flows.
+	// Delete deletes the flows of a family for which stale returns true. It may skip flows that are not selected.
+	// stale must not keep the pointer to the flow. If Delete returns an error, it may have deleted some flows.
 	Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
@@ -110,9 +110,10 @@ func New(c Config) *Reconciler {
 	return r
 }
 
-// Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler takes ownership of d,
-// but not of the lists of endpoints and addresses in it: do not change these. If several requests contain the same frontend, the last
-// one applies. Request returns the number of the request: 1 for the first one.
+// Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler
+// takes ownership of d, but not of the lists of endpoints and addresses in it: do not change these. If several
+// requests contain the same frontend, the last one applies. Request returns the number of the request: 1 for the
+// first one.
 func (r *Reconciler) Request(d *Desired) (number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,15 +134,16 @@ func (r *Reconciler) Request(d *Desired) (number uint64) {
 	return r.number
 }
 
-// Handled returns the number of the last request for which the stale flows to deleted frontends are deleted, or were too many for a retry.
+// Handled returns the number of the last request for which the stale flows to deleted frontends are deleted, or were
+// too many for a retry.
 func (r *Reconciler) Handled() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.handled
 }
 
-// Run makes passes until the context ends, and then a last pass if there is a request. It logs errors, and keeps the requests of a failed pass for the
-// next one.
+// Run makes passes until the context ends, and then a last pass if there is a request. It logs errors, and keeps the
+// requests of a failed pass for the next one.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
 	r.runner.Run(ctx)
@@ -259,7 +261,8 @@ func (r *Reconciler) take() (d *Desired, number uint64) {
 	return d, r.number
 }
 
-// restore makes the requests of a failed pass pending again. Newer requests override them. number is the number of the last request of the pass.
+// restore makes the requests of a failed pass pending again. Newer requests override them. number is the number of
+// the last request of the pass.
 func (r *Reconciler) restore(d *Desired, number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -356,8 +359,8 @@ func (r *Reconciler) pause(ctx context.Context) {
 	r.paused += d
 }
 
-// welcome reports whether a pending request permits a flow. Such a flow may be newer than the request of the current pass, and its deletion would
-// lose packets.
+// welcome reports whether a pending request permits a flow. Such a flow may be newer than the request of the current
+// pass, and its deletion would lose packets.
 func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -146,7 +146,8 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 	})
 }
 
-// A pass only for flows without replies of TCP or SCTP is not urgent, unless a request says so or changes the allowed sources.
+// A pass only for flows without replies of TCP or SCTP is not urgent, unless a request says so or changes the allowed
+// sources.
 func TestPassesForOtherProtocolsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{flows: []Flow{flow(inet.TCP, "10.96.0.1:80", "10.244.0.1:80")}}

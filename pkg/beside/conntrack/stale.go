@@ -32,14 +32,16 @@ type Flow struct {
 // translated reports whether the destination of the flow's packets is translated.
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
-// Desired is the wanted state of some frontends: the frontends that have changed since the last pass, or all frontends. Flows to other destinations
-// are never stale. With a range of ports, a Desired must also have all single ports of the same address and protocol: these take precedence. Do not
-// change a Desired after passing it to a [Reconciler].
+// Desired is the wanted state of some frontends: the frontends that have changed since the last pass, or all
+// frontends. Flows to other destinations are never stale. With a range of ports, a Desired must also have all single
+// ports of the same address and protocol: these take precedence. Do not change a Desired after passing it to a
+// [Reconciler].
 type Desired struct {
-	// Urgent is true for a pass that must be made soon, also if it is made only for flows without replies of protocols other than UDP. Set it with all
-	// frontends after the first sync and after a time without rules. Set it with all node ports when an address starts to serve node ports. If a flow
-	// began without rules, the kernel does not evaluate the rules for its later packets. A UDP flow stays untranslated while the client sends, and a
-	// TCP flow while the client repeats its SYN. See kubernetes issue 126468.
+	// Urgent is true for a pass that must be made soon, also if it is made only for flows without replies of
+	// protocols other than UDP. Set it with all frontends after the first sync and after a time without rules. Set it
+	// with all node ports when an address starts to serve node ports. If a flow began without rules, the kernel does
+	// not evaluate the rules for its later packets. A UDP flow stays untranslated while the client sends, and a TCP
+	// flow while the client repeats its SYN. See kubernetes issue 126468.
 	Urgent bool
 
 	frontends map[model.Key]frontend
@@ -47,13 +49,14 @@ type Desired struct {
 	namespaces map[string]struct{}
 	// nodes holds the node's addresses that serve node ports, sorted.
 	nodes [2][]netip.Addr
-	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone the number of
-	// deleted frontends.
+	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone
+	// the number of deleted frontends.
 	count        [2]int
 	others, gone int
 	// terminates is true if a frontend may have departed endpoints.
 	terminates bool
-	// ranges is the number of frontends that are ranges of ports. The first search makes index, and the first search after a change makes it again.
+	// ranges is the number of frontends that are ranges of ports. The first search makes index, and the first search
+	// after a change makes it again.
 	ranges int
 	index  *rangeIndex
 }
@@ -100,17 +103,19 @@ func (d *Desired) payers() map[string]struct{} {
 	return d.namespaces
 }
 
-// Frontend sets the endpoints with which flows to a frontend may continue: all endpoints that are ready or serving, including
-// terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
-// of a service port share it. For protocols other than UDP, it applies only to flows without replies.
+// Frontend sets the endpoints with which flows to a frontend may continue: all endpoints that are ready or serving,
+// including terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted.
+// Do not change it: all frontends of a service port share it. For protocols other than UDP, it applies only to flows
+// without replies.
 //
-// kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints that are
-// ready but not serving, as with spec.publishNotReadyAddresses.
+// kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints
+// that are ready but not serving, as with spec.publishNotReadyAddresses.
 func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets the sources that may open flows to a frontend. It applies to all protocols. Call it after [Desired.Frontend]. Do not change the sources.
+// Restrict sets the sources that may open flows to a frontend. It applies to all protocols. Call it after
+// [Desired.Frontend]. Do not change the sources.
 func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
 	f := d.frontends[k]
 	f.sources = sources
@@ -126,8 +131,8 @@ func (d *Desired) PreferToNodePorts(k model.Key) {
 	}
 }
 
-// Gone records that a frontend was deleted: its Service was deleted, or the Service lost this port, node port or address. Only the next
-// pass uses it.
+// Gone records that a frontend was deleted: its Service was deleted, or the Service lost this port, node port or
+// address. Only the next pass uses it.
 func (d *Desired) Gone(k model.Key) {
 	d.set(k, frontend{gone: true})
 }
@@ -157,8 +162,9 @@ func (d *Desired) set(k model.Key, f frontend) {
 	}
 }
 
-// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted. Do not change it. A flow to
-// another address does not belong to a node port, even if its port is the same. (kube-proxy compares only the port.)
+// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted. Do not
+// change it. A flow to another address does not belong to a node port, even if its port is the same. (kube-proxy
+// compares only the port.)
 func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
@@ -208,7 +214,8 @@ func (d *Desired) forgetGone() {
 	*d = rest
 }
 
-// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet.
+// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's
+// next packet.
 //
 //	UDP flow to a frontend                        stale if
 //	no reply, source not allowed, translated      always
@@ -221,17 +228,19 @@ func (d *Desired) forgetGone() {
 //	translated, frontend deleted                  always
 //	not translated, frontend deleted              never
 //
-// As in kube-proxy, a flow with a reply continues even if its source is no longer allowed: kube-proxy's rules drop only packets in
-// state new. All packets of a flow before the first reply have this state.
+// As in kube-proxy, a flow with a reply continues even if its source is no longer allowed: kube-proxy's rules drop
+// only packets in state new. All packets of a flow before the first reply have this state.
 //
-// If a frontend has no endpoints, the rules reject packets of new flows. An untranslated flow to such a frontend may have replies, for
-// example if a process on a node owns the address. Such a flow works and is not stale. A flow without replies is stale, so that the
-// rules can reject it. kube-proxy keeps both kinds of flows, and flows to deleted Services.
+// If a frontend has no endpoints, the rules reject packets of new flows. An untranslated flow to such a frontend may
+// have replies, for example if a process on a node owns the address. Such a flow works and is not stale. A flow
+// without replies is stale, so that the rules can reject it. kube-proxy keeps both kinds of flows, and flows to
+// deleted Services.
 //
-// A flow of another protocol can be stale only without a reply. For such a flow, the table applies to all protocols: while a client repeats its first
-// segment, the kernel does not evaluate the rules again. So no established connection is deleted, except for TCP connections to endpoints that
-// [Desired.Terminate] names. Untranslated entries in zones other than 0 are intended: the virtual switch of a network plugin tracks the same packet in
-// its own zone, before or after the rules.
+// A flow of another protocol can be stale only without a reply. For such a flow, the table applies to all protocols:
+// while a client repeats its first segment, the kernel does not evaluate the rules again. So no established
+// connection is deleted, except for TCP connections to endpoints that [Desired.Terminate] names. Untranslated entries
+// in zones other than 0 are intended: the virtual switch of a network plugin tracks the same packet in its own zone,
+// before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if d.departed(f) {
 		return true
@@ -257,8 +266,8 @@ func (d *Desired) Stale(f *Flow) bool {
 	return !f.Replied || len(to.endpoints) > 0
 }
 
-// welcomes reports whether this state permits the flow: its source is allowed, and a UDP flow goes to one of the endpoints. A flow of another
-// protocol only needs to be translated.
+// welcomes reports whether this state permits the flow: its source is allowed, and a UDP flow goes to one of the
+// endpoints. A flow of another protocol only needs to be translated.
 func (d *Desired) welcomes(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {
@@ -283,8 +292,8 @@ func (d *Desired) FrontendOf(f *Flow) (k model.Key, known bool) {
 	return d.key(f.Destination, f.Protocol)
 }
 
-// key returns the key of the frontend at a destination. It prefers a present frontend to a deleted one: after the deletion of a single port, a node
-// port or a range with the same port serves its clients.
+// key returns the key of the frontend at a destination. It prefers a present frontend to a deleted one: after the
+// deletion of a single port, a node port or a range with the same port serves its clients.
 func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
 	addr := at.Addr()
 	single := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}

@@ -184,8 +184,8 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 	}
 }
 
-// If a source is allowed again during a pass for narrower ranges, the pass keeps its flow. A pass reads UDP entries, or entries without replies, only if
-// a request contains frontends that may have stale ones.
+// If a source is allowed again during a pass for narrower ranges, the pass keeps its flow. A pass reads UDP entries,
+// or entries without replies, only if a request contains frontends that may have stale ones.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 		k := key(p, "203.0.113.5:514")
@@ -259,8 +259,8 @@ func TestStaleAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkDesired measures the work of the syncing goroutine for 1,000 changed UDP frontends: it records the changes, and merges them into
-// a pending request.
+// BenchmarkDesired measures the work of the syncing goroutine for 1,000 changed UDP frontends: it records the
+// changes, and merges them into a pending request.
 func BenchmarkDesired(b *testing.B) {
 	const frontends = 1000
 	keys, served := make([]model.Key, frontends), endpoints("10.244.0.1:53", "10.244.0.2:53")

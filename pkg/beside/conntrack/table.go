@@ -51,8 +51,8 @@ const (
 )
 
 const (
-	// maxDeletes is the largest number of entries that one sendmsg deletes. It is limited because the kernel may queue an error for each
-	// entry in the socket's receive buffer.
+	// maxDeletes is the largest number of entries that one sendmsg deletes. It is limited because the kernel may
+	// queue an error for each entry in the socket's receive buffer.
 	maxDeletes = 512
 	// checkEvery is the number of entries between two checks for cancellation during a read.
 	checkEvery = 256
@@ -66,7 +66,8 @@ var errInterrupted = errors.New("reading was interrupted")
 // errAbsent means that the kernel lacks connection tracking or its netlink interface.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
-// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Only one goroutine at a time may use it.
+// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Only one goroutine
+// at a time may use it.
 type Netlink struct {
 	// read receives the table in several messages. At the same time, write deletes stale entries.
 	read, write *netlink.Socket
@@ -117,8 +118,9 @@ func (s Selection) filter() []byte {
 	return nil
 }
 
-// Delete implements [Table]. It reads the table once, unless a read is interrupted, and deletes stale entries during the read. Its memory
-// does not depend on the size of the table or the number of stale entries. After an error, call Close.
+// Delete implements [Table]. It reads the table once, unless a read is interrupted, and deletes stale entries during
+// the read. Its memory does not depend on the size of the table or the number of stale entries. After an error, call
+// Close.
 func (n *Netlink) Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error) {
 	n.batch = batch{family: f.Number(), buf: n.batch.buf[:0]}
 	var out Outcome
@@ -134,14 +136,16 @@ func (n *Netlink) Delete(ctx context.Context, f inet.Family, s Selection, stale 
 	return out, nil
 }
 
-// Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of flows. partial is true if the
-// kernel interrupted each attempt to read the table, so that flows may be missing or occur twice. f must recognise a repeated flow by its ID.
+// Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of
+// flows. partial is true if the kernel interrupted each attempt to read the table, so that flows may be missing or
+// occur twice. f must recognise a repeated flow by its ID.
 func (n *Netlink) Each(ctx context.Context, family inet.Family, f func(*Flow)) (seen int, partial bool, err error) {
 	out, err := n.Delete(ctx, family, All, func(flow *Flow) bool { f(flow); return false })
 	return out.Seen, out.Partial, err
 }
 
-// once makes one attempt to read the table and delete stale entries. If the kernel cannot filter, it reads without a filter.
+// once makes one attempt to read the table and delete stale entries. If the kernel cannot filter, it reads without a
+// filter.
 func (n *Netlink) once(ctx context.Context, s Selection, stale func(*Flow) bool, out *Outcome) error {
 	if n.unfiltered {
 		s = All
@@ -161,7 +165,8 @@ func (n *Netlink) once(ctx context.Context, s Selection, stale func(*Flow) bool,
 	return err
 }
 
-// dump reads the entries and deletes stale ones in batches. If the kernel ignores the filter, [Desired.Stale] checks the entries.
+// dump reads the entries and deletes stale ones in batches. If the kernel ignores the filter, [Desired.Stale] checks
+// the entries.
 func (n *Netlink) dump(ctx context.Context, s Selection, stale func(*Flow) bool, out *Outcome) error {
 	var flow Flow
 	interrupted := false
@@ -234,9 +239,9 @@ func (b *batch) add(e entry) {
 // An entry has the attributes that identify an entry of the kernel's table.
 type entry struct{ tuple, zone, id []byte }
 
-// parse reads the attributes of an entry into f, and returns the attributes that identify it. It returns false for an entry without ports, because it
-// cannot belong to a Service. It also returns false for an entry without a tuple or an ID, because a deletion without a tuple would delete the whole
-// table.
+// parse reads the attributes of an entry into f, and returns the attributes that identify it. It returns false for an
+// entry without ports, because it cannot belong to a Service. It also returns false for an entry without a tuple or
+// an ID, because a deletion without a tuple would delete the whole table.
 func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	*f = Flow{}
 	for typ, v := range netlink.Attributes(attributes) {
@@ -310,8 +315,8 @@ func parseProto(b []byte) (p inet.Protocol, src, dst uint16) {
 	return p, src, dst
 }
 
-// protocolFilter returns attributes with which the kernel skips other protocols: a tuple, and flags that select the fields of the tuple to
-// compare.
+// protocolFilter returns attributes with which the kernel skips other protocols: a tuple, and flags that select the
+// fields of the tuple to compare.
 func protocolFilter(p inet.Protocol) []byte {
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
 	tuple := netlink.AppendAttribute(nil, tupleProto|nested, proto)
@@ -319,8 +324,9 @@ func protocolFilter(p inet.Protocol) []byte {
 	return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrTupleOrig|nested, tuple), attrFilter|nested, flags)
 }
 
-// sendBatch sends all messages in one system call, in which the kernel also processes them. The kernel queues one answer for each failed
-// message, and one for the last message. sendBatch returns the number of failed messages, and the first error other than ENOENT.
+// sendBatch sends all messages in one system call, in which the kernel also processes them. The kernel queues one
+// answer for each failed message, and one for the last message. sendBatch returns the number of failed messages, and
+// the first error other than ENOENT.
 func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	if _, err := s.Send(b.buf); err != nil {
@@ -331,7 +337,8 @@ func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 		errno := m.Errno()
 		switch {
 		case err == unix.ENOBUFS:
-			// The receive buffer is too small for all errors and cannot be enlarged. The kernel has processed all deletions.
+			// The receive buffer is too small for all errors and cannot be enlarged. The kernel has processed all
+			// deletions.
 			answered = true
 		case err != nil:
 			return refused, fmt.Errorf("read acknowledgement: %w", err)

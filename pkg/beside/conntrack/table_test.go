@@ -58,8 +58,8 @@ func TestParseRejectsTruncatedEntries(t *testing.T) {
 	}
 }
 
-// Without the kernel's modules, every request fails with EINVAL. Old kernels return the same error for a request with a filter, so the pass
-// retries without one. The error names the missing modules.
+// Without the kernel's modules, every request fails with EINVAL. Old kernels return the same error for a request with
+// a filter, so the pass retries without one. The error names the missing modules.
 func TestAbsentModulesAreNamed(t *testing.T) {
 	n, kernel := withKernel(t)
 	answered := make(chan error, 1)

@@ -70,8 +70,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkNewConnection sends the first packet of a connection from this node to a Service. The packet leaves through a veth
-// device, and no host answers.
+// BenchmarkNewConnection sends the first packet of a connection from this node to a Service. The packet leaves
+// through a veth device, and no host answers.
 func BenchmarkNewConnection(b *testing.B) {
 	program(b, 1000)
 	must := func(err error) {

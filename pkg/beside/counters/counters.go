@@ -15,7 +15,8 @@ import (
 // the outcomes with a label have counts.
 type Counts [outcome.Codes]uint64
 
-// OfFrontend returns the numbers of connections to a frontend that the rules rejected or dropped, and of those that they always drop.
+// OfFrontend returns the numbers of connections to a frontend that the rules rejected or dropped, and of those that
+// they always drop.
 func (c *Counts) OfFrontend() (refused, dropped uint64) {
 	for code, row := range outcome.Rows {
 		if row.Label == "" || row.OfPort {
@@ -40,23 +41,24 @@ type Counters struct {
 	settled    *sync.Cond
 	// seen has the last known count of each present element, unless it is 0.
 	seen map[place]uint64
-	// replaced are the elements that a batch deleted during the current reading: their values in this reading may be stale. replacedAll
-	// is true if a batch deleted all elements.
+	// replaced are the elements that a batch deleted during the current reading: their values in this reading may be
+	// stale. replacedAll is true if a batch deleted all elements.
 	replaced    map[place]struct{}
 	replacedAll bool
-	// inherited is true while the elements are those of an earlier process. Their first known counts are starting points, and are not
-	// added.
+	// inherited is true while the elements are those of an earlier process. Their first known counts are starting
+	// points, and are not added.
 	inherited bool
 	tallies
 	// endpoints are nil unless the elements of endpoints have counters.
 	endpoints *endpoints
-	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and tornSince is the round
-	// of the first one.
+	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and
+	// tornSince is the round of the first one.
 	round, torn, tornSince int
-	// kept is the number of entries after stale ones were last removed. If the number is more than twice that, plus fewEntries, a reading removes
-	// stale entries even if no client reads the metrics.
+	// kept is the number of entries after stale ones were last removed. If the number is more than twice that, plus
+	// fewEntries, a reading removes stale entries even if no client reads the metrics.
 	kept int
-	// reading is closed at the end of the current reading; it is nil if none runs. The next reading may start at the time next.
+	// reading is closed at the end of the current reading; it is nil if none runs. The next reading may start at the
+	// time next.
 	reading chan struct{}
 	next    time.Time
 	failed  error
@@ -68,7 +70,8 @@ type place struct {
 	key nft.Value
 }
 
-// Open returns counters for the elements of a planner, in the network namespace of the calling thread. All counts are 0.
+// Open returns counters for the elements of a planner, in the network namespace of the calling thread. All counts are
+// 0.
 func Open(meanings *plan.Counters) (*Counters, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -96,8 +99,8 @@ func (c *Counters) Close() error {
 	return c.conn.Close()
 }
 
-// Adopted starts a reading. Call it after the program has adopted the tables of an earlier process: their present counts become the
-// starting points.
+// Adopted starts a reading. Call it after the program has adopted the tables of an earlier process: their present
+// counts become the starting points.
 func (c *Counters) Adopted() { c.refresh() }
 
 // Begin must be called before a batch that deletes counted elements.
@@ -107,7 +110,8 @@ func (c *Counters) Begin() {
 	c.committing = true
 }
 
-// End must be called after this batch, with the final counts of the deleted elements. all is true if the batch rewrote all elements.
+// End must be called after this batch, with the final counts of the deleted elements. all is true if the batch
+// rewrote all elements.
 func (c *Counters) End(gone []nft.Found, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,8 +155,8 @@ func (c *Counters) count(e *nft.Found, at place) {
 // errBusy means that a reading did not end within the caller's patience.
 var errBusy = errors.New("the kernel's counters are still being read")
 
-// Await waits until the counts of present elements are recent, but no longer than patience. After an error, the counts of the previous
-// reading are available.
+// Await waits until the counts of present elements are recent, but no longer than patience. After an error, the
+// counts of the previous reading are available.
 func (c *Counters) Await(patience time.Duration) error {
 	reading := c.refresh()
 	if reading != nil {
@@ -169,8 +173,8 @@ func (c *Counters) Await(patience time.Duration) error {
 	return c.failed
 }
 
-// refresh starts a reading, unless one runs or the last one was recent. It returns a channel that is closed at the end of the running
-// reading, or nil if none runs.
+// refresh starts a reading, unless one runs or the last one was recent. It returns a channel that is closed at the
+// end of the running reading, or nil if none runs.
 func (c *Counters) refresh() (reading <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,8 +219,8 @@ const patienceWithTorn = 5
 
 // reading is the result of a reading.
 type reading struct {
-	// whole is true if the reading has seen all elements. allowed is true if it has seen all elements that count packets of allowed
-	// sources.
+	// whole is true if the reading has seen all elements. allowed is true if it has seen all elements that count
+	// packets of allowed sources.
 	whole, allowed bool
 }
 
@@ -286,8 +290,8 @@ func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
 	return whole && untouched, err
 }
 
-// take processes elements of a reading. It returns false, and ignores them, if a batch has deleted all elements since the start of the
-// reading.
+// take processes elements of a reading. It returns false, and ignores them, if a batch has deleted all elements since
+// the start of the reading.
 func (c *Counters) take(list []nft.Found) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

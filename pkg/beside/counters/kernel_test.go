@@ -451,7 +451,8 @@ func TestANewProcessCountsFromItsStart(t *testing.T) {
 	n.check("before the new process")
 	n.everyWay()
 	n.check("by the new process")
-	// If the first sync of a new process is a full sync, it does not count the connections of the earlier process either.
+	// If the first sync of a new process is a full sync, it does not count the connections of the earlier process
+	// either.
 	n.everyWay()
 	n.start()
 	clear(n.want)
@@ -500,8 +501,8 @@ func TestCountsOfADeletedServiceAreDeleted(t *testing.T) {
 	n.sync(apply.Partial)
 }
 
-// If the set of addresses with requests to unused ports is full, the rules reject requests to other addresses as usual. When the set is
-// full, the deletion of a Service takes one failed sync and one full sync.
+// If the set of addresses with requests to unused ports is full, the rules reject requests to other addresses as
+// usual. When the set is full, the deletion of a Service takes one failed sync and one full sync.
 func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
@@ -556,8 +557,9 @@ func (n *node) fillUnusedPorts() {
 	}
 }
 
-// inFlight is the largest permitted number of lost counts in this test. If a packet finds an element just before its replacement, the
-// kernel may count the packet just after it has reported the counter. In 250 runs, nine lost one count.
+// inFlight is the largest permitted number of lost counts in this test. If a packet finds an element just before its
+// replacement, the kernel may count the packet just after it has reported the counter. In 250 runs, nine lost one
+// count.
 const inFlight = 3
 
 // Packets arrive, a loop replaces elements, and another one reads counters, all at the same time.
@@ -613,8 +615,9 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 	lab.Same(t, want, got, "total")
 }
 
-// askOn sends requests to the Service continuously. On kernels before 6.17, a lookup may miss an element that a batch replaces at this
-// instant. If the rules find no endpoint for this reason, they reject the packet. It then counts as a connection and as refused.
+// askOn sends requests to the Service continuously. On kernels before 6.17, a lookup may miss an element that a batch
+// replaces at this instant. If the rules find no endpoint for this reason, they reject the packet. It then counts as
+// a connection and as refused.
 func (n *node) askOn(f inet.Family, times int) (c Counts) {
 	for range times {
 		a := n.Pods[0].Probe(n.Context(), inet.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})

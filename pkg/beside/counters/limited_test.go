@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// The packet that finds an endpoint full is dropped. Later ones are refused, or dropped if the Service queues them. All of them are counted. After a
-// connection has ended, its endpoint has a place.
+// The packet that finds an endpoint full is dropped. Later ones are refused, or dropped if the Service queues them.
+// All of them are counted. After a connection has ended, its endpoint has a place.
 func TestConnectionsAtTheMaximum(t *testing.T) {
 	n := newNode(t)
 	s := shape{endpoints: []*lab.Host{n.Pods[0]}, sources: allSources, most: 1, at: model.Refuse}

@@ -8,9 +8,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// local has connections to the frontends of one service port and IP family with the external policy Local. The elements of these frontends count arrivals, and
-// elements of the service port count the outcomes. If connections with different outcomes arrived at several frontends between two readings, the
-// outcomes of each frontend are an estimate: each outcome is split in proportion to the arrivals. Their sums are exact.
+// local has connections to the frontends of one service port and IP family with the external policy Local. The
+// elements of these frontends count arrivals, and elements of the service port count the outcomes. If connections
+// with different outcomes arrived at several frontends between two readings, the outcomes of each frontend are an
+// estimate: each outcome is split in proportion to the arrivals. Their sums are exact.
 type local struct {
 	// arrivals are the connections whose outcome is unknown, by frontend.
 	arrivals []arrival
@@ -33,7 +34,8 @@ func (e *entry) arrive(f inet.Family, at *entry, n uint64) {
 	l.arrivals[i].n += n
 }
 
-// outcome records the outcome of connections to any frontend of the service port. Connections at the maximum also have another outcome.
+// outcome records the outcome of connections to any frontend of the service port. Connections at the maximum also
+// have another outcome.
 func (e *entry) outcome(f inet.Family, m outcome.Code, n uint64) {
 	if m != outcome.AtMaximum {
 		e.localOf(f).outcomes[m] += n

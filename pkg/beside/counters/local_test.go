@@ -9,8 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestOutcomesOfPolicyLocal: the outcomes of a service port are those of its frontends, whichever is read first. Their sums are exact, also if one
-// reading finds several frontends with several outcomes.
+// TestOutcomesOfPolicyLocal: the outcomes of a service port are those of its frontends, whichever is read first.
+// Their sums are exact, also if one reading finds several frontends with several outcomes.
 func TestOutcomesOfPolicyLocal(t *testing.T) {
 	type counts map[outcome.Code]uint64
 	const forwarded, dropped = outcome.Forwarded, outcome.NoLocalEndpoints

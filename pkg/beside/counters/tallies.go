@@ -26,8 +26,8 @@ const fewEntries = 1024
 
 func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
-// frontend identifies a frontend by the family and key of its elements. The key of an address with requests to unused ports, or of an
-// unused address, is the address alone.
+// frontend identifies a frontend by the family and key of its elements. The key of an address with requests to unused
+// ports, or of an unused address, is the address alone.
 type frontend struct {
 	family inet.Family
 	key    nft.Value
@@ -42,13 +42,14 @@ type entry struct {
 	local [2]*local
 }
 
-// tally has a count for each meaning. dropped is the number of packets that source ranges have dropped. It is the largest known
-// difference of Examined and Allowed: these are not read at the same time, so a later difference may be too small.
+// tally has a count for each meaning. dropped is the number of packets that source ranges have dropped. It is the
+// largest known difference of Examined and Allowed: these are not read at the same time, so a later difference may be
+// too small.
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
-	// forwarded is the largest known number of forwarded connections. Connections at the maximum are also among Forwarded, which is read earlier: a
-	// later difference may be too small.
+	// forwarded is the largest known number of forwarded connections. Connections at the maximum are also among
+	// Forwarded, which is read earlier: a later difference may be too small.
 	forwarded uint64
 }
 
@@ -147,8 +148,8 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Found, round int) {
 	}
 }
 
-// claimAddress assigns an address with requests to unused ports to a Service: e is an element of a frontend at this address, which names
-// the Service. The elements for addresses do not name it, and a full sync deletes them.
+// claimAddress assigns an address with requests to unused ports to a Service: e is an element of a frontend at this
+// address, which names the Service. The elements for addresses do not name it, and a full sync deletes them.
 func (t *tallies) claimAddress(e *nft.Found, round int) {
 	address := frontend{e.Set.Family, e.Key.Cut(0, e.Set.Family.AddrLen())}
 	f := t.frontends[address]
@@ -192,8 +193,8 @@ func (t *tallies) forget(round int) {
 
 // Port holds the counts of all frontends of a service port together.
 type Port struct {
-	// Namespace, Service and Port name it. Port is "" for an unnamed port, and for counts that belong to no port of the Service.
-	// If the three are longer than 127 bytes together, the end is truncated.
+	// Namespace, Service and Port name it. Port is "" for an unnamed port, and for counts that belong to no port of
+	// the Service. If the three are longer than 127 bytes together, the end is truncated.
 	Namespace, Service, Port string
 	Counts
 }

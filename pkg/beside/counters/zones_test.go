@@ -85,7 +85,8 @@ func (n *counted) verify(when string) {
 	}
 }
 
-// Each way to an endpoint counts once: by chance, by hash, by weight, of a remembered client, with a maximum, with policy Local.
+// Each way to an endpoint counts once: by chance, by hash, by weight, of a remembered client, with a maximum, with
+// policy Local.
 func TestConnectionsOfZones(t *testing.T) {
 	n := newCounted(t)
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}

@@ -1,6 +1,6 @@
-// Package demand watches Services that scale to zero: while such a Service has no endpoint, the rules hold the packets of its clients, and add its
-// service ports to a set. The package reads this set twenty times a second, and only while a Service has no endpoint. So the cost of a flood is that
-// of a single packet.
+// Package demand watches Services that scale to zero: while such a Service has no endpoint, the rules hold the
+// packets of its clients, and add its service ports to a set. The package reads this set twenty times a second, and
+// only while a Service has no endpoint. So the cost of a flood is that of a single packet.
 //
 // In: service ports that hold packets; the kernel's sets.
 // Out: a Service with new demand, once for each episode; the Services with demand at a time.
@@ -20,7 +20,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// every is the time between two readings. share bounds the time that readings take: the pause is at least share times the last one's duration.
+// every is the time between two readings. share bounds the time that readings take: the pause is at least share times
+// the last one's duration.
 const (
 	every = 50 * time.Millisecond
 	share = 20
@@ -160,8 +161,8 @@ func (w *Watcher) read(context.Context) (beside.Pause, error) {
 	return beside.Exactly(max(every, share*time.Since(start))), nil
 }
 
-// note records the age of a service port's last held packet. It reports whether an episode of its Service begins: no packet was held for DemandTime, or
-// an endpoint has served in between.
+// note records the age of a service port's last held packet. It reports whether an episode of its Service begins: no
+// packet was held for DemandTime, or an endpoint has served in between.
 func (w *Watcher) note(h plan.Number, age time.Duration) (service types.NamespacedName, isNew bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,8 +179,8 @@ func (w *Watcher) note(h plan.Number, age time.Duration) (service types.Namespac
 	return p.service, !known || at.Sub(last) > plan.DemandTime || last.Before(w.asleep[p.service].since)
 }
 
-// Each calls a function for each Service that has no endpoint and holds packets, and for each with a held packet within [plan.DemandTime], in no
-// order. wanted is true for the latter.
+// Each calls a function for each Service that has no endpoint and holds packets, and for each with a held packet
+// within [plan.DemandTime], in no order. wanted is true for the latter.
 func (w *Watcher) Each(f func(service types.NamespacedName, wanted bool)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -104,7 +104,8 @@ func TestEpisodes(t *testing.T) {
 	s.after(t, plan.DemandTime, "", map[string]bool{"db": false})
 }
 
-// A Service that gets the number of a deleted one does not get its demand. After a restart, the demand of the earlier process counts.
+// A Service that gets the number of a deleted one does not get its demand. After a restart, the demand of the earlier
+// process counts.
 func TestNumbersOfOthers(t *testing.T) {
 	s, h := newSets(), plan.Number{Number: 7}
 	s.held[h] = s.now

@@ -6,8 +6,8 @@ import "time"
 type Account struct {
 	// Ready is the result of /readyz.
 	Healthy, Eligible, Ready bool
-	// Updated is the time of the last successful sync, or of the last call of [Health.Updated]. Pending is the time of the oldest pending request;
-	// zero if there is none.
+	// Updated is the time of the last successful sync, or of the last call of [Health.Updated]. Pending is the time
+	// of the oldest pending request; zero if there is none.
 	Updated, Pending time.Time
 }
 

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// answer is the body of /healthz and /livez, with the same fields as kube-proxy's. Cloud load balancers and e2e tests read
-// lastUpdated.
+// answer is the body of /healthz and /livez, with the same fields as kube-proxy's. Cloud load balancers and e2e tests
+// read lastUpdated.
 type answer struct {
-	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. With any other status, it is the time of
-	// the last successful sync, or of the last call of Updated.
+	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. With any other status, it
+	// is the time of the last successful sync, or of the last call of Updated.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
 	// NodeEligible is nil, and omitted, in the answer to /livez.
@@ -25,12 +25,13 @@ type familyStatus struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler returns the handler of the health port. The status of /healthz is 200 if the proxy is healthy and the node eligible, and that
-// of /livez if the proxy is healthy. The status of /readyz is 200 if the first sync has succeeded and the proxy is healthy. Otherwise, the status is 503.
-// All methods are accepted. Any other path has status 404.
+// Handler returns the handler of the health port. The status of /healthz is 200 if the proxy is healthy and the node
+// eligible, and that of /livez if the proxy is healthy. The status of /readyz is 200 if the first sync has succeeded
+// and the proxy is healthy. Otherwise, the status is 503. All methods are accepted. Any other path has status 404.
 //
-// Liveness probes should use /livez. With /healthz, the kubelet would restart the proxy of a node that the autoscaler is about to remove. Readiness
-// probes should use /readyz: with /livez, a roll-out would continue although the new proxies do not reach the API server.
+// Liveness probes should use /livez. With /healthz, the kubelet would restart the proxy of a node that the autoscaler
+// is about to remove. Readiness probes should use /readyz: with /livez, a roll-out would continue although the new
+// proxies do not reach the API server.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))

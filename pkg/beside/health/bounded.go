@@ -14,8 +14,8 @@ import (
 
 // Limits of a server. Any client that reaches the node can use the health ports.
 const (
-	// askTime is the limit for reading a request with its body. answerTime is the limit for the answer, from the end of the request's
-	// header. For a profile (net/http/pprof), the limit is the requested duration plus answerTime.
+	// askTime is the limit for reading a request with its body. answerTime is the limit for the answer, from the end
+	// of the request's header. For a profile (net/http/pprof), the limit is the requested duration plus answerTime.
 	askTime, answerTime = 10 * time.Second, 30 * time.Second
 	// idleTime is the time that an idle connection is kept.
 	idleTime = 2 * time.Minute
@@ -23,7 +23,8 @@ const (
 	longestHeader, longestBody = 16 << 10, 64 << 10
 )
 
-// bounded returns a server that clients cannot exhaust by slow or idle connections, large requests, or many connections.
+// bounded returns a server that clients cannot exhaust by slow or idle connections, large requests, or many
+// connections.
 func bounded(handler http.Handler, c *crowd) *http.Server {
 	return &http.Server{
 		Handler:        http.MaxBytesHandler(handler, longestBody),
@@ -39,14 +40,15 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 // The limit of open connections of one server, and of all health check node ports together, is that of
 // [descriptors.Clients].
 
-// Bounded returns a server with the limits of this file, for sockets of other packages. A handler that needs more time calls
-// [http.ResponseController.SetWriteDeadline].
+// Bounded returns a server with the limits of this file, for sockets of other packages. A handler that needs more
+// time calls [http.ResponseController.SetWriteDeadline].
 func Bounded(handler http.Handler) *http.Server {
 	return bounded(handler, newCrowd(descriptors.Clients()))
 }
 
-// crowd limits the number of connections. Above the limit, it closes the oldest connection, so that a new client is always served.
-// Connections of probes are short, so the oldest connection most likely belongs to a client that holds it on purpose.
+// crowd limits the number of connections. Above the limit, it closes the oldest connection, so that a new client is
+// always served. Connections of probes are short, so the oldest connection most likely belongs to a client that holds
+// it on purpose.
 type crowd struct {
 	most int
 

@@ -22,8 +22,8 @@ type Counter interface {
 
 // Config holds the settings of a Health.
 type Config struct {
-	// Timeout is the time after which a requested sync that has not succeeded makes the proxy unhealthy. kube-proxy uses twice the
-	// syncPeriod.
+	// Timeout is the time after which a requested sync that has not succeeded makes the proxy unhealthy. kube-proxy
+	// uses twice the syncPeriod.
 	Timeout time.Duration
 	// Now is the clock of the answers: time.Now except in tests.
 	Now func() time.Time
@@ -54,8 +54,8 @@ type Health struct {
 	eligible bool
 }
 
-// New returns the Health of a proxy that has not started. The node is not eligible before the first call of Node, unless
-// Config.NoNode is set.
+// New returns the Health of a proxy that has not started. The node is not eligible before the first call of Node,
+// unless Config.NoNode is set.
 func New(c Config) *Health {
 	if c.Counter == nil {
 		c.Counter = uncounted{}
@@ -72,8 +72,9 @@ type uncounted struct{}
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or RecordSync has an effect. Call it
-// also before a sync without a request: otherwise, Health would not detect the failure of this sync.
+// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or
+// RecordSync has an effect. Call it also before a sync without a request: otherwise, Health would not detect the
+// failure of this sync.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,16 +83,17 @@ func (h *Health) Queued(now time.Time) {
 	}
 }
 
-// Updated records that no sync is due: when the sync loop starts, and while another instance serves. The proxy is then healthy until the next
-// requested sync is overdue. Call it, and RecordSync, from the goroutine that calls Queued.
+// Updated records that no sync is due: when the sync loop starts, and while another instance serves. The proxy is
+// then healthy until the next requested sync is overdue. Call it, and RecordSync, from the goroutine that calls
+// Queued.
 func (h *Health) Updated(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.updated, h.queued = now, time.Time{}
 }
 
-// Node records the eligibility of this node. It is eligible unless its Node has a deletion timestamp or the cluster autoscaler's taint. A
-// nil Node, after a deletion, changes nothing: as in kube-proxy, the last state applies.
+// Node records the eligibility of this node. It is eligible unless its Node has a deletion timestamp or the cluster
+// autoscaler's taint. A nil Node, after a deletion, changes nothing: as in kube-proxy, the last state applies.
 func (h *Health) Node(node *corev1.Node) {
 	if node == nil || h.config.NoNode {
 		return
@@ -114,8 +116,8 @@ func eligible(node *corev1.Node) bool {
 	return true
 }
 
-// Healthy reports whether no sync is overdue. The health check node ports of Services also depend on it. The eligibility of the node has
-// no effect.
+// Healthy reports whether no sync is overdue. The health check node ports of Services also depend on it. The
+// eligibility of the node has no effect.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -9,20 +9,20 @@ import (
 )
 
 const (
-	// burst is the time that answers may take at once. In the long run, they may take 1/share of the time. The time of an answer is the
-	// duration of its handler, an upper bound of its processor time.
+	// burst is the time that answers may take at once. In the long run, they may take 1/share of the time. The time
+	// of an answer is the duration of its handler, an upper bound of its processor time.
 	burst = 5 * time.Second
 	share = 10
-	// mostKept is the largest number of kept answers, one for each combination of format, encoding and query. Prometheus servers request
-	// two formats.
+	// mostKept is the largest number of kept answers, one for each combination of format, encoding and query.
+	// Prometheus servers request two formats.
 	mostKept = 4
 	// longestWait is the longest time that a client waits for an answer.
 	longestWait = askTime
 )
 
-// keptAnswers limits the cost of all requests to a handler. It makes one answer at a time. This answer serves all requests that arrived
-// before its start. Answers may take a burst of time, and then a tenth of the time. Above that, keptAnswers sends the last answer
-// again, or lets the client wait if there is none.
+// keptAnswers limits the cost of all requests to a handler. It makes one answer at a time. This answer serves all
+// requests that arrived before its start. Answers may take a burst of time, and then a tenth of the time. Above that,
+// keptAnswers sends the last answer again, or lets the client wait if there is none.
 type keptAnswers struct {
 	from http.Handler
 	// turn is a lock for the fields below.
@@ -73,7 +73,8 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer returns an answer for a request that arrived at the time asked, or nil and the time to wait before the next attempt.
+// answer returns an answer for a request that arrived at the time asked, or nil and the time to wait before the next
+// attempt.
 func (k *keptAnswers) answer(r *http.Request, asked time.Time) (*keptAnswer, time.Duration) {
 	form := r.Header.Get("Accept") + "\n" + r.Header.Get("Accept-Encoding") + "\n" + r.URL.RawQuery
 	last := k.answers[form]

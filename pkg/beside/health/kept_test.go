@@ -31,7 +31,8 @@ func (s *slowPage) ask(h http.Handler, accept string) *httptest.ResponseRecorder
 	return w
 }
 
-// TestManyScrapesCostLittle has 200 clients that send requests continuously. Half of them use the same format, the others a format each.
+// TestManyScrapesCostLittle has 200 clients that send requests continuously. Half of them use the same format, the
+// others a format each.
 func TestManyScrapesCostLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lasts = 10 * time.Minute

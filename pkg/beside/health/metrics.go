@@ -10,9 +10,9 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
-// MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz, which always
-// succeeds, as in kube-proxy. The caller can add paths. started is the start of the process, for the header
-// Process-Start-Time-Unix.
+// MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz,
+// which always succeeds, as in kube-proxy. The caller can add paths. started is the start of the process, for the
+// header Process-Start-Time-Unix.
 func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", keepAnswers(promhttp.HandlerFor(g, promhttp.HandlerOpts{

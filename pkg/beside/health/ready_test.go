@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestReadyz: /readyz fails until the first successful sync, and while a sync is overdue. A source that is away requests no sync, so it has no effect.
+// TestReadyz: /readyz fails until the first successful sync, and while a sync is overdue. A source that is away
+// requests no sync, so it has no effect.
 func TestReadyz(t *testing.T) {
 	const reason = "WaitingForObjects: nothing is programmed yet"
 	for _, tt := range []struct {

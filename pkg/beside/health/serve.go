@@ -19,12 +19,13 @@ const RetryInterval = 5 * time.Second
 // closeTimeout is the time that unfinished answers get after the end of ctx.
 const closeTimeout = time.Second
 
-// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. If it cannot listen or cannot continue, the result
-// depends on hardFail (bindAddressHardFail). With hardFail, it returns the error. Otherwise, it logs the error and retries at the
-// interval retry, without limit: the rules must stay up to date even if a port is in use. With an empty address, it returns nil.
+// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. If it cannot listen or cannot
+// continue, the result depends on hardFail (bindAddressHardFail). With hardFail, it returns the error. Otherwise, it
+// logs the error and retries at the interval retry, without limit: the rules must stay up to date even if a port is
+// in use. With an empty address, it returns nil.
 //
-// An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx. state receives the error each time that it cannot
-// listen, and nil each time that it listens.
+// An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx. state receives the error
+// each time that it cannot listen, and nil each time that it listens.
 func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool, state func(error)) error {
 	if addr == "" {
 		return nil
@@ -58,8 +59,8 @@ func serve(
 	}
 }
 
-// serveOnce listens and serves until ctx ends or the listener fails. After its return, only goroutines of answers that take longer than
-// closeTimeout may still run.
+// serveOnce listens and serves until ctx ends or the listener fails. After its return, only goroutines of answers
+// that take longer than closeTimeout may still run.
 func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Listener, error)) error {
 	l, err := listen()
 	if err != nil {

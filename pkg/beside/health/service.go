@@ -21,8 +21,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Check is the health check of one Service for load balancers: this node reports the number of the Service's local endpoints at
-// spec.healthCheckNodePort.
+// Check is the health check of one Service for load balancers: this node reports the number of the Service's local
+// endpoints at spec.healthCheckNodePort.
 type Check struct {
 	Port uint16
 	// Created is the time of the Service's creation. If two Services have one port, the older Service gets it.
@@ -96,7 +96,8 @@ type server struct {
 	listener net.Listener
 }
 
-// close closes the port before it returns. http.Server.Close alone would not close the listener if Serve has not started yet.
+// close closes the port before it returns. http.Server.Close alone would not close the listener if Serve has not
+// started yet.
 func (s server) close() {
 	_ = s.listener.Close() // Server.Close may have closed it already
 	_ = s.Server.Close()
@@ -116,9 +117,9 @@ func NewServices(c ServicesConfig) *Services {
 	}
 }
 
-// Sync replaces all checks and the addresses of this node that serve them. An unspecified address stands for all addresses of its
-// family. If a port cannot be opened, other ports are not affected: Sync reports the Service once, and each later call retries a
-// limited number of failed addresses. It returns the number of failed addresses.
+// Sync replaces all checks and the addresses of this node that serve them. An unspecified address stands for all
+// addresses of its family. If a port cannot be opened, other ports are not affected: Sync reports the Service once,
+// and each later call retries a limited number of failed addresses. It returns the number of failed addresses.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
 	places := s.places
 	if !slices.Equal(addrs, s.given) {
@@ -345,8 +346,8 @@ func (s *Services) note(at checkAt, why *reason) {
 	}
 }
 
-// problem returns the problem of a Service. The reason is that of kube-proxy, which reports only ports in use. The fix for
-// these depends on the node, so only the command services has it.
+// problem returns the problem of a Service. The reason is that of kube-proxy, which reports only ports in use. The
+// fix for these depends on the node, so only the command services has it.
 func problem(at checkAt, why *reason) model.Problem {
 	p := model.Problem{
 		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort",

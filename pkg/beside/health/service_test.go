@@ -223,8 +223,8 @@ func TestWhereServicesListen(t *testing.T) {
 	}
 }
 
-// If a port is in use at one address, the other addresses serve it. Its Service gets one problem. If its port changes to another one
-// that is in use, the Service gets another problem.
+// If a port is in use at one address, the other addresses serve it. Its Service gets one problem. If its port changes
+// to another one that is in use, the Service gets another problem.
 func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
 	var told []string
@@ -255,8 +255,8 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	expect("the Service is deleted", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
 }
 
-// Each Sync retries at most a hundred failed addresses, and opens new ones immediately. So many failures do not block the loop, which
-// calls Sync twice a second.
+// Each Sync retries at most a hundred failed addresses, and opens new ones immediately. So many failures do not block
+// the loop, which calls Sync twice a second.
 func TestManyPortsThatAreTaken(t *testing.T) {
 	told := 0
 	s, ports := pretending(t, func(model.Problem) { told++ })

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// choice selects the endpoint of each new connection. All clients have the same address. So with session affinity, all of them share one
-// endpoint. After a timeout without a new connection, it selects an endpoint again (kube-proxy: localnodeportproxy).
+// choice selects the endpoint of each new connection. All clients have the same address. So with session affinity,
+// all of them share one endpoint. After a timeout without a new connection, it selects an endpoint again (kube-proxy:
+// localnodeportproxy).
 type choice struct {
 	// endpoints are sorted. An endpoint with a greater weight occurs several times.
 	endpoints []netip.AddrPort
@@ -19,7 +20,8 @@ type choice struct {
 	used time.Time
 }
 
-// set replaces the endpoints, which must be sorted. If the timeout changes, it forgets the kept endpoint, as kube-proxy does.
+// set replaces the endpoints, which must be sorted. If the timeout changes, it forgets the kept endpoint, as
+// kube-proxy does.
 func (c *choice) set(endpoints []netip.AddrPort, affinity time.Duration) {
 	if c.affinity != affinity {
 		c.kept = netip.AddrPort{}
@@ -27,7 +29,8 @@ func (c *choice) set(endpoints []netip.AddrPort, affinity time.Duration) {
 	c.endpoints, c.affinity = endpoints, affinity
 }
 
-// next returns the endpoint for a new connection, or the zero AddrPort if there is no endpoint. now is the current time.
+// next returns the endpoint for a new connection, or the zero AddrPort if there is no endpoint. now is the current
+// time.
 func (c *choice) next(now time.Time) netip.AddrPort {
 	if len(c.endpoints) == 0 {
 		return netip.AddrPort{}

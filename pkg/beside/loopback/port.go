@@ -32,7 +32,8 @@ const (
 type port struct {
 	server *Server
 	at     netip.AddrPort
-	// cut cancels context, which resets all connections. The server calls it when the node port has no Service with endpoints.
+	// cut cancels context, which resets all connections. The server calls it when the node port has no Service with
+	// endpoints.
 	context context.Context
 	cut     context.CancelFunc
 	// listener is nil while the program cannot listen, or while another instance of the program serves. owner is the
@@ -90,7 +91,8 @@ func (p *port) namespace() string {
 	return p.name.Namespace
 }
 
-// serve opens a connection to an endpoint, and moves bytes in both directions until both sides have closed their stream.
+// serve opens a connection to an endpoint, and moves bytes in both directions until both sides have closed their
+// stream.
 func (p *port) serve(client net.Conn) {
 	p.mu.Lock()
 	endpoint := p.choice.next(p.server.Now())
@@ -112,8 +114,8 @@ func (p *port) serve(client net.Conn) {
 	_, _ = client.Close(), server.Close() // both streams are closed
 }
 
-// relay moves bytes in one direction. At the end of the stream, it closes the stream to the other side. After a failure, it resets both
-// connections.
+// relay moves bytes in one direction. At the end of the stream, it closes the stream to the other side. After a
+// failure, it resets both connections.
 func relay(to, from net.Conn) {
 	if _, err := io.Copy(to, from); err != nil {
 		abort(to)

@@ -14,19 +14,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Table returns the name of the tables that refuse and count packets to UDP and SCTP node ports on loopback. services is the name of the tables of
-// Services. The rules have tables of their own, so that a node without node ports on loopback does not have them.
+// Table returns the name of the tables that refuse and count packets to UDP and SCTP node ports on loopback. services
+// is the name of the tables of Services. The rules have tables of their own, so that a node without node ports on
+// loopback does not have them.
 func Table(services string) string { return services + "-loopback" }
 
 // Refused are the protocols whose node ports are refused.
 var Refused = [...]inet.Protocol{inet.UDP, inet.SCTP}
 
-// Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. Only one goroutine may call the methods, except Packets.
+// Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. Only one goroutine may call the
+// methods, except Packets.
 type Refusals struct {
 	table  string
 	tables [2]*refusals
 	wanted map[model.Key]struct{}
-	// added and removed are the node ports that have changed since the last commit. all is true if the next commit must rewrite the tables.
+	// added and removed are the node ports that have changed since the last commit. all is true if the next commit
+	// must rewrite the tables.
 	added, removed map[model.Key]struct{}
 	all            bool
 
@@ -41,8 +44,9 @@ type refusals struct {
 	ports, packets *nft.Set
 }
 
-// NewRefusals returns refusals for the given families. services is the name of the tables of Services. The tables are in the network namespace of the
-// thread that first calls [Refusals.Commit]. This call also deletes the table that an earlier process has left for another family.
+// NewRefusals returns refusals for the given families. services is the name of the tables of Services. The tables are
+// in the network namespace of the thread that first calls [Refusals.Commit]. This call also deletes the table that an
+// earlier process has left for another family.
 func NewRefusals(families []inet.Family, services string) *Refusals {
 	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
@@ -51,10 +55,11 @@ func NewRefusals(families []inet.Family, services string) *Refusals {
 	return r
 }
 
-// newTable: chain output { type nat hook output priority dstnat; ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject }.
-// The kernel evaluates a chain of type nat only for the first packet of a connection, so established connections have no overhead. A refused packet
-// does not create a connection, so the rule counts each of them. The kernel evaluates such chains only while a rule needs connection tracking: hence
-// "ct state new".
+// newTable: chain output { type nat hook output priority dstnat; ct state new ip daddr 127.0.0.0/8 meta l4proto . th
+// dport @ports meta l4proto @packets reject }. The kernel evaluates a chain of type nat only for the first packet of
+// a connection, so established connections have no overhead. A refused packet does not create a connection, so the
+// rule counts each of them. The kernel evaluates such chains only while a rule needs connection tracking: hence "ct
+// state new".
 func newTable(f inet.Family, name string) *refusals {
 	const reg, dstnat = unix.NFT_REG32_00, -100
 	ports := &nft.Set{Family: f, Table: name, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
@@ -148,8 +153,9 @@ func (r *Refusals) commit(write func(*nft.Batch) error) error {
 	return nil
 }
 
-// change writes the differences. If a node port was added and removed since the last commit, the kernel has no element for it. If it was removed and
-// added, the kernel still has its element. So change makes sure that each element exists before it deletes any.
+// change writes the differences. If a node port was added and removed since the last commit, the kernel has no
+// element for it. If it was removed and added, the kernel still has its element. So change makes sure that each
+// element exists before it deletes any.
 func (r *Refusals) change(b *nft.Batch) error {
 	for k := range r.added {
 		b.EnsureElement(r.element(k))
@@ -216,8 +222,8 @@ func (r *Refusals) Close(owner bool) error {
 	return errors.Join(errs...)
 }
 
-// Packets returns the number of refused packets of a family by protocol, since the last rewrite of the tables. It waits for the kernel. Any
-// goroutine may call it.
+// Packets returns the number of refused packets of a family by protocol, since the last rewrite of the tables. It
+// waits for the kernel. Any goroutine may call it.
 func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,7 +238,8 @@ func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	return n, err
 }
 
-// Cleanup deletes the tables that a process has left. services is the name of the tables of Services. It returns the names of the deleted tables.
+// Cleanup deletes the tables that a process has left. services is the name of the tables of Services. It returns the
+// names of the deleted tables.
 func Cleanup(services string) (deleted []string, err error) {
 	return nft.DeleteTables(Table(services))
 }

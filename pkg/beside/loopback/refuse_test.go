@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestRefusals sends packets to processes that listen on node ports. The rules refuse and count only the packets to UDP and SCTP node ports on
-// loopback.
+// TestRefusals sends packets to processes that listen on node ports. The rules refuse and count only the packets to
+// UDP and SCTP node ports on loopback.
 func TestRefusals(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Clients: 1})
 	const number, other = 30053, 30054
@@ -94,7 +94,8 @@ func TestRefusals(t *testing.T) {
 	refused()
 	counted(1)
 
-	// A process for one family deletes the table of the other family at its first commit, and its own table when it closes.
+	// A process for one family deletes the table of the other family at its first commit, and its own table when it
+	// closes.
 	four := NewRefusals(inet.Families[:1], "kube-nftproxy")
 	lab.Must(t, l.Node.Do(four.Commit))
 	probe(l.Node, inet.UDP, inet.Localhost[inet.IPv6], number, lab.Answered)

@@ -26,17 +26,19 @@ import (
 const connectionFiles = 6
 
 const (
-	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports in one attempt.
+	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports
+	// in one attempt.
 	retryEvery  = time.Second
 	mostRetries = 100
-	// patience is the number of failures after which a port is reported. The first failure is normal during a restart: the earlier process may not
-	// have closed the port yet.
+	// patience is the number of failures after which a port is reported. The first failure is normal during a
+	// restart: the earlier process may not have closed the port yet.
 	patience = 2
 )
 
 // Metrics counts listeners and connections.
 type Metrics interface {
-	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts a failed attempt to listen.
+	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts a failed attempt to
+	// listen.
 	LoopbackListeners(f inet.Family, n int)
 	LoopbackNotListening(f inet.Family)
 	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by
@@ -166,7 +168,8 @@ func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	}
 }
 
-// Serve starts or stops listening. After a stop, existing connections stay, and another instance of the program accepts new ones.
+// Serve starts or stops listening. After a stop, existing connections stay, and another instance of the program
+// accepts new ones.
 func (s *Server) Serve(serving bool) {
 	s.mu.Lock()
 	changed := s.serving != serving
@@ -181,7 +184,8 @@ func (s *Server) Serve(serving bool) {
 	}
 }
 
-// Run opens and closes ports until the context ends. Then it closes all listeners and connections, and deletes the refusals of this process.
+// Run opens and closes ports until the context ends. Then it closes all listeners and connections, and deletes the
+// refusals of this process.
 func (s *Server) Run(ctx context.Context) {
 	defer s.end()
 	s.runner.Run(ctx)
@@ -297,7 +301,8 @@ func (s *Server) refuse(k model.Key, refused bool) {
 	}
 }
 
-// commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance, which uses the same name.
+// commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance, which
+// uses the same name.
 func (s *Server) commitRefusals(serving, lost bool) error {
 	if s.Refusals == nil {
 		return nil
@@ -315,8 +320,8 @@ func (s *Server) commitRefusals(serving, lost bool) error {
 	return err
 }
 
-// Refused returns the number of refused packets to UDP and SCTP node ports on loopback, by protocol. It waits for the kernel. After an error, Run
-// rewrites the tables.
+// Refused returns the number of refused packets to UDP and SCTP node ports on loopback, by protocol. It waits for the
+// kernel. After an error, Run rewrites the tables.
 func (s *Server) Refused(f inet.Family) (map[inet.Protocol]uint64, error) {
 	n, err := s.Refusals.Packets(f)
 	if err != nil {
@@ -460,8 +465,9 @@ func (s *Server) leave(namespace string) {
 // ErrProtocol is the error of a node port of a protocol other than TCP.
 var ErrProtocol = errors.New("only TCP node ports are served on loopback")
 
-// At returns the loopback address of a node port; the zero AddrPort for other frontends, and for families that are not served on loopback. It
-// returns the last error if the program cannot listen, and [ErrProtocol] for a protocol other than TCP.
+// At returns the loopback address of a node port; the zero AddrPort for other frontends, and for families that are
+// not served on loopback. It returns the last error if the program cannot listen, and [ErrProtocol] for a protocol
+// other than TCP.
 func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	switch {
 	case k.Addr.IsValid() || !slices.Contains(s.Families, k.Family):
@@ -480,8 +486,8 @@ func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 
 // State is the state of a server.
 type State struct {
-	// Listeners is the number of open ports of both families, Failures the number of ports on which the program cannot listen, Connections the
-	// number of open connections.
+	// Listeners is the number of open ports of both families, Failures the number of ports on which the program
+	// cannot listen, Connections the number of open connections.
 	Listeners, Failures, Connections int
 }
 

@@ -97,8 +97,8 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// backend starts an endpoint. It answers each line with its name and the line, resets the connection after the line "reset", and sends goodbye at
-// the end of the stream.
+// backend starts an endpoint. It answers each line with its name and the line, resets the connection after the line
+// "reset", and sends goodbye at the end of the stream.
 func (b *bench) backend(name string) netip.AddrPort {
 	b.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -252,7 +252,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestClosedStreams: the relay passes on the end of a stream, and a reset. If it cannot connect to the endpoint, it resets the connection.
+// TestClosedStreams: the relay passes on the end of a stream, and a reset. If it cannot connect to the endpoint, it
+// resets the connection.
 func TestClosedStreams(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
@@ -382,7 +383,8 @@ func TestOlderServicesGetDescriptorsFirst(t *testing.T) {
 	}
 }
 
-// TestPortInUse: if another process uses a node port, all other node ports work. The program reports the Service once, and retries.
+// TestPortInUse: if another process uses a node port, all other node ports work. The program reports the Service
+// once, and retries.
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
 	one := b.backend("one")

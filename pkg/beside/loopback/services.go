@@ -26,9 +26,10 @@ func (c *claim) compare(d *claim) int {
 	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
 }
 
-// claimsOf lists the node ports of a Service, which may be nil, in the given families. If the source ranges of a node port do not admit the loopback
-// address, it has no endpoints. As in kube-proxy, the external traffic policy selects the endpoints. With policy Local, only endpoints on this node
-// serve, although the rules permit processes of this node to use all endpoints.
+// claimsOf lists the node ports of a Service, which may be nil, in the given families. If the source ranges of a node
+// port do not admit the loopback address, it has no endpoints. As in kube-proxy, the external traffic policy selects
+// the endpoints. With policy Local, only endpoints on this node serve, although the rules permit processes of this
+// node to use all endpoints.
 func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	if s == nil {
 		return nil

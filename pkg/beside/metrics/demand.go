@@ -8,7 +8,8 @@ type demand struct {
 	each func(func(namespace, service string, wanted bool))
 }
 
-// RegisterDemand registers the demand for Services that scale to zero, which each yields. It panics if it is registered already.
+// RegisterDemand registers the demand for Services that scale to zero, which each yields. It panics if it is
+// registered already.
 func RegisterDemand(reg prometheus.Registerer, each func(func(namespace, service string, wanted bool))) {
 	reg.MustRegister(&demand{prometheus.NewDesc("kubenftproxy_service_demand",
 		"1 if this node has held a packet to the Service within 90 seconds because the Service has no endpoint, else 0. Only Services with the annotation "+

@@ -64,8 +64,8 @@ type refused struct {
 	read     func(inet.Family) (map[inet.Protocol]uint64, error)
 }
 
-// RegisterLoopback registers the number of packets that the kernel has refused at node ports on loopback, which read returns. Without families
-// there is no such metric. It panics if it is registered already.
+// RegisterLoopback registers the number of packets that the kernel has refused at node ports on loopback, which read
+// returns. Without families there is no such metric. It panics if it is registered already.
 func RegisterLoopback(reg prometheus.Registerer, families []inet.Family, read func(inet.Family) (map[inet.Protocol]uint64, error)) {
 	if len(families) > 0 {
 		reg.MustRegister(&refused{prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",

@@ -197,8 +197,8 @@ func (m *Metrics) registerNodePorts(r registry) {
 			"last successful search.", "result")
 }
 
-// registerTrust registers the program's own metrics of its inputs: drift and repairs of the tables, failed watches of the API
-// server.
+// registerTrust registers the program's own metrics of its inputs: drift and repairs of the tables, failed watches of
+// the API server.
 func (m *Metrics) registerTrust(r registry) {
 	m.checks = r.counters("kubenftproxy_checks_total",
 		"Comparisons of the kernel's tables with the plan, by reason: foreign_change, another program changed the "+
@@ -224,8 +224,8 @@ func (m *Metrics) registerTrust(r registry) {
 		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request succeeds.", "resource")
 }
 
-// touch creates the series whose labels are known in advance. It excludes gauges of times and of elements: a time of 0 would
-// appear as an age of decades, and the plan determines the sets.
+// touch creates the series whose labels are known in advance. It excludes gauges of times and of elements: a time of
+// 0 would appear as an age of decades, and the plan determines the sets.
 func (m *Metrics) touch() {
 	for _, f := range m.families {
 		ip := f.String()
@@ -312,16 +312,16 @@ func (m *Metrics) Synced(s *beside.Sync) {
 	}
 }
 
-// Queued records the time of a request for a sync. The age of the rules is the difference between this and the time of the last
-// successful sync, if positive.
+// Queued records the time of a request for a sync. The age of the rules is the difference between this and the time
+// of the last successful sync, if positive.
 func (m *Metrics) Queued(at time.Time) {
 	for _, f := range m.families {
 		m.lastQueued.WithLabelValues(f.String()).Set(unix(at))
 	}
 }
 
-// Changes adds numbers of changed Services and EndpointSlices. They are pending until the next successful sync, so the syncing
-// goroutine should call this before that sync.
+// Changes adds numbers of changed Services and EndpointSlices. They are pending until the next successful sync, so
+// the syncing goroutine should call this before that sync.
 func (m *Metrics) Changes(services, endpoints int) {
 	m.servicesTotal.Add(float64(services))
 	m.servicesPending.Add(float64(services))
@@ -329,22 +329,23 @@ func (m *Metrics) Changes(services, endpoints int) {
 	m.endpointsPending.Add(float64(endpoints))
 }
 
-// Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It ignores a
-// family that is not served.
+// Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It
+// ignores a family that is not served.
 func (m *Metrics) Programmed(f inet.Family, d time.Duration) {
 	if slices.Contains(m.families, f) {
 		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
 	}
 }
 
-// NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and endpoints,
-// but none on this node. It is a gauge, despite the metric's name.
+// NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and
+// endpoints, but none on this node. It is a gauge, despite the metric's name.
 func (m *Metrics) NoLocalEndpoints(f inet.Family, internal, external int) {
 	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
 	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
 }
 
-// FlowsDeleted records one search for stale conntrack entries of a family: its duration and the number of deleted entries.
+// FlowsDeleted records one search for stale conntrack entries of a family: its duration and the number of deleted
+// entries.
 func (m *Metrics) FlowsDeleted(f inet.Family, took time.Duration, deleted int) {
 	m.conntrackDuration.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
@@ -387,7 +388,8 @@ func (m *Metrics) ConfigOutdated(outdated bool) {
 	}
 }
 
-// Checked records a comparison of the kernel's tables with the plan, after which they agree. repaired is true if it rewrote them.
+// Checked records a comparison of the kernel's tables with the plan, after which they agree. repaired is true if it
+// rewrote them.
 func (m *Metrics) Checked(why beside.Reason, repaired bool) {
 	m.drift.Set(0)
 	m.checks.WithLabelValues(string(why)).Inc()

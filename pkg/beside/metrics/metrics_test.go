@@ -61,8 +61,8 @@ func failed(end time.Time) *beside.Sync {
 	return &beside.Sync{Start: end, End: end, Err: errors.New("no")}
 }
 
-// TestPage compares names, types, labels and buckets with a golden file, because dashboards depend on them, and updates their
-// page.
+// TestPage compares names, types, labels and buckets with a golden file, because dashboards depend on them, and
+// updates their page.
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	m := New(reg, Config{Version: "v1", Loopback: true})
@@ -344,7 +344,8 @@ func TestRegisterProcess(t *testing.T) {
 	}
 }
 
-// TestNativeHistograms checks that histograms have both kinds of buckets with the feature gate, and no native ones without.
+// TestNativeHistograms checks that histograms have both kinds of buckets with the feature gate, and no native ones
+// without.
 func TestNativeHistograms(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		reg := prometheus.NewPedanticRegistry()

@@ -5,16 +5,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// durationBuckets returns kube-proxy's bounds, 0.001·2^n for n = 0 to 14, extended to n = -7 and n = 20. Doubling and halving are
-// exact, so the bounds in the middle have the same values and the same text in the label le.
+// durationBuckets returns kube-proxy's bounds, 0.001·2^n for n = 0 to 14, extended to n = -7 and n = 20. Doubling and
+// halving are exact, so the bounds in the middle have the same values and the same text in the label le.
 func durationBuckets() []float64 {
 	const shortest = 0.001 / 128
 	return prometheus.ExponentialBuckets(shortest, 2, 28)
 }
 
-// programmingBuckets returns kube-proxy's 81 bounds for the network programming latency, in seconds: fine up to one minute, near
-// the service level objective, and coarse up to five. The first one, 0, is a mistake in kube-proxy (MergeBuckets of
-// k8s.io/component-base) that is part of its metric.
+// programmingBuckets returns kube-proxy's 81 bounds for the network programming latency, in seconds: fine up to one
+// minute, near the service level objective, and coarse up to five. The first one, 0, is a mistake in kube-proxy
+// (MergeBuckets of k8s.io/component-base) that is part of its metric.
 func programmingBuckets() []float64 {
 	b := []float64{0, 0.25, 0.5}
 	b = append(b, prometheus.LinearBuckets(1, 1, 59)...)
@@ -73,11 +73,11 @@ func (r registry) counter(name, help string) prometheus.Counter {
 	return c
 }
 
-// RegisterProcess registers process_* and all go_* metrics, as every Kubernetes component does. It panics if they are registered
-// already.
+// RegisterProcess registers process_* and all go_* metrics, as every Kubernetes component does. It panics if they are
+// registered already.
 //
-// It does not register kubernetes_build_info: the alert KubeVersionMismatch of the kubernetes-mixin counts its distinct versions,
-// and this program's version differs from the cluster's.
+// It does not register kubernetes_build_info: the alert KubeVersionMismatch of the kubernetes-mixin counts its
+// distinct versions, and this program's version differs from the cluster's.
 func RegisterProcess(reg prometheus.Registerer) {
 	reg.MustRegister(process()...)
 }
@@ -96,8 +96,8 @@ type Feature struct {
 	Enabled     bool
 }
 
-// RegisterFeatures registers kubernetes_feature_enabled, as every Kubernetes component does, for the given gates. It panics if it
-// is registered already.
+// RegisterFeatures registers kubernetes_feature_enabled, as every Kubernetes component does, for the given gates. It
+// panics if it is registered already.
 func RegisterFeatures(reg prometheus.Registerer, features []Feature) {
 	enabled := registry{Registerer: reg}.gauges("kubernetes_feature_enabled",
 		"1 for a feature gate that is enabled; only those whose setting acts here.", "name", "stage")

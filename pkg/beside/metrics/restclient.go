@@ -9,8 +9,8 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_* and hands them to client-go
 )
 
-// RestClient returns a gatherer of client-go's metrics, rest_client_*. client-go's registry also has process_* and go_*, which
-// the program has already and which dominate the time of a scrape. RestClient unregisters them there.
+// RestClient returns a gatherer of client-go's metrics, rest_client_*. client-go's registry also has process_* and
+// go_*, which the program has already and which dominate the time of a scrape. RestClient unregisters them there.
 func RestClient() prometheus.Gatherer {
 	for _, c := range process() {
 		legacyregistry.Registerer().Unregister(c) // identified by its descriptors

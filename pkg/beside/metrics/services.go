@@ -23,14 +23,15 @@ type ServiceCounts interface {
 	Zones() []counters.Zone
 }
 
-// patience is the longest time that a scrape waits for the kernel's counters. If it is too short, the next scrape has them.
+// patience is the longest time that a scrape waits for the kernel's counters. If it is too short, the next scrape has
+// them.
 const patience = time.Second
 
 // services collects the counts of connections to Services.
 //
-// There may be more Services than a Prometheus server should store, so only the busiest have series. The choice depends on the
-// counts since the start. A shown series is only replaced by one with twice its count: so series rarely change, and each only
-// grows while its Service exists. The rest is the total less the sum.
+// There may be more Services than a Prometheus server should store, so only the busiest have series. The choice
+// depends on the counts since the start. A shown series is only replaced by one with twice its count: so series
+// rarely change, and each only grows while its Service exists. The rest is the total less the sum.
 type services struct {
 	source ServiceCounts
 	most   int

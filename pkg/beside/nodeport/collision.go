@@ -16,8 +16,8 @@ import (
 // Cause is the reason why a node port collides.
 type Cause string
 
-// The causes. Listener: a socket at the node port accepts new TCP connections, or UDP packets of any sender. EphemeralRange: the
-// kernel may assign the node port to any process that connects or sends without choosing a port.
+// The causes. Listener: a socket at the node port accepts new TCP connections, or UDP packets of any sender.
+// EphemeralRange: the kernel may assign the node port to any process that connects or sends without choosing a port.
 const (
 	Listener       Cause = "listener"
 	EphemeralRange Cause = "ephemeral_range"
@@ -40,8 +40,8 @@ type Socket struct {
 // loopbackDevice is the index of the interface lo in every network namespace.
 const loopbackDevice = 1
 
-// takes reports whether the socket would receive packets of a family to one of the addresses, if no rule translated them. The
-// addresses must be sorted.
+// takes reports whether the socket would receive packets of a family to one of the addresses, if no rule translated
+// them. The addresses must be sorted.
 func (s *Socket) takes(f inet.Family, addrs []netip.Addr) bool {
 	at := s.Local.Addr()
 	switch {
@@ -157,8 +157,8 @@ func byService(list []collision) (out [][]collision) {
 // field is the field of a Service with its node ports.
 const field = "spec.ports[].nodePort"
 
-// listenerProblem returns one problem for all listeners on a Service's node ports: the API server keeps one Event of a kind for
-// each object.
+// listenerProblem returns one problem for all listeners on a Service's node ports: the API server keeps one Event of
+// a kind for each object.
 func listenerProblem(node string, list []collision) model.Problem {
 	first := list[0]
 	if first.own {

@@ -40,7 +40,8 @@ func socket(p inet.Protocol, at string) Socket {
 	return Socket{Protocol: p, Local: netip.MustParseAddrPort(at)}
 }
 
-// TestCollisions tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
+// TestCollisions tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053
+// in IPv4.
 func TestCollisions(t *testing.T) {
 	v6only, onLoopback, onVeth := socket(inet.TCP, "[::]:30080"), socket(inet.TCP, "0.0.0.0:30080"), socket(inet.TCP, "0.0.0.0:30080")
 	v6only.V6Only, onLoopback.Device, onVeth.Device = true, 1, 2
@@ -91,7 +92,8 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestOneCollisionForEachPort: several sockets on one port, for example of a server with several workers, are one collision.
+// TestOneCollisionForEachPort: several sockets on one port, for example of a server with several workers, are one
+// collision.
 func TestOneCollisionForEachPort(t *testing.T) {
 	s := served{addrs: [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, services: map[model.Key][]types.NamespacedName{}}
 	for _, k := range append(dual(inet.TCP, 30080), dual(inet.TCP, 30443)...) {

@@ -17,8 +17,8 @@ func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
 func (r Range) contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// Ephemeral is the range from which the kernel assigns a port to a process that does not choose one. It is the same for both
-// families.
+// Ephemeral is the range from which the kernel assigns a port to a process that does not choose one. It is the same
+// for both families.
 type Ephemeral struct {
 	Range Range
 	// Reserved are parts of the range that the kernel does not assign.
@@ -47,7 +47,8 @@ func ReadEphemeral() (Ephemeral, error) {
 	return parseEphemeral(texts[0], texts[1])
 }
 
-// parseEphemeral parses ip_local_port_range, such as "32768\t60999", and ip_local_reserved_ports, such as "30000-32767,40000".
+// parseEphemeral parses ip_local_port_range, such as "32768\t60999", and ip_local_reserved_ports, such as
+// "30000-32767,40000".
 func parseEphemeral(ports, reserved string) (e Ephemeral, err error) {
 	if e.Range, err = parseRange(strings.Join(strings.Fields(ports), "-")); err != nil {
 		return e, err

@@ -8,9 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Find searches once for collisions, and returns all problems, whether [Watcher.Run] has reported them or not. There are two
-// differences from Run: a socket whose port the kernel may have assigned counts immediately, and the ephemeral range is only a
-// problem of the node, not of each Service. Find is safe for concurrent use.
+// Find searches once for collisions, and returns all problems, whether [Watcher.Run] has reported them or not. There
+// are two differences from Run: a socket whose port the kernel may have assigned counts immediately, and the
+// ephemeral range is only a problem of the node, not of each Service. Find is safe for concurrent use.
 func (w *Watcher) Find() ([]model.Problem, error) {
 	s, ports := w.served()
 	if len(s.services) == 0 {

@@ -218,8 +218,8 @@ func TestReadEphemeral(t *testing.T) {
 	lab.Same(t, want, got, "ephemeral range")
 }
 
-// BenchmarkSearch measures one search with 2,768 node ports, the size of the default range, and many other sockets: half of them
-// listening TCP sockets, half UDP sockets.
+// BenchmarkSearch measures one search with 2,768 node ports, the size of the default range, and many other sockets:
+// half of them listening TCP sockets, half UDP sockets.
 func BenchmarkSearch(b *testing.B) {
 	for _, c := range []struct {
 		name    string

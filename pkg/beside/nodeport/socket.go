@@ -38,8 +38,9 @@ const maxReads = 3
 // errAbsent means that the kernel cannot list sockets.
 var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missing or cannot be loaded")
 
-// Listening returns the TCP and UDP sockets of this network namespace that listen on a port of the range. The kernel skips all other
-// sockets, so the cost depends on the number of listening sockets, not of connections. It needs no privilege.
+// Listening returns the TCP and UDP sockets of this network namespace that listen on a port of the range. The kernel
+// skips all other sockets, so the cost depends on the number of listening sockets, not of connections. It needs no
+// privilege.
 func Listening(ports Range) (list []Socket, err error) {
 	for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 		// Sockets on [::] may accept IPv4, so both families are always queried.
@@ -52,8 +53,8 @@ func Listening(ports Range) (list []Socket, err error) {
 	return list, nil
 }
 
-// appendListening appends the sockets of one family and protocol. It does not use the library's request, which queries all states and
-// drops the attributes of the answers.
+// appendListening appends the sockets of one family and protocol. It does not use the library's request, which
+// queries all states and drops the attributes of the answers.
 func appendListening(list []Socket, family inet.Family, p inet.Protocol, ports Range) ([]Socket, error) {
 	before := len(list)
 	for range maxReads {
@@ -91,8 +92,9 @@ func request(family inet.Family, p inet.Protocol, ports Range) []byte {
 	return appendFilter(b, ports)
 }
 
-// appendFilter appends a program of two instructions, which compare the local port with both ends of the range. After a match, the
-// kernel goes on with the next instruction; otherwise it jumps beyond the end. A socket passes if the kernel stops exactly at the end.
+// appendFilter appends a program of two instructions, which compare the local port with both ends of the range. After
+// a match, the kernel goes on with the next instruction; otherwise it jumps beyond the end. A socket passes if the
+// kernel stops exactly at the end.
 func appendFilter(b []byte, ports Range) []byte {
 	instruction := func(op uint8, port uint16, left uint16) {
 		const size, beyond = 8, 4

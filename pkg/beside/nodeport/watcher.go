@@ -20,18 +20,21 @@ import (
 const (
 	// period is the time between two searches if no node port changes: processes may start or exit.
 	period = time.Minute
-	// settle is the delay of a search after a change, to collect more changes. least is the minimum time between two searches.
+	// settle is the delay of a search after a change, to collect more changes. least is the minimum time between two
+	// searches.
 	settle = time.Second
 	least  = 5 * time.Second
-	// patience is the minimum age of a socket in the ephemeral range that counts as a listener. The kernel may have assigned its
-	// port: many clients have such a socket for a moment.
+	// patience is the minimum age of a socket in the ephemeral range that counts as a listener. The kernel may have
+	// assigned its port: many clients have such a socket for a moment.
 	patience = period / 2
-	// forget is the time without a collision after which it is reported again. So a process in a crash loop causes one message.
+	// forget is the time without a collision after which it is reported again. So a process in a crash loop causes
+	// one message.
 	forget = time.Hour
-	// mostServices is the largest number of Services with node ports in the ephemeral range that are reported one by one. If there are
-	// more, only the node is reported: every node of a cluster may have the same range.
+	// mostServices is the largest number of Services with node ports in the ephemeral range that are reported one by
+	// one. If there are more, only the node is reported: every node of a cluster may have the same range.
 	mostServices = 10
-	// mostReported is the number of Services whose listeners are reported after one search. The next searches report the rest.
+	// mostReported is the number of Services whose listeners are reported after one search. The next searches report
+	// the rest.
 	mostReported = 20
 )
 
@@ -165,7 +168,8 @@ func (w *Watcher) work(ctx context.Context) (beside.Pause, error) {
 	return beside.Pause{Least: least, Most: period}, err
 }
 
-// search searches once for both causes. If the search for one cause fails, its previous results stay, and the other one continues.
+// search searches once for both causes. If the search for one cause fails, its previous results stay, and the other
+// one continues.
 func (w *Watcher) search(ctx context.Context) error {
 	now := time.Now()
 	s, ports := w.served()
@@ -220,8 +224,8 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 	return found, err
 }
 
-// reportListeners reports each Service with a new collision, with all of its collisions. It reports at most mostReported Services: a
-// single process may listen on every node port.
+// reportListeners reports each Service with a new collision, with all of its collisions. It reports at most
+// mostReported Services: a single process may listen on every node port.
 func (w *Watcher) reportListeners(list []collision, now time.Time) {
 	reported, services := 0, byService(list)
 	w.withdraw(services)
@@ -262,7 +266,8 @@ func (w *Watcher) known(cause Cause, list []collision) bool {
 	})
 }
 
-// reportEphemeral reports node ports in the ephemeral range: on the node and, if there are not too many, on each Service.
+// reportEphemeral reports node ports in the ephemeral range: on the node and, if there are not too many, on each
+// Service.
 func (w *Watcher) reportEphemeral(e Ephemeral, list []collision, now time.Time) {
 	if len(list) == 0 {
 		return
@@ -289,8 +294,8 @@ func (w *Watcher) record(cause Cause, list []collision, now time.Time) (fresh bo
 	return fresh
 }
 
-// forget removes collisions that were not seen for a long time, and collisions of deleted Services: a new Service with the same name
-// is another Service.
+// forget removes collisions that were not seen for a long time, and collisions of deleted Services: a new Service
+// with the same name is another Service.
 func (w *Watcher) forget(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -234,8 +234,8 @@ func TestOwnSocketsAreCollisions(t *testing.T) {
 	})
 }
 
-// TestSearches checks the times of searches: without node ports none, one second after a change, every five seconds during many
-// changes, and otherwise every minute.
+// TestSearches checks the times of searches: without node ports none, one second after a change, every five seconds
+// during many changes, and otherwise every minute.
 func TestSearches(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		time.Sleep(10*period + period/2)
@@ -265,7 +265,8 @@ func TestSearches(t *testing.T) {
 	})
 }
 
-// TestAnAssignedPortIsNoListener: a resolver's sockets, on ports that the kernel has assigned, count only if they stay open.
+// TestAnAssignedPortIsNoListener: a resolver's sockets, on ports that the kernel has assigned, count only if they
+// stay open.
 func TestAnAssignedPortIsNoListener(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{30000, 60999}

@@ -11,7 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
-// Demand is reported without the delay of problems. All nodes together write one Event. A namespace with too much demand does not delay others.
+// Demand is reported without the delay of problems. All nodes together write one Event. A namespace with too much
+// demand does not delay others.
 func TestDemandIsReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		demandPerNamespace := room.New(demandPerNode).Most()

@@ -33,7 +33,8 @@ const (
 	// eventBurst Events may be sent at once, then eventRate per second.
 	eventBurst = 10
 	eventRate  = 1.0 / 6
-	// spread is the longest delay of an Event on an object that all nodes see: they find the same problem within milliseconds.
+	// spread is the longest delay of an Event on an object that all nodes see: they find the same problem within
+	// milliseconds.
 	spread = 3 * time.Second
 	// mostPending and mostUrgent are the numbers of Events that wait for the rate, and of urgent ones that wait for the
 	// API server. Namespaces share both. Further Events are dropped.
@@ -43,9 +44,9 @@ const (
 	retryPause = 10 * time.Second
 )
 
-// Recorder writes Events. The Event of a problem of a Service, EndpointSlice or ServiceCIDR has the same name on all nodes, so however
-// many nodes see the problem, the API server keeps one Event. Events on a Node have a new name each. [Recorder.Run]
-// sends the Events.
+// Recorder writes Events. The Event of a problem of a Service, EndpointSlice or ServiceCIDR has the same name on all
+// nodes, so however many nodes see the problem, the API server keeps one Event. Events on a Node have a new name
+// each. [Recorder.Run] sends the Events.
 type Recorder struct {
 	sink                 EventSink
 	controller, instance string
@@ -91,8 +92,8 @@ func (e *pendingEvent) object() object {
 	return object{e.Regarding.Kind, e.Regarding.Namespace, e.Regarding.Name}
 }
 
-// NewRecorder returns a recorder of a controller, the program's name. It calls dropped with the kind of the object for each Event that
-// it cannot send.
+// NewRecorder returns a recorder of a controller, the program's name. It calls dropped with the kind of the object
+// for each Event that it cannot send.
 func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *Recorder {
 	host, _ := os.Hostname()
 	r := &Recorder{
@@ -104,7 +105,8 @@ func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *
 	return r
 }
 
-// Eventf queues an Event, like the method of a client-go recorder. regarding is a [corev1.ObjectReference]. The second object is ignored.
+// Eventf queues an Event, like the method of a client-go recorder. regarding is a [corev1.ObjectReference]. The
+// second object is ignored.
 func (r *Recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, note string, args ...any) {
 	about := regarding.(*corev1.ObjectReference)
 	now := time.Now()
@@ -236,8 +238,8 @@ func (r *Recorder) send(ctx context.Context, e pendingEvent) {
 	r.pending = append(r.pending, e)
 }
 
-// seenAgain returns a patch of an Event that exists. It is the same for all nodes that see the problem within a minute, so the API server
-// writes it once. The number in it is the smallest that the API accepts.
+// seenAgain returns a patch of an Event that exists. It is the same for all nodes that see the problem within a
+// minute, so the API server writes it once. The number in it is the smallest that the API accepts.
 func seenAgain(now time.Time) []byte {
 	type event struct {
 		Series eventsv1.EventSeries `json:"series"`

@@ -1,5 +1,5 @@
-// Package report reports problems of API objects to an operator: in the log, and with an API server as an Event on the object
-// that needs a fix. It also writes the Events of the program's start.
+// Package report reports problems of API objects to an operator: in the log, and with an API server as an Event on
+// the object that needs a fix. It also writes the Events of the program's start.
 //
 // In: [model.Problem] values from any goroutine, and the result of the start.
 // Out: one log line and one Event for each problem; Events about the Node.

@@ -33,8 +33,8 @@ func (a API) Patch(ctx context.Context, e *eventsv1.Event, patch []byte) error {
 	return err
 }
 
-// Sink passes Events to another sink, and can wait until one has arrived. Without this, a program that exits would lose its last Events,
-// as kube-proxy does.
+// Sink passes Events to another sink, and can wait until one has arrived. Without this, a program that exits would
+// lose its last Events, as kube-proxy does.
 type Sink struct {
 	EventSink
 	// reached has capacity for one reason; others are dropped.
@@ -56,7 +56,8 @@ func (s *Sink) Create(ctx context.Context, e *eventsv1.Event) error {
 	return err
 }
 
-// Await waits until an Event with this reason has arrived at the API server, and returns whether it did within the time.
+// Await waits until an Event with this reason has arrived at the API server, and returns whether it did within the
+// time.
 func (s *Sink) Await(reason string, within time.Duration) bool {
 	late := time.NewTimer(within)
 	defer late.Stop()

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Without leftovers, Look and Cleanup neither create a table nor load a module: a table of iptables-legacy delays every packet. This test runs
-// before tests that load modules.
+// Without leftovers, Look and Cleanup neither create a table nor load a module: a table of iptables-legacy delays
+// every packet. This test runs before tests that load modules.
 func TestNothingIsMadeOrLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
 	before, modules := generation(t), loaded(t)

@@ -17,16 +17,18 @@ type tableInfo struct {
 	NumEntries, EntrySize uint32
 }
 
-// blob is the content of a table of iptables-legacy, as the kernel returns it (linux/netfilter/x_tables.h): a sequence of entries, each with a
-// header, matches and a target. A chain is a range of entries. A jump is a target with the offset of an entry. A user-defined chain begins
-// with an entry whose target has the name ERROR, and the chain's name as its data. The last entry of a chain is its policy or a return.
+// blob is the content of a table of iptables-legacy, as the kernel returns it (linux/netfilter/x_tables.h): a
+// sequence of entries, each with a header, matches and a target. A chain is a range of entries. A jump is a target
+// with the offset of an entry. A user-defined chain begins with an entry whose target has the name ERROR, and the
+// chain's name as its data. The last entry of a chain is its policy or a return.
 type blob struct {
 	tableInfo
 	layout
 	entries []byte
 }
 
-// layout has the offset of the fields target_offset and next_offset in struct ipt_entry or ip6t_entry, and the size of the struct.
+// layout has the offset of the fields target_offset and next_offset in struct ipt_entry or ip6t_entry, and the size
+// of the struct.
 type layout struct{ offsets, size int }
 
 var (
@@ -62,7 +64,8 @@ func (b *blob) at(offset int) (entry, error) {
 	return e, nil
 }
 
-// targetHeader is the size of struct xt_entry_target and xt_entry_match without data: size (u16), name (29), revision (u8).
+// targetHeader is the size of struct xt_entry_target and xt_entry_match without data: size (u16), name (29), revision
+// (u8).
 const targetHeader = 32
 
 // nameOf reads the name of a match or target.
@@ -81,13 +84,15 @@ func (b *blob) verdict(e entry) (v int, standard bool) {
 	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
 }
 
-// jump returns the offset of an entry's jump. A jump to the next entry does not count: it stands for a rule without a target.
+// jump returns the offset of an entry's jump. A jump to the next entry does not count: it stands for a rule without a
+// target.
 func (b *blob) jump(e entry) (offset int, jumps bool) {
 	v, standard := b.verdict(e)
 	return v, standard && v >= 0 && v != e.next
 }
 
-// chainName returns the name of the user-defined chain that begins with an entry. For the last entry of the table, the name is "ERROR".
+// chainName returns the name of the user-defined chain that begins with an entry. For the last entry of the table,
+// the name is "ERROR".
 func (b *blob) chainName(e entry) (string, bool) {
 	const longest = 30
 	data := b.entries[e.target+targetHeader : e.next]
@@ -112,11 +117,13 @@ func (b *blob) comment(e entry) string {
 	return ""
 }
 
-// content is a parsed blob. Each entry except the last one of the table belongs to a chain: as its first or last entry, or as a rule.
+// content is a parsed blob. Each entry except the last one of the table belongs to a chain: as its first or last
+// entry, or as a rule.
 type content struct {
 	ruleset
 	entries []entry
-	// chainOf has the chain of each entry. ruleOf has the index of the entry's rule in the ruleset, or -1 if it is no rule.
+	// chainOf has the chain of each entry. ruleOf has the index of the entry's rule in the ruleset, or -1 if it is no
+	// rule.
 	chainOf []string
 	ruleOf  []int
 }

@@ -260,8 +260,8 @@ func (s *switchOver) sh(t testing.TB, stdin, name string, args ...string) string
 	return string(out)
 }
 
-// Connections that kube-proxy's iptables rules have translated continue after the removal of these rules. New connections meet the program's
-// rules.
+// Connections that kube-proxy's iptables rules have translated continue after the removal of these rules. New
+// connections meet the program's rules.
 func TestConnectionsOutliveTheRules(t *testing.T) {
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {

@@ -2,8 +2,8 @@ package takeover
 
 import "slices"
 
-// LegacyForwardDrops returns the backends, iptables-legacy or ip6tables-legacy, in which chain FORWARD of table filter has the policy drop. It
-// does not read missing tables, because this would create them.
+// LegacyForwardDrops returns the backends, iptables-legacy or ip6tables-legacy, in which chain FORWARD of table
+// filter has the policy drop. It does not read missing tables, because this would create them.
 func LegacyForwardDrops() (commands []string, err error) {
 	err = eachLegacy(func(s *xtables, table string) error {
 		if table != "filter" {

@@ -84,8 +84,8 @@ func encodeInfo(i tableInfo) []byte {
 	return b
 }
 
-// No table causes a panic. If nothing is removed, the table stays the same byte for byte. Otherwise the rest is a valid table with all other
-// objects.
+// No table causes a panic. If nothing is removed, the table stays the same byte for byte. Otherwise the rest is a
+// valid table with all other objects.
 func FuzzTable(f *testing.F) {
 	for _, l := range []layout{layout4, layout6} {
 		b := kubeProxysTable(l)

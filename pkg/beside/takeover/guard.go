@@ -14,8 +14,8 @@ import (
 // guardChain is the chain in which the kubelet and kube-proxy drop packets of the network to 127.0.0.0/8.
 const guardChain = "KUBE-FIREWALL"
 
-// LoopbackGuarded reports whether the chain that keeps packets of the network from 127.0.0.0/8 has rules, in nftables or in iptables-legacy. It does not read
-// missing tables of iptables-legacy, because this would create them.
+// LoopbackGuarded reports whether the chain that keeps packets of the network from 127.0.0.0/8 has rules, in nftables
+// or in iptables-legacy. It does not read missing tables of iptables-legacy, because this would create them.
 func LoopbackGuarded() (guarded bool, err error) {
 	conn, err := nft.Open()
 	if err != nil {

@@ -78,8 +78,8 @@ func (b backend) more(t testing.TB) {
 	b.countPolicies(t)
 }
 
-// countPolicies sets the counters of built-in chains to those of another file. iptables-legacy-restore resets the counters of chains that its
-// file lacks.
+// countPolicies sets the counters of built-in chains to those of another file. iptables-legacy-restore resets the
+// counters of chains that its file lacks.
 func (b backend) countPolicies(t testing.TB) {
 	t.Helper()
 	rules := regexp.MustCompile("(?m)^([-[].*|:.* - .*)\n")
@@ -274,8 +274,8 @@ func TestPartlyRemovedStates(t *testing.T) {
 	}
 }
 
-// If the kernel rejects the removal, the error has a command. The command has the same effect, and also removes jumps of other programs to
-// kube-proxy's chains.
+// If the kernel rejects the removal, the error has a command. The command has the same effect, and also removes jumps
+// of other programs to kube-proxy's chains.
 func TestTheCommandToRunByHand(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)

@@ -37,7 +37,8 @@ const (
 	destActive, destInactive, destFamily                              = 7, 8, 11
 )
 
-// openIPVS returns nil if ipvs is neither loaded nor built in. It lists all families, because a request for a family by name would load its module.
+// openIPVS returns nil if ipvs is neither loaded nor built in. It lists all families, because a request for a family
+// by name would load its module.
 func openIPVS(excluded []netip.Prefix) (*ipvs, error) {
 	families, err := netlink.GenlFamilyList()
 	if err != nil {
@@ -130,7 +131,8 @@ func attributesOf(b []byte) (map[uint16][]byte, error) {
 	return m, nil
 }
 
-// servers returns the virtual servers that have an address and are not excluded. Virtual servers of a firewall mark are not kube-proxy's.
+// servers returns the virtual servers that have an address and are not excluded. Virtual servers of a firewall mark
+// are not kube-proxy's.
 func (v *ipvs) servers() (list []server, err error) {
 	services, err := v.list(ipvsGetService, ipvsService)
 	if err != nil {
@@ -145,7 +147,8 @@ func (v *ipvs) servers() (list []server, err error) {
 	return list, nil
 }
 
-// serverOf parses a virtual server's attributes. It returns false for a virtual server of a firewall mark, which has no address.
+// serverOf parses a virtual server's attributes. It returns false for a virtual server of a firewall mark, which has
+// no address.
 func serverOf(a map[uint16][]byte) (s server, ok bool) {
 	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
 		return s, false
@@ -198,8 +201,8 @@ func (v *ipvs) remove(s server) error {
 	return nil
 }
 
-// drain removes the virtual servers without connections, and stops new connections to the other ones. If patient is false, it removes all
-// virtual servers. It returns the remaining ones and the number of removed ones.
+// drain removes the virtual servers without connections, and stops new connections to the other ones. If patient is
+// false, it removes all virtual servers. It returns the remaining ones and the number of removed ones.
 func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	servers, err := v.servers()
 	if err != nil {

@@ -52,7 +52,8 @@ func await(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// scheduled lists the connections of ipvs by protocol, client and virtual server. ipvs lists a closed connection for some minutes.
+// scheduled lists the connections of ipvs by protocol, client and virtual server. ipvs lists a closed connection for
+// some minutes.
 func (s *switchOver) scheduled(t testing.TB) (list []string) {
 	t.Helper()
 	for _, line := range strings.Split(s.sh(t, "", "ipvsadm", "-L", "-n", "-c"), "\n") {
@@ -81,8 +82,8 @@ func (s *switchOver) servers(t testing.TB) (list []string) {
 	return list
 }
 
-// Connections of ipvs continue until they end. Meanwhile, new connections meet the program's rules, and the node's own ports are not reachable
-// at a Service's address. After the last connection, all objects are removed.
+// Connections of ipvs continue until they end. Meanwhile, new connections meet the program's rules, and the node's
+// own ports are not reachable at a Service's address. After the last connection, all objects are removed.
 func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	lab.NeedIPVS(t)
 	for _, tc := range []struct {
@@ -121,8 +122,8 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			}
 			s.check(t, "while ipvs connections continue")
 			s.checkDeleted(t)
-			// With these timeouts, ipvs drops closed TCP connections and idle UDP flows after a second instead of minutes. It drops reset
-			// connections after ten seconds.
+			// With these timeouts, ipvs drops closed TCP connections and idle UDP flows after a second instead of
+			// minutes. It drops reset connections after ten seconds.
 			s.sh(t, "", "ipvsadm", "--set", "900", "1", "1")
 			for _, fl := range s.flows {
 				fl.check(t)
@@ -149,7 +150,8 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	}
 }
 
-// checkDeleted checks that a Service that is deleted while ipvs drains gets no new connections, although its virtual servers still exist.
+// checkDeleted checks that a Service that is deleted while ipvs drains gets no new connections, although its virtual
+// servers still exist.
 func (s *switchOver) checkDeleted(t testing.TB) {
 	t.Helper()
 	s.setWeb(t, nil)
@@ -186,8 +188,8 @@ func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 	return found
 }
 
-// Cleanup does not wait for connections. Virtual servers at excluded addresses stay. If kube-proxy's device and sets are missing, all virtual
-// servers stay.
+// Cleanup does not wait for connections. Virtual servers at excluded addresses stay. If kube-proxy's device and sets
+// are missing, all virtual servers stay.
 func TestCleanupOfIPVS(t *testing.T) {
 	lab.NeedIPVS(t)
 	s := newSwitchOver(t)

@@ -29,8 +29,8 @@ var protocols = []protocol{
 	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
-// tables returns the existing tables in which kube-proxy may have rules. Without this check, a request for a missing table would create it and
-// load a module.
+// tables returns the existing tables in which kube-proxy may have rules. Without this check, a request for a missing
+// table would create it and load a module.
 func (p *protocol) tables() (list []string, err error) {
 	names, err := os.ReadFile(filepath.Join("/proc/thread-self/net", p.names))
 	if errors.Is(err, os.ErrNotExist) {
@@ -121,8 +121,8 @@ func eachLegacy(f func(*xtables, string) error) error {
 	return errors.Join(errs...)
 }
 
-// xtables is a socket for the kernel interface of iptables-legacy. The kernel accepts any IP socket. A UDP socket needs no capability except
-// CAP_NET_ADMIN.
+// xtables is a socket for the kernel interface of iptables-legacy. The kernel accepts any IP socket. A UDP socket
+// needs no capability except CAP_NET_ADMIN.
 type xtables struct {
 	protocol
 	fd int
@@ -171,8 +171,8 @@ func (s *xtables) set(option int, buf []byte) error {
 	return nil
 }
 
-// read reads a table. It returns EAGAIN if, at each attempt, the table has changed between the request for its size and the request for its
-// content.
+// read reads a table. It returns EAGAIN if, at each attempt, the table has changed between the request for its size
+// and the request for its content.
 func (s *xtables) read(table string) (b *blob, err error) {
 	err = again(func() (err error) {
 		b, err = s.readOnce(table)
@@ -246,7 +246,8 @@ func (s *xtables) clear(table string) (change, error) {
 	return done, s.addCounters(table, counted, from)
 }
 
-// replace replaces a table and returns the counters of the old entries. It returns EAGAIN if the number of entries has changed.
+// replace replaces a table and returns the counters of the old entries. It returns EAGAIN if the number of entries
+// has changed.
 func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 	counted := make([]byte, entries*counterSize)
 	// struct ipt_replace: name, valid_hooks, num_entries, size, hook_entry, underflow, num_counters, counters, entries.
@@ -284,15 +285,15 @@ func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	return nil
 }
 
-// lockFile is the file that iptables-legacy locks while it changes a table. Both programs read a whole table and write it again. Without the
-// lock, one of two simultaneous changes would be lost.
+// lockFile is the file that iptables-legacy locks while it changes a table. Both programs read a whole table and
+// write it again. Without the lock, one of two simultaneous changes would be lost.
 const lockFile = "/run/xtables.lock"
 
 // lockWait is the longest wait for the lock: iptables-restore with very many rules takes seconds.
 const lockWait = 10 * time.Second
 
-// lockXtables waits for the lock. If it cannot open or create the file, for example in a read-only container without the node's file, it returns
-// without the lock and without an error.
+// lockXtables waits for the lock. If it cannot open or create the file, for example in a read-only container without
+// the node's file, it returns without the lock and without an error.
 func lockXtables(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

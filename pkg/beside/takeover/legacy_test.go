@@ -24,7 +24,8 @@ func openLegacy(t *testing.T) *xtables {
 	return s
 }
 
-// A change by another program between read and write is not lost: the kernel rejects the write, and the program reads the table again.
+// A change by another program between read and write is not lost: the kernel rejects the write, and the program reads
+// the table again.
 func TestATableThatChangesMeanwhile(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)

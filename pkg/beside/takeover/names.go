@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// tables are the tables of iptables in which kube-proxy creates chains, with the names of these chains (kube-proxy: cleanupLeftovers in
-// iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The chains of the kubelet are not included: KUBE-FIREWALL, KUBE-MARK-DROP,
-// KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
+// tables are the tables of iptables in which kube-proxy creates chains, with the names of these chains (kube-proxy:
+// cleanupLeftovers in iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The chains of the kubelet are
+// not included: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
 var tables = []struct {
 	name   string
 	chains []string
@@ -36,8 +36,8 @@ func isKubeProxys(table, chain string) bool {
 	return table == "nat" && slices.ContainsFunc(perService, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// shared are chains that a kubelet before 1.28 also creates, and restores after a deletion. If a table has no other chains of kube-proxy, they
-// are the kubelet's.
+// shared are chains that a kubelet before 1.28 also creates, and restores after a deletion. If a table has no other
+// chains of kube-proxy, they are the kubelet's.
 var shared = []string{"KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 
 // count returns the number of kube-proxy's chains in a table, or 0 if there are only shared ones.
@@ -55,8 +55,8 @@ func count(table string, chains []string) (n int) {
 	return n
 }
 
-// isKubeProxysJump reports whether a rule with this comment is kube-proxy's. Call it for jumps from built-in chains to chains of kube-proxy: all
-// versions of kube-proxy add a comment to these rules.
+// isKubeProxysJump reports whether a rule with this comment is kube-proxy's. Call it for jumps from built-in chains
+// to chains of kube-proxy: all versions of kube-proxy add a comment to these rules.
 func isKubeProxysJump(comment string) bool {
 	return strings.HasPrefix(comment, "kubernetes ") || strings.HasPrefix(comment, "kube-proxy ")
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 )
 
-// attempts is the number of attempts of a change. An attempt fails if another program changes the ruleset between read and write.
+// attempts is the number of attempts of a change. An attempt fails if another program changes the ruleset between
+// read and write.
 const attempts = 5
 
 // countNFT counts kube-proxy's chains in the tables of iptables-nft.

@@ -39,8 +39,8 @@ const (
 // askTimeout is the time within which a kube-proxy must answer.
 const askTimeout = time.Second
 
-// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and this program's configured address. For an
-// unspecified address such as 0.0.0.0, it returns loopback.
+// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and this program's
+// configured address. For an unspecified address such as 0.0.0.0, it returns loopback.
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
@@ -65,8 +65,8 @@ type Rival struct {
 // Possible reports whether a kube-proxy runs or may run.
 func (r Rival) Possible() bool { return r.Page != "" || r.Unknown != nil }
 
-// FindRival queries the ports of a kube-proxy: its default ports, and those that are configured for this program. It takes at most a
-// second for each of up to four addresses.
+// FindRival queries the ports of a kube-proxy: its default ports, and those that are configured for this program. It
+// takes at most a second for each of up to four addresses.
 func FindRival(ctx context.Context, metrics, health string) (r Rival) {
 	for _, at := range ports(metrics, defaultMetrics) {
 		status, body, err := ask(ctx, at, "/proxyMode")
@@ -86,7 +86,8 @@ func FindRival(ctx context.Context, metrics, health string) (r Rival) {
 	return r
 }
 
-// NodeName returns the name of the Node in the configuration of a kube-proxy that answers, or "" if the kube-proxy uses the name of the host.
+// NodeName returns the name of the Node in the configuration of a kube-proxy that answers, or "" if the kube-proxy
+// uses the name of the host.
 func (r Rival) NodeName(ctx context.Context) string {
 	at, found := strings.CutSuffix(strings.TrimPrefix(r.Page, "http://"), "/proxyMode")
 	if !found {
@@ -109,8 +110,8 @@ func Remedy(node string) (fix, affects string) {
 			"their rules stay in force meanwhile", node)
 }
 
-// ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing. ask returns an error if it
-// is uncertain whether the page exists.
+// ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing.
+// ask returns an error if it is uncertain whether the page exists.
 func ask(ctx context.Context, at, path string) (status int, body string, unknown error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -141,7 +142,8 @@ func ask(ctx context.Context, at, path string) (status int, body string, unknown
 	return response.StatusCode, string(text), nil
 }
 
-// uncertain returns an error if a kube-proxy may run although a request failed: after a timeout, or without files or memory for the request.
+// uncertain returns an error if a kube-proxy may run although a request failed: after a timeout, or without files or
+// memory for the request.
 func uncertain(at string, err error) error {
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {

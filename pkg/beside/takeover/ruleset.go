@@ -46,8 +46,8 @@ func (r *removal) empty() bool { return len(r.chains)+len(r.jumps) == 0 }
 // keptNames returns the names of kube-proxy's chains that must stay, sorted.
 func (r *removal) keptNames() []string { return slices.Sorted(maps.Keys(r.kept)) }
 
-// removal returns the part of kube-proxy: its chains, and its rules in built-in chains that jump to them. If a rule of another program jumps to
-// a chain, this chain stays, with all chains to which its rules jump.
+// removal returns the part of kube-proxy: its chains, and its rules in built-in chains that jump to them. If a rule
+// of another program jumps to a chain, this chain stays, with all chains to which its rules jump.
 func (s *ruleset) removal() removal {
 	r := removal{chains: map[string]bool{}, kept: map[string]string{}}
 	builtin, drops := map[string]bool{}, map[string]bool{}

@@ -21,16 +21,16 @@ type Config struct {
 	Metrics, Health string
 	// Excluded are the addresses of other programs' virtual servers (ipvs.excludeCIDRs).
 	Excluded []netip.Prefix
-	// Report receives a problem about a running kube-proxy. Count receives the number of objects of each kind, at each check and after
-	// each removal.
+	// Report receives a problem about a running kube-proxy. Count receives the number of objects of each kind, at
+	// each check and after each removal.
 	Report func(model.Problem)
 	Count  func(Kind, int)
 	// Found, if not nil, is called by the goroutine of [Takeover.Run] each time it finds a running kube-proxy.
 	Found func()
 }
 
-// Takeover removes the objects that kube-proxy left, and reports a kube-proxy that runs beside this program. After a complete removal, it
-// removes nothing more.
+// Takeover removes the objects that kube-proxy left, and reports a kube-proxy that runs beside this program. After a
+// complete removal, it removes nothing more.
 type Takeover struct {
 	Config
 	runner *beside.Runner
@@ -38,8 +38,9 @@ type Takeover struct {
 	once   sync.Once
 	// rival is the page at which a kube-proxy answered at the last check.
 	rival string
-	// tried is true after an attempt to remove, and left has the remaining objects after this attempt. taken is true if the takeover removes
-	// nothing more: the removal is complete, or another program has added objects after an attempt.
+	// tried is true after an attempt to remove, and left has the remaining objects after this attempt. taken is true
+	// if the takeover removes nothing more: the removal is complete, or another program has added objects after an
+	// attempt.
 	tried, taken bool
 	left         Leftovers
 	// appeared is true if new objects were found after taken was set. failed is the last logged failure.
@@ -61,8 +62,8 @@ const lookEvery = 10 * time.Second
 // Rival looks for a running kube-proxy, see [FindRival]. Call it before you remove objects of kube-proxy.
 func (t *Takeover) Rival(ctx context.Context) Rival { return FindRival(ctx, t.Metrics, t.Health) }
 
-// Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be called repeatedly and
-// concurrently.
+// Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be
+// called repeatedly and concurrently.
 func (t *Takeover) Synced() {
 	t.once.Do(func() {
 		close(t.synced)
@@ -172,7 +173,8 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	return appeared
 }
 
-// noteAppeared reports objects that appeared after the removal, once. It reports again if they disappear and other ones appear.
+// noteAppeared reports objects that appeared after the removal, once. It reports again if they disappear and other
+// ones appear.
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {

@@ -111,7 +111,8 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// check makes two checks of the takeover, and compares the remaining objects and the number of problems since the start.
+// check makes two checks of the takeover, and compares the remaining objects and the number of problems since the
+// start.
 func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
 	t.Helper()
 	for range 2 {
@@ -224,8 +225,8 @@ func withoutFiles(t *testing.T, f func()) {
 	f()
 }
 
-// A failed removal is retried. But if a kube-proxy starts meanwhile, its objects stay, although it does not answer because this program uses
-// its ports.
+// A failed removal is retried. But if a kube-proxy starts meanwhile, its objects stay, although it does not answer
+// because this program uses its ports.
 func TestNoConflictAfterAFailure(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")

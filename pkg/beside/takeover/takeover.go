@@ -33,8 +33,8 @@ const (
 // Kinds are all kinds of leftovers.
 var Kinds = []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS}
 
-// Leftovers has the number of kube-proxy's objects by kind: tables for NFTables, chains for both backends of iptables, and virtual servers,
-// sets and the device together for IPVS. A kind that could not be read has no entry.
+// Leftovers has the number of kube-proxy's objects by kind: tables for NFTables, chains for both backends of
+// iptables, and virtual servers, sets and the device together for IPVS. A kind that could not be read has no entry.
 type Leftovers map[Kind]int
 
 // String returns the numbers above 0, in the order of [Kinds].
@@ -58,8 +58,8 @@ func (l Leftovers) any() bool {
 	return false
 }
 
-// Look counts the objects of kube-proxy, whether a kube-proxy runs or not. Virtual servers at excluded addresses do not count. Look changes
-// nothing. After an error, the result has the kinds that could be read.
+// Look counts the objects of kube-proxy, whether a kube-proxy runs or not. Virtual servers at excluded addresses do
+// not count. Look changes nothing. After an error, the result has the kinds that could be read.
 func Look(excluded []netip.Prefix) (Leftovers, error) {
 	l := Leftovers{}
 	note := func(k Kind, n int, err error) error {
@@ -83,8 +83,8 @@ func Look(excluded []netip.Prefix) (Leftovers, error) {
 	return l, errors.Join(append(errs, note(NFTables, len(tables), err))...)
 }
 
-// countIPVS counts the objects of mode ipvs. Without kube-proxy's device or sets, it returns 0: the virtual servers may belong to
-// another program.
+// countIPVS counts the objects of mode ipvs. Without kube-proxy's device or sets, it returns 0: the virtual servers
+// may belong to another program.
 func countIPVS(excluded []netip.Prefix) (int, error) {
 	link, err := findDevice()
 	if err != nil {
@@ -109,7 +109,8 @@ func countIPVS(excluded []netip.Prefix) (int, error) {
 	return n + len(servers), err
 }
 
-// Cleanup removes all objects of kube-proxy except virtual servers at excluded addresses, even if they are in use. It logs the removed objects.
+// Cleanup removes all objects of kube-proxy except virtual servers at excluded addresses, even if they are in use. It
+// logs the removed objects.
 func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 	_, err := remove(newNotes(logger), excluded, false)
 	return err
@@ -117,11 +118,12 @@ func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 
 // remove removes objects in the order of their dependencies: rules before the sets that they use.
 //
-// In mode ipvs, the rules accept packets that ipvs forwards, masquerade packets of this node whose source is an address of the device, and
-// block the node's own ports at these addresses. So the rules stay as long as the addresses.
+// In mode ipvs, the rules accept packets that ipvs forwards, masquerade packets of this node whose source is an
+// address of the device, and block the node's own ports at these addresses. So the rules stay as long as the
+// addresses.
 //
-// If patient is true, remove keeps all objects that connections of ipvs need. busy is the number of virtual servers that remain. If it is not
-// 0, call remove again later.
+// If patient is true, remove keeps all objects that connections of ipvs need. busy is the number of virtual servers
+// that remain. If it is not 0, call remove again later.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
@@ -139,8 +141,9 @@ func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err e
 	return busy, errors.Join(errs...)
 }
 
-// removeServers removes kube-proxy's virtual servers; if patient is true, only those without connections. If servers remain, it also removes
-// the addresses of the device that none of them uses. It returns the device, or nil, and the number of remaining servers.
+// removeServers removes kube-proxy's virtual servers; if patient is true, only those without connections. If servers
+// remain, it also removes the addresses of the device that none of them uses. It returns the device, or nil, and the
+// number of remaining servers.
 func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link netlink.Link, busy int, err error) {
 	if n, err := countIPVS(excluded); n == 0 || err != nil {
 		return nil, 0, err

@@ -40,8 +40,8 @@ func NewClient(path string) *Client {
 	return &Client{path: path, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// Within limits the time until the answer begins. A program that is stopped or gets no processor would let a query wait forever,
-// because its kernel accepts connections.
+// Within limits the time until the answer begins. A program that is stopped or gets no processor would let a query
+// wait forever, because its kernel accepts connections.
 func (c *Client) Within(d time.Duration) *Client {
 	c.http.Transport.(*http.Transport).ResponseHeaderTimeout = d
 	return c

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Feed passes values to its present readers. Publishing never blocks: a slow reader loses the oldest values, and receives their
-// number.
+// Feed passes values to its present readers. Publishing never blocks: a slow reader loses the oldest values, and
+// receives their number.
 type Feed[T any] struct {
 	readers atomic.Int32
 

@@ -23,8 +23,8 @@ type socket struct {
 	file fs.FileInfo
 }
 
-// listen creates a socket at a path and replaces an existing socket: one that a killed program left, or that of an older program
-// which this one replaces. At no time can another user connect, and at no time is there no socket.
+// listen creates a socket at a path and replaces an existing socket: one that a killed program left, or that of an
+// older program which this one replaces. At no time can another user connect, and at no time is there no socket.
 func listen(ctx context.Context, path string) (*socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the control socket: %w", err)

@@ -11,10 +11,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
 )
 
-// DefaultPath is the default path of the socket. Its own directory can be a mount where the root file system is read-only.
+// DefaultPath is the default path of the socket. Its own directory can be a mount where the root file system is
+// read-only.
 const DefaultPath = "/run/kube-nftproxy/control.sock"
 
-// PathOf returns the default path of the socket of the instance with a service-proxy name, which is empty for the default instance.
+// PathOf returns the default path of the socket of the instance with a service-proxy name, which is empty for the
+// default instance.
 func PathOf(serviceProxyName string) string {
 	if serviceProxyName == "" {
 		return DefaultPath
@@ -25,8 +27,8 @@ func PathOf(serviceProxyName string) string {
 // lookEvery is the interval of checks whether the socket still exists.
 const lookEvery = 10 * time.Second
 
-// Serve answers at the path until the context ends. It logs errors and tries again. A newer program replaces the socket; after
-// that one exits, this one restores its own.
+// Serve answers at the path until the context ends. It logs errors and tries again. A newer program replaces the
+// socket; after that one exits, this one restores its own.
 func Serve(ctx context.Context, path string, handler http.Handler) {
 	if path == "" {
 		return
