@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // queue holds the changed Services that wait to be planned. Each round has Services of one kind, in turns by namespace.
@@ -14,7 +16,9 @@ import (
 // A Service that releases a frontend waits until all Services of its namespace that already wait are planned, because
 // one of these may take over the frontend. If an earlier round removed the old owner, the kernel would reject packets
 // until the round with the new owner. The queue does not wait for a new owner in another namespace: otherwise, a
-// namespace with many changes could delay the changes of others.
+// namespace with many changes could delay the changes of others. Of the Services that release frontends, the youngest
+// one is first: if many Services claim the same frontends and all of them are deleted, the frontends would otherwise
+// pass from each Service to the next oldest one.
 //
 // After a round with a large Service, all large Services rest for twice the time of this round. So large Services use
 // at most a third of the loop's time, and most changes of small Services need not wait for a large one.
@@ -47,7 +51,7 @@ const restOfLarge = 2
 
 func newQueue() queue {
 	q := queue{services: map[types.NamespacedName]*waiting{}}
-	q.kinds[releasing].oldestFirst = true
+	q.kinds[releasing].byAge = true
 	return q
 }
 
@@ -74,8 +78,8 @@ func (q *queue) push(name types.NamespacedName, cost int) {
 }
 
 // postpone puts a Service that releases frontends behind all Services of its namespace that wait.
-func (q *queue) postpone(w *waiting) {
-	w.arrived = q.arrivals
+func (q *queue) postpone(w *waiting, age model.Age) {
+	w.arrived, w.age = q.arrivals, age
 	q.services[w.name] = w
 	q.put(w, releasing)
 }

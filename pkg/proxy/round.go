@@ -54,9 +54,9 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q, begun, elements := &p.queue, p.Now(), 0
 	q.rest.end(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
-		of, service := w.kind, p.builder.build(w.name, p.Now())
-		if of != releasing && q.waiting() > 0 && p.Planner.Service(w.name).Releases(service) {
-			q.postpone(w)
+		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
+		if of != releasing && q.waiting() > 0 && old.Releases(service) {
+			q.postpone(w, old.Age())
 		} else {
 			p.planService(w.name, service)
 			planned, elements = append(planned, w.name), elements+w.cost

@@ -1,28 +1,30 @@
 package proxy
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // turns hands out Services in turns by namespace: a namespace with many or large Services delays the Services of
 // another namespace by one turn of its own, not by all of its Services.
 type turns struct {
-	// oldestFirst is true if the Services of a namespace are handed out in the order of their arrival. Otherwise, the
-	// newest and the oldest one alternate: a new change need not wait for a storm, and the storm makes progress.
-	oldestFirst bool
-	lines       map[string]*line
+	// byAge is true if the youngest Service of a namespace is next. Otherwise, the latest and the first arrival
+	// alternate: a new change need not wait for a storm, and the storm makes progress.
+	byAge bool
+	lines map[string]*line
 	// order lists the namespaces with waiting Services. The first one has the next turn.
 	order []string
 }
 
-// line has the waiting Services of a namespace, in the order of their arrival.
+// line has the waiting Services of a namespace, in the order of their arrival or age.
 type line struct {
 	list []*waiting
-	// oldest is true if the oldest Service is next, otherwise the newest one.
-	oldest bool
+	// first is true if the first Service of the list is next, otherwise the last one.
+	first bool
 	// spent is the sum of the costs of the current turn.
 	spent int
 }
@@ -34,6 +36,8 @@ type waiting struct {
 	cost int
 	// arrived is the number of the arrival. Later arrivals have greater numbers.
 	arrived uint64
+	// age is that of the planned Service. It is set for a Service that releases frontends.
+	age model.Age
 	// kind is the kind of the Service in the queue.
 	kind kind
 }
@@ -48,11 +52,16 @@ func (t *turns) add(w *waiting) {
 		if t.lines == nil {
 			t.lines = map[string]*line{}
 		}
-		l = &line{oldest: t.oldestFirst}
+		l = &line{}
 		t.lines[w.name.Namespace] = l
 		t.order = append(t.order, w.name.Namespace)
 	}
-	at := sort.Search(len(l.list), func(i int) bool { return l.list[i].arrived > w.arrived })
+	at, _ := slices.BinarySearchFunc(l.list, w, func(a, b *waiting) int {
+		if t.byAge {
+			return cmp.Or(a.age.Compare(b.age), model.CompareNames(a.name, b.name))
+		}
+		return cmp.Compare(a.arrived, b.arrived)
+	})
 	l.list = slices.Insert(l.list, at, w)
 }
 
@@ -60,7 +69,7 @@ func (t *turns) add(w *waiting) {
 func (t *turns) find(ready func(*waiting) bool) int {
 	return slices.IndexFunc(t.order, func(namespace string) bool {
 		l := t.lines[namespace]
-		if l.oldest {
+		if l.first {
 			return ready(l.list[0])
 		}
 		return ready(l.list[len(l.list)-1])
@@ -76,12 +85,12 @@ func (t *turns) next(ready func(*waiting) bool) (w *waiting) {
 	}
 	namespace := t.order[first]
 	l := t.lines[namespace]
-	if last := len(l.list) - 1; l.oldest {
+	if last := len(l.list) - 1; l.first {
 		w, l.list = l.list[0], l.list[1:]
 	} else {
 		w, l.list = l.list[last], l.list[:last]
 	}
-	l.oldest = t.oldestFirst || !l.oldest
+	l.first = !t.byAge && !l.first
 	l.spent += w.cost
 	switch {
 	case len(l.list) == 0:

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -73,7 +74,7 @@ func TestLargeServicesRest(t *testing.T) {
 	q.committed(start, 100*time.Millisecond)
 	lab.Same(t, []string(nil), q.round(), "round while large Services rest")
 	lab.Same(t, false, q.ready(), "ready")
-	q.postpone(&waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000})
+	q.postpone(&waiting{name: types.NamespacedName{Namespace: "d", Name: "5"}, cost: 20_000}, model.Age{})
 	lab.Same(t, false, q.ready(), "ready with a large Service that releases frontends")
 	arrive("c/4:10")
 	lab.Same(t, true, q.ready(), "ready with a small Service")
@@ -103,7 +104,7 @@ func TestServicesThatReleaseAreLast(t *testing.T) {
 	arrive("a/1:900", "a/2:900", "a/3:900", "a/4:2000", "b/5:900")
 	first := q.next(false)
 	lab.Same(t, "3", first.name.Name, "first Service")
-	q.postpone(first)
+	q.postpone(first, model.Age{})
 	q.rest.until = time.Unix(1, 0)
 	var order []string
 	for q.ready() {
@@ -115,6 +116,21 @@ func TestServicesThatReleaseAreLast(t *testing.T) {
 	arrive("a/6:900")
 	q.last = 0
 	lab.Same(t, "3", q.next(false).name.Name, "Service that releases frontends")
+}
+
+// Of the Services that release frontends, the youngest one of a namespace is always first: of several that claim the
+// same frontends, it has none of them, so no frontend passes from one to the next.
+func TestYoungestServiceThatReleasesIsFirst(t *testing.T) {
+	q := newQueue()
+	for i, created := range []int64{3, 1, 5, 2, 5, 4} {
+		name := types.NamespacedName{Namespace: "a", Name: fmt.Sprint(i)}
+		q.postpone(&waiting{name: name, cost: turnElements}, model.Age{Created: created})
+	}
+	var order []string
+	for q.waiting() > 0 {
+		order = append(order, q.next(false).name.Name)
+	}
+	lab.Same(t, []string{"4", "2", "5", "0", "3", "1"}, order, "order")
 }
 
 // Namespaces with random changes share the queue. For each Service, the work of each other namespace between its
