@@ -1,5 +1,5 @@
-// Package metrics has the program's metrics. Metrics with the same meaning as in kube-proxy have kube-proxy's names,
-// so that existing dashboards and alerts work. Other names begin with kubenftproxy_.
+// Package metrics has the program's metrics. Metrics with the same meaning as in kube-proxy have kube-proxy's names, so that
+// existing dashboards and alerts work. Other names begin with kubenftproxy_.
 //
 // Four properties differ from kube-proxy's metrics of the same names (pkg/proxy/metrics/metrics.go):
 //
