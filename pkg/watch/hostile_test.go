@@ -54,11 +54,12 @@ func hostileObjects() (list []hostileObject) {
 		}
 		return b.String()
 	}()
+	long := map[string]string{
+		"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"),
+		"zeros": repeated("0"), "prefixes": nested, "weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
+	}
 	for _, a := range model.Annotations {
-		for kind, text := range map[string]string{
-			"invalid items": repeated("a,"), "empty items": repeated(","), "one item": repeated("a"),
-			"zeros": repeated("0"), "prefixes": nested, "weights": repeated("10.1.0.1=3,"), "ranges": repeated("tcp/1,"),
-		} {
+		for kind, text := range long {
 			if a.OfSlices() {
 				ofSlice(a.Name+", "+kind, func(s *discoveryv1.EndpointSlice) { s.Annotations[a.Name] = text })
 			} else {
@@ -136,13 +137,15 @@ func hostileObjects() (list []hostileObject) {
 	ofService("a long ipMode", func(s *corev1.Service) {
 		s.Status.LoadBalancer.Ingress[0].IPMode = new(corev1.LoadBalancerIPMode(repeated("x")))
 	})
-	for kind, ranges := range map[string][]string{
-		"source ranges": strings.Split(nested, ","), "invalid source ranges": manyOf("x", 3),
-		"blank source ranges": manyOf("", 2), "a long source range": {repeated("0")},
+	for kind, ranges := range map[string]func() []string{
+		"source ranges":         func() []string { return strings.Split(nested, ",") },
+		"invalid source ranges": func() []string { return manyOf("x", 3) },
+		"blank source ranges":   func() []string { return manyOf("", 2) },
+		"a long source range":   func() []string { return []string{long["zeros"]} },
 	} {
-		ofService(kind, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges })
+		ofService(kind, func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = ranges() })
 		ofService("denied "+kind, func(s *corev1.Service) {
-			s.Spec.LoadBalancerSourceRanges = ranges
+			s.Spec.LoadBalancerSourceRanges = ranges()
 			s.Annotations["service.cilium.io/src-ranges-policy"] = "deny"
 		})
 	}
@@ -232,32 +235,42 @@ func (o *hostileObject) objects() (*corev1.Service, *discoveryv1.EndpointSlice) 
 	return svc, slice
 }
 
-// hostileStore returns a store with the objects, and the name of the Service. decoding is the memory that was allocated
-// for decoding and stripping the objects, and stored the memory that they take.
-func hostileStore(t testing.TB, o *hostileObject) (store *Store, name types.NamespacedName, decoding, stored uint64) {
+// encoded returns the objects as the API server sends them, and the name of the Service.
+func (o *hostileObject) encoded(t testing.TB) (service, slice []byte, name types.NamespacedName) {
 	t.Helper()
-	svc, slice := o.objects()
-	name = types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	svc, of := o.objects()
 	service, err := svc.Marshal()
 	lab.Must(t, err)
-	endpoints, err := slice.Marshal()
+	slice, err = of.Marshal()
 	lab.Must(t, err)
+	return service, slice, types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+}
+
+// storeOf returns a store with an encoded Service and an encoded EndpointSlice.
+func storeOf(t testing.TB, service, slice []byte) *Store {
+	t.Helper()
 	cfg := Config{NodeName: "node-1", Tracker: newTracker(), Zones: true}
 	store, transform := NewStore(cfg), cfg.transformer()
-	before, allocated := heap(), allocatedBytes()
 	a, err := converting("Service", transform.service, transform.report)(service)
 	lab.Must(t, err)
-	b, err := converting("EndpointSlice", transform.slice, transform.report)(endpoints)
+	b, err := converting("EndpointSlice", transform.slice, transform.report)(slice)
 	lab.Must(t, err)
 	store.services.put(a)
 	store.slices.put(b)
+	return store
+}
+
+// measuredStore does the same, and returns the memory that is allocated for decoding and stripping the objects, and the
+// memory that they take in the store.
+func measuredStore(t testing.TB, service, slice []byte) (store *Store, decoding, stored uint64) {
+	t.Helper()
+	before, allocated := heap(), allocatedBytes()
+	store = storeOf(t, service, slice)
 	decoding = allocatedBytes() - allocated
 	after := heap()
-	runtime.KeepAlive(svc)
-	runtime.KeepAlive(slice)
 	runtime.KeepAlive(service)
-	runtime.KeepAlive(endpoints)
-	return store, name, decoding, max(after, before) - before
+	runtime.KeepAlive(slice)
+	return store, decoding, max(after, before) - before
 }
 
 func allocatedBytes() uint64 {
@@ -296,7 +309,8 @@ func TestHostileObjects(t *testing.T) {
 		permitted, factor = 20_000, 4
 	)
 	cost := func(o *hostileObject) (took time.Duration, bytes, decoding, stored uint64, s *model.Service) {
-		store, name, decoding, stored := hostileStore(t, o)
+		service, slice, name := o.encoded(t)
+		store, decoding, stored := measuredStore(t, service, slice)
 		took, s = time.Hour, readInLoop(store, name)
 		for range 3 {
 			before, start := allocatedBytes(), lab.ProcessorTime(t)
@@ -361,8 +375,8 @@ func TestCutObjectsHaveTheSameResult(t *testing.T) {
 		most := model.Limits{Pairs: largest, SlicePorts: largest}
 		whole := model.Objects{Service: svc, Slices: []*model.Slice{model.NewSlice(slice, most, model.Stored{})}}
 		want := model.Build(whole, hostileNode, model.Options{})
-		store, name, _, _ := hostileStore(t, &o)
-		got := readInLoop(store, name)
+		service, endpoints, name := o.encoded(t)
+		got := readInLoop(storeOf(t, service, endpoints), name)
 		sameAddr := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 		sameAddrPort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 		if diff := cmp.Diff(resultOf(want), resultOf(got), sameAddr, sameAddrPort); diff != "" {
@@ -376,7 +390,8 @@ func TestCutObjectsHaveTheSameResult(t *testing.T) {
 func BenchmarkHostileObjects(b *testing.B) {
 	for _, o := range hostileObjects() {
 		b.Run(strings.ReplaceAll(o.name, "/", "."), func(b *testing.B) {
-			store, name, decoding, stored := hostileStore(b, &o)
+			service, slice, name := o.encoded(b)
+			store, decoding, stored := measuredStore(b, service, slice)
 			var s *model.Service
 			b.ReportAllocs()
 			start := lab.ProcessorTime(b)
@@ -400,7 +415,8 @@ func BenchmarkRewrittenSlice(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			harmless := &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}}
-			store, service, _, _ := hostileStore(b, harmless)
+			encodedService, slice, service := harmless.encoded(b)
+			store := storeOf(b, encodedService, slice)
 			encoded := func(i, version int) *object {
 				s := bigSlice(1, 0)
 				s.Name, s.Endpoints = fmt.Sprint("slice-", i), manyEndpoints(100)

@@ -3,6 +3,7 @@ package watch
 import (
 	"fmt"
 	"go/types"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -119,7 +120,12 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 	lab.Must(t, err)
 	stored := map[string]bool{}
 	noteStored(reflect.ValueOf(item.(*object).value).Elem(), stored)
-	cfg := &packages.Config{Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo, Dir: "../.."}
+	cfg := &packages.Config{
+		// The lanes without the race detector have compiled the packages with this setting.
+		Dir: "../..", Env: append(os.Environ(), "CGO_ENABLED=0"),
+		Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes |
+			packages.NeedSyntax | packages.NeedTypesInfo,
+	}
 	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/beside/health", "./pkg/beside/report", "./pkg/inspect/console", "./cmd/...")
 	lab.Must(t, err)
 	read := 0
