@@ -395,6 +395,3 @@ func weightOf(text string) (uint16, bool) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	return uint16(n), err == nil
 }
-
-// quarantine returns the traits of an endpoint of weight 0: it gets no new connections, and may continue existing flows.
-func (t traits) quarantine() traits { return t &^ (ready | terminating) }

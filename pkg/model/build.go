@@ -88,9 +88,9 @@ func construct(o Objects, node Node, opts Options) *builder {
 	}
 	b.service()
 	b.groups = newGroups(b.out.Ports)
-	b.collectAll(o.Slices)
-	b.groups.merge()
-	b.finish()
+	b.collect(o.Slices)
+	b.selectEndpoints()
+	b.out.Problems = b.allProblems()
 	return b
 }
 
@@ -121,9 +121,8 @@ type builder struct {
 	ranges               []portRange
 	annotated            [NodePort + 1]*sourceList
 	denied               sourceList
-	// direct is true with direct server return. nodeless are then the addresses of endpoints that have no node.
-	direct   bool
-	nodeless map[netip.Addr]bool
+	// direct is true with direct server return.
+	direct bool
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
 	deniesBalancers, closesBalancers bool
 
@@ -133,15 +132,16 @@ type builder struct {
 	fronts [2][]Frontend
 	// sources are the source ranges of the frontends.
 	sources sources
-	groups  groups
-	// used are the endpoints among which each service port selects: those of its group, within the limits.
-	used []merged
-	// problems holds the problems of the Service, and ofSlices those of each EndpointSlice that has problems. unlimited
-	// holds problems that do not count against the limit of problems: exceeded limits, and invalid sources that close
-	// frontends.
-	problems  problems
-	unlimited []Problem
-	ofSlices  [][]Problem
+	// groups has the endpoints of each service port, and in the last item those of other ports. selections are the
+	// endpoints of each service port, with the reasons why they are not used. unread are the slices without a usable
+	// port, with the reason.
+	groups     []group
+	selections []selection
+	unread     map[*Slice]string
+	// problems are those of the Service, and ofSlices those of EndpointSlices. unlimited are problems that do not count
+	// against the limit of problems: exceeded limits, and invalid sources that close frontends.
+	problems, ofSlices problems
+	unlimited          []Problem
 }
 
 // service sets all fields of the Service except endpoints.
@@ -640,11 +640,16 @@ func (b *builder) applySlotLimit() (random bool) {
 // is equal on all nodes.
 func (b *builder) slots() (n int) {
 	for i, sp := range b.out.Ports {
-		m := &b.groupOf(i).merged
-		if sp.Method.Key == balance.Chance && m.weights == nil && b.slow == 0 {
+		list := b.groupOf(i).endpoints
+		weighted := slices.ContainsFunc(list, func(e endpoint) bool { return e.weight != 1 })
+		if sp.Method.Key == balance.Chance && !weighted && b.slow == 0 {
 			continue
 		}
-		slots := sp.Method.Slots(len(m.addrs), balance.Reduce(m.weights))
+		weights := make([]uint16, len(list))
+		for i := range list {
+			weights[i] = list[i].weight
+		}
+		slots := sp.Method.Slots(len(list), balance.Reduce(weights))
 		if b.slow > 0 && sp.Method.Key == balance.Chance {
 			slots *= fullShare
 		}
@@ -658,72 +663,11 @@ func (b *builder) slots() (n int) {
 	return n
 }
 
-// finish selects the endpoints of each service port, counts those of this node, and lists the problems.
-func (b *builder) finish() {
-	most, excess, ports, prevents := b.limits.PortEndpoints, 0, 0, ""
-	random := b.applySlotLimit()
-	switch {
-	case b.slow == 0:
-		b.out.Starts = nil
-	case b.opts.Now != nil:
-		b.observe(*b.opts.Now)
-	}
-	for i, sp := range b.out.Ports {
-		g := b.groupOf(i)
-		m := g.merged
-		if n := len(m.addrs); n > most {
-			m = m.best(most)
-			excess, ports = max(excess, n), ports+1
-		}
-		if random {
-			sp.Method, m.weights = balance.Method{}, nil
-		}
-		shares := b.sharesIn(g.groupKey, &m)
-		if sp.Ranged() {
-			m, shares = m.withoutPorts(shares)
-		}
-		sp.choose(&m, shares)
-		if reason := b.locate(sp, &m); reason != "" && prevents == "" {
-			prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
-		}
-		b.used = append(b.used, m)
-	}
-	if prevents != "" {
-		b.problem(ForwardingField, quoted(forwardDirect, prevents))
-	}
-	if ports > 0 {
-		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
-			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
-	}
-	b.out.LocalReady = b.groups.localReady()
-	b.setListed()
+// allProblems returns the problems of the Service, then those of its slices.
+func (b *builder) allProblems() []Problem {
 	list := append(b.problems.all(b.problemOf("spec", "")), b.unlimited...)
-	b.out.Problems = slices.Clip(b.appendOfSlices(list))
-}
-
-// addOfSlice adds the problems of one slice.
-func (b *builder) addOfSlice(list []Problem) {
-	if len(list) > 0 {
-		b.ofSlices = append(b.ofSlices, list)
+	if n := b.ofSlices.more; n > 0 {
+		list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n)))
 	}
-}
-
-// appendOfSlices appends the problems of slices, within their limit.
-func (b *builder) appendOfSlices(list []Problem) []Problem {
-	n, left := 0, 10*b.limits.Problems
-	for _, s := range b.ofSlices {
-		n += len(s)
-	}
-	if n > left {
-		list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-left)))
-	}
-	slices.SortStableFunc(b.ofSlices, func(x, y []Problem) int { return CompareNames(x[0].Name, y[0].Name) })
-	for _, s := range b.ofSlices {
-		keep := min(len(s), left)
-		list = append(list, s[:keep]...)
-		if left -= keep; left == 0 {
-			break
-		}
-	}
-	return list
+	return slices.Concat(list, b.ofSlices.list)
 }

@@ -75,7 +75,7 @@ func (b *builder) preventsDirect() string {
 
 // locate sets the places of the endpoints of a service port with direct server return. It returns the property of the
 // port that prevents direct server return, or "".
-func (b *builder) locate(sp *ServicePort, m *merged) (reason string) {
+func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 	switch {
 	case !b.direct || !slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.MayBeDirect() }):
 		return ""
@@ -83,21 +83,16 @@ func (b *builder) locate(sp *ServicePort, m *merged) (reason string) {
 		return "SCTP"
 	case sp.Method.Key == balance.Chance:
 		return "endpoints are chosen at random"
-	case topology(&m.present) != 0:
+	case s.forCluster&(thisNodeHint|thisZoneHint) != 0:
 		return "hints select endpoints near this node"
 	}
-	d := &Direct{Leaving: m.pick(func(t traits) bool { return t.has(terminating) })}
-	for i, e := range m.addrs {
-		_, chosen := slices.BinarySearchFunc(sp.Cluster, e, netip.AddrPort.Compare)
-		switch t := m.traits[i]; {
-		case !chosen && !t.has(terminating):
-		case t.has(local):
-			d.Here = append(d.Here, e)
-		case !b.nodeless[e.Addr()]:
-			d.Elsewhere = append(d.Elsewhere, e)
-		}
+	leaves := func(e *endpoint) bool { return e.has(terminating) }
+	mayHave := func(e *endpoint) bool { return e.lacksCluster == 0 || leaves(e) }
+	sp.Direct = &Direct{
+		Leaving:   pick(s.endpoints, leaves),
+		Here:      pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && e.has(local) }),
+		Elsewhere: pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && !e.has(local) && !e.has(nodeless) }),
 	}
-	sp.Direct = d
 	return ""
 }
 

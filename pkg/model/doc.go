@@ -5,5 +5,6 @@
 // Never: reads a clock, logs, opens a socket, or changes an input object.
 //
 // slice.go turns an EndpointSlice into the [Slice] that the program stores. For [Build], build.go reads the Service,
-// and select.go reads the slices and selects endpoints. [Explain] adds the reasons.
+// collect.go reads the slices, and select.go selects endpoints. It gives each endpoint the reasons why policies do not
+// use it, which [Explain] turns into text.
 package model

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -26,7 +27,8 @@ type Explanation struct {
 // PortExplanation explains one service port.
 type PortExplanation struct {
 	*ServicePort
-	// Candidates are the endpoints with this port in all slices, up to the limit of pairs, sorted by address.
+	// Candidates are the endpoints with this port in all slices, within the limits of slices and pairs, sorted by
+	// address.
 	Candidates []Candidate
 	// UsesCluster and UsesLocal report whether any frontend needs endpoints of policy Cluster and of policy Local.
 	UsesCluster, UsesLocal bool
@@ -57,15 +59,12 @@ func Explain(o Objects, node Node, opts Options) *Explanation {
 		return nil
 	}
 	notes := append(loadBalancerNotes(o.Service), terminationNotes(o.Service, b.out)...)
-	x := explainer{
-		builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes},
-		found: make([][]candidate, len(b.groups.list)), room: b.limits.Pairs,
-	}
-	for _, s := range o.Slices {
-		x.slice(s)
-	}
+	x := explainer{builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes}}
 	for i := range b.out.Ports {
 		x.out.Ports = append(x.out.Ports, x.port(i))
+	}
+	for _, s := range o.Slices {
+		x.others(s)
 	}
 	slices.SortStableFunc(x.out.Others, compareCandidates)
 	return x.out
@@ -76,120 +75,68 @@ type explainer struct {
 	*builder
 	slices []*Slice
 	out    *Explanation
-	// found are the candidates of each group.
-	found [][]candidate
-	// room is the number of candidates that fit below the limit.
-	room int
 	// summaries holds the result of summarize for each family, or nil.
 	summaries [2]*summary
 }
 
-// candidate is a Candidate with its traits and hints, which determine whether it is used.
-type candidate struct {
-	Candidate
-	endpoint
-	hints hints
-}
-
-// slice adds the candidates of one slice.
-func (x *explainer) slice(s *Slice) {
-	f, known := familyNamed(s.AddressType)
-	switch {
-	case !known:
-		x.unusable(s, "the slice's address type "+string(s.AddressType)+" is not one of IP")
-		return
-	case !x.cluster[f].IsValid():
-		x.unusable(s, "the Service has no "+f.String()+" cluster IP")
-		return
+// others adds the endpoints of a slice that no port can use.
+func (x *explainer) others(s *Slice) {
+	add := func(e *Endpoint, why string) {
+		c := candidateOf(x.node.endpoint(s, e))
+		c.NotCluster, c.NotLocal = why, why
+		x.out.Others = append(x.out.Others, c)
 	}
-	usable := false
-	for i, p := range x.portsOf(s) {
-		if field, reason := checkPort(&p); reason == "" {
-			usable = true
-			x.ofPort(s, x.groups.find(keyOf(&p, f)), uint16(*p.Port))
-		} else if len(s.Ports) == 1 {
-			x.unusable(s, index("its slice's ports", i)+field+" "+reason)
-			return
+	why := x.unread[s]
+	if why != "" {
+		for i := range s.Endpoints {
+			add(&s.Endpoints[i], why)
 		}
-	}
-	if !usable {
-		x.unusable(s, "its slice has no port: no container port of the pod matches the targetPort of the Service")
-		return
 	}
 	for i := range s.Unusable {
 		u := &s.Unusable[i]
-		x.other(s, &u.Endpoint, u.why())
+		add(&u.Endpoint, cmp.Or(why, u.why()))
 	}
 }
 
-// unusable adds all endpoints of a slice to Others, with a reason.
-func (x *explainer) unusable(s *Slice, why string) {
-	for i := range s.Endpoints {
-		x.other(s, &s.Endpoints[i], why)
-	}
-	for i := range s.Unusable {
-		x.other(s, &s.Unusable[i].Endpoint, why)
-	}
-}
-
-func (x *explainer) other(s *Slice, e *Endpoint, why string) {
-	c := x.candidate(s, e, 0).Candidate
-	c.NotCluster, c.NotLocal = why, why
-	x.out.Others = append(x.out.Others, c)
-}
-
-// ofPort adds the endpoints of a slice as candidates of a group, if it is the group of a port of the Service.
-func (x *explainer) ofPort(s *Slice, group int, port uint16) {
-	if group == len(x.groups.list)-1 {
-		return
-	}
-	n := min(len(s.Endpoints), x.room)
-	x.room -= n
-	for i := range s.Endpoints[:n] {
-		x.found[group] = append(x.found[group], x.candidate(s, &s.Endpoints[i], port))
-	}
-}
-
-func (x *explainer) candidate(s *Slice, in *Endpoint, port uint16) candidate {
-	e, at, has := x.endpoint(in, port), in.at.Value(), in.conditions.has
-	return candidate{endpoint: e, hints: at.hints, Candidate: Candidate{
-		Addr: e.AddrPort, Slice: s.Name.Name, Node: at.node, Zone: at.zone, Weight: in.weight,
+func candidateOf(e endpoint) Candidate {
+	at, has := e.of.at.Value(), e.of.conditions.has
+	return Candidate{
+		Addr: e.AddrPort, Slice: e.slice.Name.Name, Node: at.node, Zone: at.zone, Weight: e.of.weight,
 		Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: e.has(local),
-	}}
+	}
 }
 
 // port explains a service port, by its index.
 func (x *explainer) port(i int) PortExplanation {
-	sp := x.out.Service.Ports[i]
+	sp, s := x.out.Service.Ports[i], &x.selections[i]
 	out := PortExplanation{ServicePort: sp}
 	out.UsesCluster, out.UsesLocal = sp.policies()
-	if sp.Ranged() { // ranges of ports have the endpoints of the first port of their family
-		i = firstPort(x.out.Service.Ports, sp)
-	}
-	if len(x.found[i]) == 0 {
-		out.Why = x.whyNone(x.out.Service.Ports[i])
+	if len(s.endpoints) == 0 {
+		if sp.Ranged() { // ranges of ports have the endpoints of the first port of their family
+			sp = x.out.Service.Ports[firstPort(x.out.Service.Ports, sp)]
+		}
+		out.Why = x.whyNone(sp)
 		return out
 	}
-	used := &x.used[slices.Index(x.out.Service.Ports, sp)]
-	forCluster, forLocal := demands(&used.present, out.UsesLocal)
-	for _, c := range x.found[i] {
-		if sp.Ranged() {
-			c.AddrPort = netip.AddrPortFrom(c.AddrPort.Addr(), 0)
-			c.Addr = c.AddrPort
-		}
-		if better, hidden := used.hides(c.endpoint); hidden {
-			c.NotCluster = "duplicate: the same address and port exist a second time, " + states(better)
+	for _, e := range s.endpoints {
+		c := candidateOf(e)
+		c.NotCluster, c.NotLocal = x.lack(&e, e.lacksCluster), x.lack(&e, e.lacksLocal)
+		out.Candidates = append(out.Candidates, c)
+	}
+	for _, e := range s.unused {
+		c := candidateOf(e)
+		at, isDuplicate := search(s.endpoints, e.AddrPort)
+		switch {
+		case !isDuplicate:
+			c.NotCluster = cmp.Or(x.lack(&e, s.forCluster&^e.traits), aboveLimit)
+			c.NotLocal = cmp.Or(x.lack(&e, s.forLocal&^e.traits), aboveLimit)
+		case s.endpoints[at].traits != e.traits || s.endpoints[at].of.weight != e.of.weight:
+			c.NotCluster = "duplicate: the same address and port exist a second time, " + states(s.endpoints[at].traits)
 			c.NotLocal = c.NotCluster
-		} else {
-			c.NotCluster, c.NotLocal = x.against(&c, forCluster), x.against(&c, forLocal)
-			if c.NotCluster == "" && out.UsesCluster && !contains(sp.Cluster, c.Addr) {
-				c.NotCluster = aboveLimit
-			}
-			if c.NotLocal == "" && out.UsesLocal && !contains(sp.Local, c.Addr) {
-				c.NotLocal = aboveLimit
-			}
+		default: // the same in two slices
+			c.NotCluster, c.NotLocal = x.lack(&e, s.forCluster&^e.traits), x.lack(&e, s.forLocal&^e.traits)
 		}
-		out.Candidates = append(out.Candidates, c.Candidate)
+		out.Candidates = append(out.Candidates, c)
 	}
 	slices.SortStableFunc(out.Candidates, compareCandidates)
 	return out
@@ -197,20 +144,6 @@ func (x *explainer) port(i int) PortExplanation {
 
 // aboveLimit is the reason for an endpoint that only a limit excludes.
 const aboveLimit = "the Service exceeds a limit (see its problems)"
-
-func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(sorted, a, netip.AddrPort.Compare)
-	return found
-}
-
-// hides reports whether the merged endpoint of an address and port is another one than e, and returns its traits.
-func (m *merged) hides(e endpoint) (better traits, hidden bool) {
-	i, found := slices.BinarySearchFunc(m.addrs, e.AddrPort, netip.AddrPort.Compare)
-	if !found {
-		return 0, false
-	}
-	return m.traits[i], m.traits[i] != e.traits || m.weights != nil && m.weights[i] != e.more+1
-}
 
 // states names an endpoint's conditions.
 func states(t traits) string {
@@ -225,33 +158,29 @@ func states(t traits) string {
 	return "not ready"
 }
 
-// against returns the reason for the most important demanded trait that an endpoint lacks. It returns an empty string if and only if
-// the endpoint has all demanded traits.
-func (x *explainer) against(c *candidate, demanded traits) string {
-	lacks := demanded &^ c.traits
+// lack returns the most important of the traits that a policy demands, and an endpoint lacks, as text. It returns an
+// empty string if and only if the endpoint lacks none.
+func (x *explainer) lack(e *endpoint, lacks traits) string {
+	at := e.of.at.Value()
 	switch {
 	case lacks == 0:
 		return ""
-	case lacks&local != 0 && c.Node == "":
+	case lacks.has(local) && at.node == "":
 		return "its EndpointSlice has no node name for it"
-	case lacks&local != 0:
-		return "not on this node, but on " + c.Node
-	case lacks != 0 && c.Weight == 0:
+	case lacks.has(local):
+		return "not on this node, but on " + at.node
+	case e.of.weight == 0:
 		return "its weight is 0: it gets no new connections"
-	case lacks&ready != 0 && c.has(terminating):
+	case lacks.has(ready) && e.has(terminating):
 		return "terminating (other endpoints are ready)"
-	case lacks&ready != 0:
-		return "not ready (the pod's readiness probe or a readiness gate says so)"
-	case lacks&(serving|terminating) != 0 && c.has(terminating):
+	case lacks.has(serving) && e.has(terminating):
 		return "terminating, and not serving any more"
-	case lacks&(serving|terminating) != 0:
+	case lacks&(ready|serving|terminating) != 0:
 		return "not ready (the pod's readiness probe or a readiness gate says so)"
-	case lacks&thisNodeHint != 0:
-		return "hinted to other nodes (" + strings.Join(names(c.hints.nodes), ", ") + ")"
-	case lacks&thisZoneHint != 0:
-		return "hinted to other zones (" + strings.Join(names(c.hints.zones), ", ") + "; this node is in " + x.node.Zone + ")"
+	case lacks.has(thisNodeHint):
+		return "hinted to other nodes (" + strings.Join(names(at.hints.nodes), ", ") + ")"
 	}
-	return "it does not match the policy"
+	return "hinted to other zones (" + strings.Join(names(at.hints.zones), ", ") + "; this node is in " + x.node.Zone + ")"
 }
 
 // summary summarizes the slices of a family. It explains why a service port has no endpoints.
@@ -279,8 +208,7 @@ func (x *explainer) summarize(f inet.Family) *summary {
 		n.here = true
 		n.endpoints += s.Len()
 		for i := range s.Ports {
-			if _, reason := checkPort(&s.Ports[i]); reason == "" {
-				protocol, _ := slicePortProtocol(&s.Ports[i])
+			if protocol, _, reason := checkPort(&s.Ports[i]); reason == "" {
 				n.names = append(n.names, quotedName(*s.Ports[i].Name)+"/"+protocol.String())
 			}
 		}

@@ -174,30 +174,29 @@ func (b *builder) groupOf(i int) *group {
 	if sp := b.out.Ports[i]; sp.Ranged() {
 		i = firstPort(b.out.Ports, sp)
 	}
-	return &b.groups.list[i]
+	return &b.groups[i]
 }
 
-// withoutPorts returns the addresses of endpoints, each once with port 0, and their shares, which may be nil. If endpoints have the same address, it
-// keeps the endpoint with the best [traits.tier].
-func (m *merged) withoutPorts(shares []uint8) (out merged, outShares []uint8) {
-	for i, e := range m.addrs {
-		at := netip.AddrPortFrom(e.Addr(), 0)
-		n := len(out.addrs)
-		again := n > 0 && out.addrs[n-1] == at
+// withoutPorts turns endpoints into addresses, each once with port 0. If endpoints have the same address, it keeps the
+// endpoint with the best [traits.tier].
+func (s *selection) withoutPorts() {
+	var kept []endpoint
+	unused := slices.Clone(s.unused)
+	for _, e := range s.endpoints {
+		e.AddrPort = netip.AddrPortFrom(e.Addr(), 0)
+		last := len(kept) - 1
 		switch {
-		case again && out.traits[n-1].tier() <= m.traits[i].tier():
-			continue
-		case again:
-			n--
-		}
-		out.addrs, out.traits = append(out.addrs[:n], at), append(out.traits[:n], m.traits[i])
-		if m.weights != nil {
-			out.weights = append(out.weights[:n], m.weights[i])
-		}
-		if shares != nil {
-			outShares = append(outShares[:n], shares[i])
+		case last < 0 || kept[last].AddrPort != e.AddrPort:
+			kept = append(kept, e)
+		case e.tier() < kept[last].tier():
+			unused = append(unused, kept[last])
+			kept[last] = e
+		default:
+			unused = append(unused, e)
 		}
 	}
-	out.present = presentIn(out.traits)
-	return out, outShares
+	for i := range unused {
+		unused[i].AddrPort = netip.AddrPortFrom(unused[i].Addr(), 0)
+	}
+	s.endpoints, s.unused = kept, unused
 }

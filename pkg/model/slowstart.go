@@ -76,14 +76,40 @@ func StartsOf(list []Share) *Starts {
 	return s
 }
 
+// setStarts sets the starting endpoints, and the part of its weight that each of them does not have yet.
+func (b *builder) setStarts() {
+	if b.slow == 0 {
+		b.out.Starts = nil
+		return
+	}
+	if b.opts.Now != nil {
+		b.observe(*b.opts.Now)
+	}
+	if b.out.Starts == nil {
+		return
+	}
+	for _, g := range b.groups {
+		for _, s := range b.out.Starts.ports[g.groupKey].list {
+			if at, found := search(g.endpoints, s.endpoint); found {
+				g.endpoints[at].missing = fullShare - s.share
+			}
+		}
+	}
+}
+
+// search returns the index of an address and port in sorted endpoints, and whether it is there.
+func search(list []endpoint, a netip.AddrPort) (at int, found bool) {
+	return slices.BinarySearchFunc(list, a, func(e endpoint, a netip.AddrPort) int { return e.Compare(a) })
+}
+
 // observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints for less than the time of slow
 // start, all its endpoints are new, and none starts.
 func (b *builder) observe(now time.Time) {
 	earlier := b.opts.Starts
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
 	for i := range b.out.Ports {
-		g := &b.groups.list[i]
-		p := portStarts{known: g.pick(func(t traits) bool { return t.has(ready) })}
+		g := &b.groups[i]
+		p := portStarts{known: pick(g.endpoints, func(e *endpoint) bool { return e.has(ready) })}
 		var before portStarts
 		if earlier != nil {
 			before = earlier.ports[g.groupKey]
@@ -140,25 +166,6 @@ func (b *builder) shareAfter(passed time.Duration) uint8 {
 // riseTime returns the time from the start of an endpoint until its share rises above the given one. All steps have the same length.
 func (b *builder) riseTime(share uint8) time.Duration {
 	return b.slow * time.Duration(share) / (fullShare - 1)
-}
-
-// sharesIn returns the shares of a group's endpoints, or nil without slow start.
-func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
-	if b.slow == 0 {
-		return nil
-	}
-	shares := slices.Repeat([]uint8{fullShare}, len(m.addrs))
-	if b.out.Starts == nil {
-		return shares
-	}
-	at := 0
-	for _, e := range b.out.Starts.ports[key].list {
-		n, found := slices.BinarySearchFunc(m.addrs[at:], e.endpoint, netip.AddrPort.Compare)
-		if at += n; found {
-			shares[at] = e.share
-		}
-	}
-	return shares
 }
 
 // slowed multiplies reduced weights, which may be nil, by shares. With the random algorithm, it does not reduce the products. An endpoint then

@@ -13,7 +13,8 @@ type Termination string
 const (
 	// TerminateOff: none.
 	TerminateOff Termination = "off"
-	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or unready endpoint is in a slice.
+	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or unready
+	// endpoint is in a slice.
 	TerminateGone Termination = "gone"
 )
 
@@ -26,8 +27,8 @@ func ParseTermination(text string) (Termination, error) {
 	return TerminateOff, fmt.Errorf("must be %s or %s", TerminateGone, TerminateOff)
 }
 
-// setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a slice. The program then terminates no
-// connections of the Service.
+// setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a
+// slice. The program then terminates no connections of the Service.
 func (b *builder) setListed() {
 	if !b.out.TerminateGone {
 		return
@@ -37,9 +38,9 @@ func (b *builder) setListed() {
 		return
 	}
 	var list []netip.Addr
-	for i := range b.groups.list {
-		for _, e := range b.groups.list[i].addrs {
-			list = append(list, e.Addr())
+	for _, g := range b.groups {
+		for i := range g.endpoints {
+			list = append(list, g.endpoints[i].Addr())
 		}
 	}
 	slices.SortFunc(list, netip.Addr.Compare)

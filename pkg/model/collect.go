@@ -1,0 +1,348 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are
+// only counted.
+const maxEndpointProblems = 3
+
+// traits are the facts about an endpoint that determine whether it is used.
+type traits uint16
+
+// The traits, the least important first. Of two endpoints with the same address and port, compareEndpoints prefers
+// the one that is not terminating. If both are equal in this, it prefers the one with the more important trait.
+const (
+	nodeless     traits = 1 << iota // its slice has no node for it
+	anyZoneHint                     // has a hint for some zone
+	thisZoneHint                    // has a hint for this node's zone
+	anyNodeHint                     // has a hint for some node
+	thisNodeHint                    // has a hint for this node
+	local                           // is on this node
+	serving
+	ready
+	terminating
+)
+
+// has reports whether all wanted traits are set.
+func (t traits) has(want traits) bool { return t&want == want }
+
+// tier returns the rank of an endpoint at limits: 0 is the best. It is the same on every node.
+func (t traits) tier() int {
+	switch {
+	case t.has(ready):
+		return 0
+	case t.has(serving | terminating):
+		return 1
+	}
+	return 2
+}
+
+// endpoint is one endpoint of a slice at one port.
+type endpoint struct {
+	netip.AddrPort
+	traits
+	// lacksCluster and lacksLocal are the reasons why policy Cluster and policy Local do not use the endpoint: the
+	// traits that the policy demands, and the endpoint does not have. See [ServicePort.choose].
+	lacksCluster, lacksLocal traits
+	// weight is at least 1. missing is the part of it that a starting endpoint does not have yet, in units of
+	// 1/[fullShare].
+	weight  uint16
+	missing uint8
+	// slice and of are its source.
+	slice *Slice
+	of    *Endpoint
+}
+
+// A groupKey identifies the service port of an endpoint within a Service.
+type groupKey struct {
+	family   inet.Family
+	protocol inet.Protocol
+	name     string
+}
+
+// group has the endpoints of one service port in all slices, within the limits.
+type group struct {
+	groupKey
+	// endpoints are sorted, without duplicates, which are in the other list.
+	endpoints, duplicates []endpoint
+}
+
+// newGroups returns an empty group for each service port. The last group is for slice ports that match no service
+// port. It has only endpoints on this node; for Service.Listed, it has all endpoints.
+func newGroups(ports []*ServicePort) []group {
+	groups := make([]group, len(ports)+1)
+	for i, p := range ports {
+		groups[i].groupKey = groupKey{family: p.Family, protocol: p.Protocol, name: p.Name.Port}
+	}
+	return groups
+}
+
+// A target is one port of a slice: the index of the group of its endpoints, and their port number.
+type target struct {
+	group int
+	port  uint16
+	// portless is true if the slice has no usable port, and is read only for Service.Listed.
+	portless bool
+}
+
+// collect adds the endpoints of slices to the groups, within the limits of slices and of pairs. The slices are in the
+// order of their names.
+func (b *builder) collect(list []*Slice) {
+	n, most := len(list), b.limits.Slices
+	if n > most {
+		b.reportExcess(limitSlices, "EndpointSlices", n, most, fmt.Sprintf("the last %d by name are not used", n-most),
+			"use larger EndpointSlices")
+	}
+	groupAt := make(map[groupKey]int, len(b.out.Ports))
+	for i := range b.out.Ports {
+		key := b.groups[i].groupKey
+		if _, known := groupAt[key]; !known { // a port may have the name RangesPort
+			groupAt[key] = i
+		}
+	}
+	left, exceeded := b.limits.Pairs, false
+	for _, s := range list[:min(n, most)] {
+		r := sliceReader{b: b, s: s}
+		targets := r.targets(groupAt)
+		keep := s.Len()
+		if pairs := len(targets) * keep; pairs <= left {
+			left -= pairs
+		} else {
+			keep, left, exceeded = left/len(targets), 0, true
+		}
+		if keep == 0 && s.Len() > 0 {
+			continue
+		}
+		if len(targets) > 0 {
+			r.add(targets, keep)
+			r.reportEndpoints()
+		}
+		for _, p := range append(r.problems.all(s.problemOf("ports, endpoints", "")), r.unlimited...) {
+			b.ofSlices.add(10*b.limits.Problems, p)
+		}
+	}
+	if exceeded {
+		b.reportExcess(limitPairs, "EndpointSlices", 0, b.limits.Pairs,
+			"only EndpointSlices that are first by name are used", "divide the Service")
+	}
+	for i := range b.groups {
+		b.groups[i].separate()
+	}
+}
+
+// separate sorts the endpoints, and separates duplicates.
+func (g *group) separate() {
+	all, n := g.endpoints, 0
+	slices.SortFunc(all, compareEndpoints)
+	for i, e := range all {
+		if n == 0 || all[n-1].AddrPort != e.AddrPort {
+			all[n], all[i] = e, all[n]
+			n++
+		}
+	}
+	g.endpoints, g.duplicates = all[:n:n], all[n:]
+}
+
+// compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is
+// first, and the others are not used. A new pod may get the address of a pod that still terminates: the endpoint that
+// is not terminating is preferred. An endpoint that moves between slices may be in both with different conditions:
+// the entry with the better conditions is preferred. kube-proxy keeps the last entry that it reads.
+func compareEndpoints(a, b endpoint) int {
+	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
+		return c
+	}
+	return cmp.Or(cmp.Compare(b.traits^terminating, a.traits^terminating), cmp.Compare(b.weight, a.weight))
+}
+
+// best returns at most n of sorted endpoints, and the others. It prefers ready endpoints, then endpoints that serve
+// while they terminate, then others. Among equals, it prefers lower addresses.
+func best(list []endpoint, n int) (kept, others []endpoint) {
+	if len(list) <= n {
+		return list, nil
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b endpoint) int { return cmp.Compare(a.tier(), b.tier()) })
+	slices.SortFunc(list[:n], compareEndpoints)
+	return list[:n], list[n:]
+}
+
+// sliceReader reads one slice.
+type sliceReader struct {
+	b         *builder
+	s         *Slice
+	problems  problems
+	unlimited []Problem
+}
+
+// targets returns a target for each usable port of the slice that matches a port of the Service. It returns one target
+// for all other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list
+// of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
+func (r *sliceReader) targets(groupAt map[groupKey]int) (targets []target) {
+	f, known := familyNamed(r.s.AddressType)
+	switch {
+	case !known:
+		r.problem("addressType", quoted(string(r.s.AddressType), "not IPv4 or IPv6"))
+		r.unread("the slice's address type " + string(r.s.AddressType) + " is not one of IP")
+		return nil
+	case !r.b.cluster[f].IsValid():
+		r.unread("the Service has no " + f.String() + " cluster IP")
+		return nil
+	}
+	n, most := len(r.s.Ports), r.b.limits.SlicePorts
+	if n > most {
+		r.reportExcess(limitSlicePorts, "ports", 0, most,
+			fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
+	}
+	unusable := "its slice has no port: no container port of the pod matches the targetPort of the Service"
+	others, hasOthers := len(r.b.groups)-1, false
+	for i := range r.s.Ports[:min(n, most)] {
+		p := &r.s.Ports[i]
+		protocol, field, reason := checkPort(p)
+		if reason != "" {
+			if n == 1 {
+				unusable = index("its slice's ports", i) + field + " " + reason
+			}
+			if !r.problems.full(r.b.limits.Problems) {
+				r.problem(index("ports", i)+field, reason)
+			}
+			continue
+		}
+		if at, found := groupAt[groupKey{family: f, protocol: protocol, name: *p.Name}]; found {
+			targets = append(targets, target{group: at, port: uint16(*p.Port)})
+		} else {
+			hasOthers = true
+		}
+	}
+	if hasOthers {
+		return append(targets, target{group: others})
+	}
+	if len(targets) == 0 {
+		r.unread(unusable)
+		if r.b.out.TerminateGone {
+			return []target{{group: others, portless: true}}
+		}
+	}
+	return targets
+}
+
+// unread records that no port of the slice is usable.
+func (r *sliceReader) unread(why string) {
+	if r.b.unread == nil {
+		r.b.unread = map[*Slice]string{}
+	}
+	r.b.unread[r.s] = why
+}
+
+// add adds at most keep endpoints of the slice to the groups.
+func (r *sliceReader) add(targets []target, keep int) {
+	list := make([]endpoint, len(r.s.Endpoints))
+	for i := range r.s.Endpoints {
+		list[i] = r.b.node.endpoint(r.s, &r.s.Endpoints[i])
+	}
+	list, _ = best(list, keep)
+	for _, t := range targets {
+		g := &r.b.groups[t.group]
+		every := t.group < len(r.b.groups)-1 || r.b.out.TerminateGone
+		if every {
+			g.endpoints = slices.Grow(g.endpoints, len(list))
+		}
+		for _, e := range list {
+			e.AddrPort = netip.AddrPortFrom(e.Addr(), t.port)
+			if t.portless {
+				e.traits = 0
+			}
+			if every || e.has(local) {
+				g.endpoints = append(g.endpoints, e)
+			}
+		}
+	}
+}
+
+// endpoint returns an endpoint of a slice as this node sees it, without a port. An endpoint of weight 0 gets no new
+// connections, and may continue existing ones: it is neither ready nor terminating.
+func (n *Node) endpoint(s *Slice, of *Endpoint) endpoint {
+	e := endpoint{AddrPort: netip.AddrPortFrom(of.Addr, 0), traits: of.conditions, weight: max(1, of.weight), slice: s, of: of}
+	if of.weight == 0 {
+		e.traits &^= ready | terminating
+	}
+	at := of.at.Value()
+	for _, fact := range [...]struct {
+		holds bool
+		trait traits
+	}{
+		{at.node == "", nodeless},
+		{at.node != "" && at.node == n.Name, local},
+		{at.hints.nodes != "", anyNodeHint},
+		{n.Name != "" && strings.Contains(at.hints.nodes, "\n"+n.Name+"\n"), thisNodeHint},
+		{at.hints.zones != "", anyZoneHint},
+		{n.Zone != "" && strings.Contains(at.hints.zones, "\n"+n.Zone+"\n"), thisZoneHint},
+	} {
+		if fact.holds {
+			e.traits |= fact.trait
+		}
+	}
+	return e
+}
+
+// checkPort returns the protocol of a slice's port, or the invalid field and the reason.
+func checkPort(p *discoveryv1.EndpointPort) (protocol inet.Protocol, field, reason string) {
+	if p.Name == nil {
+		return 0, ".name", "is missing"
+	}
+	if p.Port == nil {
+		return 0, ".port", "is missing; a slice for all ports is not supported"
+	}
+	if _, ok := portNumber(*p.Port); !ok {
+		return 0, ".port", fmt.Sprintf("%d is not a port", *p.Port)
+	}
+	name := corev1.ProtocolTCP
+	if p.Protocol != nil {
+		name = *p.Protocol
+	}
+	protocol, ok := protocolOf(name)
+	if !ok {
+		return 0, ".protocol", quoted(string(name), "not TCP, UDP or SCTP")
+	}
+	return protocol, "", ""
+}
+
+// reportEndpoints adds the problems of the annotations and the endpoints.
+func (r *sliceReader) reportEndpoints() {
+	for _, p := range r.s.problems.list {
+		r.problems.add(r.b.limits.Problems, p)
+	}
+	r.problems.more += r.s.problems.more
+	for i := range r.s.Unusable[:min(len(r.s.Unusable), maxEndpointProblems)] {
+		u := &r.s.Unusable[i]
+		r.problem(index("endpoints", u.index)+".addresses", u.why())
+	}
+	if more := len(r.s.Unusable) - maxEndpointProblems; more > 0 {
+		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
+	}
+	if n := r.s.overHints; n > 0 {
+		r.reportExcess(limitHints, "endpoints", 0, MostHints,
+			fmt.Sprintf("the hints of %d endpoints are used only in part", n), "use fewer hints")
+	}
+}
+
+func (r *sliceReader) problem(field, reason string) {
+	r.problems.add(r.b.limits.Problems, r.s.problemOf(field, reason))
+}
+
+// reportExcess adds a problem about an exceeded limit of the slice.
+func (r *sliceReader) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
+	p := r.s.problemOf(field, limit.exceeded(have, most, out, remedy))
+	p.Limit = limit
+	r.unlimited = append(r.unlimited, p)
+}
