@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -228,17 +229,20 @@ func AnnotationsOf(endpointSlices bool) (names []string) {
 	return names
 }
 
-// readAnnotations sets the fields that annotations of the Service control. Each invalid value becomes a problem.
+// readAnnotations sets the fields that annotations of the Service control. Each invalid value becomes a problem, and
+// each annotation with the program's prefix that has no meaning for a Service.
 func (b *builder) readAnnotations() {
-	if len(b.svc.Annotations) == 0 {
-		return
-	}
 	read := "" // the purpose of the last annotation
+	known := map[string]bool{}
 	for i := range Annotations {
 		a := &Annotations[i]
 		text, given := b.svc.Annotations[a.Name]
+		if !given || a.OfSlices() {
+			continue
+		}
+		known[a.Name] = true
 		purpose := cmp.Or(a.Alias, a.Name)
-		if !given || a.OfSlices() || purpose == read {
+		if purpose == read {
 			continue
 		}
 		if read = purpose; a.inUse != nil && !a.inUse(b) {
@@ -248,20 +252,16 @@ func (b *builder) readAnnotations() {
 			b.problem(annotationField(a.Name), quoted(text, err.Error()+"; "+a.Else))
 		}
 	}
-}
-
-// unknownAnnotations adds a problem for each annotation with the program's prefix that has no meaning for a Service.
-func (b *builder) unknownAnnotations() {
-	var unknown []string
-	for name := range b.svc.Annotations {
-		known := func(a Annotation) bool { return a.Name == name && !a.OfSlices() }
-		if strings.HasPrefix(name, prefix) && !slices.ContainsFunc(Annotations, known) {
-			unknown = append(unknown, name)
-		}
+	b.checkDirect()
+	if b.maximum > 0 && !b.limited() {
+		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+
+			"endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
 	}
-	slices.Sort(unknown)
-	for _, name := range unknown {
-		b.problem("metadata.annotations", quoted(name, "not an annotation of Services; it has no effect (docs/annotations.md lists all)"))
+	for _, name := range slices.Sorted(maps.Keys(b.svc.Annotations)) {
+		if strings.HasPrefix(name, prefix) && !known[name] {
+			b.problem("metadata.annotations",
+				quoted(name, "not an annotation of Services; it has no effect (docs/annotations.md lists all)"))
+		}
 	}
 }
 
@@ -282,14 +282,6 @@ const (
 // limited reports whether the Service has a maximum of connections that applies.
 func (b *builder) limited() bool {
 	return b.maximum > 0 && b.svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP
-}
-
-// checkMaximum adds a problem if the maximum of connections does not apply because of session affinity.
-func (b *builder) checkMaximum() {
-	if b.maximum > 0 && !b.limited() {
-		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+
-			"endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
-	}
 }
 
 // Paths of annotations.
@@ -339,20 +331,18 @@ func (w *sliceWeights) of(a netip.Addr) uint16 {
 	return w.others
 }
 
-// readWeights returns the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
-func (s *Slice) readWeights(l *Limits) sliceWeights {
-	w := sliceWeights{others: 1}
+// readWeights reads the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
+func (s *Slice) readWeights(w *sliceWeights, l *Limits) {
 	for i := range Annotations {
 		a := &Annotations[i]
 		if text, given := s.Annotations[a.Name]; given && a.OfSlices() {
-			a.weigh(&w, l, text, func(value, reason string) {
+			a.weigh(w, l, text, func(value, reason string) {
 				if !s.problems.full(l.Problems) {
 					s.problems.add(l.Problems, s.problemOf(annotationField(a.Name), quoted(value, reason)))
 				}
 			})
 		}
 	}
-	return w
 }
 
 func (w *sliceWeights) setOthers(_ *Limits, text string, invalid func(value, reason string)) {

@@ -111,13 +111,13 @@ type builder struct {
 	out    *Service // the result
 
 	// The values of annotations, or the defaults: the algorithm, the time of slow start or 0, the maximum of connections
-	// of each endpoint or 0, the treatment at the maximum, the stances on refusing connections to unused ports and on
+	// of each endpoint or 0, the treatment at the maximum, the votes on refusing connections to unused ports and on
 	// answering ping, the ranges of ports, the allowed sources by kind of frontends or nil, and the denied sources.
 	method               balance.Method
 	slow                 time.Duration
 	maximum              uint16
 	atMaximum            AtMaximum
-	refuseUnused, answer Stance
+	refuseUnused, answer Vote
 	ranges               []portRange
 	annotated            [NodePort + 1]*sourceList
 	denied               sourceList
@@ -144,19 +144,23 @@ type builder struct {
 	unlimited          []Problem
 }
 
-// service sets all fields of the Service except endpoints.
+// service sets all fields of the Service except endpoints. Each condition is work that a plain Service does not need.
 func (b *builder) service() {
 	b.out.Name = types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name}
 	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
-	b.readAnnotations()
-	b.checkDirect()
+	if len(b.svc.Annotations) > 0 {
+		b.readAnnotations()
+	}
 	b.addresses(len(ports), nodePorts)
-	b.setStances()
-	b.ports(ports, nodePorts, b.affinity())
-	b.healthCheck()
-	b.unknownAnnotations()
+	if b.opts.UnusedPorts.Any() || b.opts.Ping.Answers() {
+		b.setVotes()
+	}
+	b.setPorts(ports)
+	if b.svc.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(b.svc) {
+		b.healthCheck()
+	}
 }
 
 func (b *builder) problem(field, reason string) {
@@ -214,22 +218,17 @@ func (b *builder) clusterIPs() {
 		case i >= len(spec.ClusterIPs):
 			b.problem("spec.clusterIPs", "has no "+f.String()+" address, although spec.ipFamilies has "+f.String())
 		case !b.cluster[f].IsValid():
-			b.clusterIP(f, i)
+			addr, reason := parseVIP(spec.ClusterIPs[i])
+			if reason == "" && inet.FamilyOf(addr) != f {
+				reason = "is not an " + f.String() + " address, as " + index("spec.ipFamilies", i) + " says"
+			}
+			if reason == "" {
+				b.cluster[f] = addr
+			} else {
+				b.invalidItem("spec.clusterIPs", i, "", spec.ClusterIPs[i], reason)
+			}
 		}
 	}
-}
-
-func (b *builder) clusterIP(f inet.Family, i int) {
-	s := b.svc.Spec.ClusterIPs[i]
-	addr, reason := parseVIP(s)
-	if reason == "" && inet.FamilyOf(addr) != f {
-		reason = "is not an " + f.String() + " address, as " + index("spec.ipFamilies", i) + " says"
-	}
-	if reason != "" {
-		b.invalidItem("spec.clusterIPs", i, "", s, reason)
-		return
-	}
-	b.cluster[f] = addr
 }
 
 // familyNamed reads the name of an IP family in a Service, or the address type of an EndpointSlice, which has the same names.
@@ -270,23 +269,30 @@ func (b *builder) addresses(ports, nodePorts int) {
 	}
 	var balancers, externals []netip.Addr
 	if len(b.svc.Spec.ExternalIPs) > 0 || len(b.svc.Status.LoadBalancer.Ingress) > 0 {
-		most := b.limits.Addresses
-		ingress, external := b.svc.Status.LoadBalancer.Ingress, b.svc.Spec.ExternalIPs
-		if b.opts.IgnoreExternalIPs {
-			external = nil
-		}
-		if len(ingress)+len(external) > most {
-			b.reportExcess(limitAddresses, fieldsOfAddresses, 0, most, "the other addresses are not served", remedyForAddresses)
-			ingress = ingress[:min(len(ingress), most)]
-			external = external[:most-len(ingress)]
-		}
-		seen := make(map[netip.Addr]bool, len(ingress)+len(external))
-		balancers, externals = b.loadBalancerIPs(ingress, seen), b.externalIPs(external, seen)
-		balancers, externals = b.withinLimits(balancers, externals, ports, nodePorts)
+		balancers, externals = b.otherAddresses(ports, nodePorts)
 	}
-	b.sources = b.readSources(balancers, externals)
+	if len(b.svc.Spec.LoadBalancerSourceRanges) > 0 || len(b.svc.Annotations) > 0 {
+		b.sources = b.readSources(balancers, externals)
+	}
 	b.addFronts(ExternalIP, externals)
 	b.addFronts(LoadBalancer, balancers)
+}
+
+// otherAddresses returns the usable load-balancer IPs and external IPs, within the limits.
+func (b *builder) otherAddresses(ports, nodePorts int) (balancers, externals []netip.Addr) {
+	most := b.limits.Addresses
+	ingress, external := b.svc.Status.LoadBalancer.Ingress, b.svc.Spec.ExternalIPs
+	if b.opts.IgnoreExternalIPs {
+		external = nil
+	}
+	if len(ingress)+len(external) > most {
+		b.reportExcess(limitAddresses, fieldsOfAddresses, 0, most, "the other addresses are not served", remedyForAddresses)
+		ingress = ingress[:min(len(ingress), most)]
+		external = external[:most-len(ingress)]
+	}
+	seen := make(map[netip.Addr]bool, len(ingress)+len(external))
+	balancers, externals = b.loadBalancerIPs(ingress, seen), b.externalIPs(external, seen)
+	return b.withinLimits(balancers, externals, ports, nodePorts)
 }
 
 // The fields of addresses, and the remedy if they exceed a limit.
@@ -317,11 +323,6 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 // addFronts adds a frontend for each address. A frontend at the cluster IP replaces the frontend of kind ClusterIP.
 func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	local := externalLocal(b.svc)
-	for f := range b.fronts {
-		if len(addrs) > 1 && b.cluster[f].IsValid() {
-			b.fronts[f] = slices.Grow(b.fronts[f], len(addrs))
-		}
-	}
 	for _, addr := range addrs {
 		f := inet.FamilyOf(addr)
 		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, Sources: b.sources[kind][f]}
@@ -402,11 +403,9 @@ func externalLocal(svc *corev1.Service) bool {
 	return false
 }
 
+// affinity returns the timeout of ClientIP session affinity.
 func (b *builder) affinity() time.Duration {
 	const field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-	if b.svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
-		return 0
-	}
 	seconds := int32(defaultAffinity)
 	if c := b.svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 		seconds = *c.ClientIP.TimeoutSeconds
@@ -423,13 +422,10 @@ func (b *builder) affinity() time.Duration {
 }
 
 func (b *builder) healthCheck() {
-	if b.svc.Spec.Type != corev1.ServiceTypeLoadBalancer || !externalLocal(b.svc) {
-		return
-	}
 	port, ok := portNumber(b.svc.Spec.HealthCheckNodePort)
 	if !ok {
-		b.problem("spec.healthCheckNodePort",
-			fmt.Sprintf("%d is not a port: the load balancer cannot query the number of local endpoints", b.svc.Spec.HealthCheckNodePort))
+		b.problem("spec.healthCheckNodePort", fmt.Sprintf("%d is not a port: the load balancer cannot query the number "+
+			"of local endpoints", b.svc.Spec.HealthCheckNodePort))
 		return
 	}
 	b.out.HealthCheckNodePort = port
@@ -442,121 +438,49 @@ type port struct {
 	number, nodePort uint16 // nodePort 0 means none
 }
 
-// ports sets the service ports with their frontends, without endpoints.
-func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
-	nPorts, nFronts := 0, 0
-	for f := range inet.Families {
-		if b.cluster[f].IsValid() {
-			nPorts += len(ports)
-			nFronts += len(ports)*len(b.fronts[f]) + nodePorts
-		}
-	}
-	if nPorts == 0 {
+// setPorts sets the service ports with their frontends, without endpoints: in each family, each port at each address,
+// and its node port.
+func (b *builder) setPorts(ports []port) {
+	if len(ports) == 0 {
 		return
 	}
-	b.checkMaximum()
-	ranges := b.portRanges()
-	at := AtMaximum("")
-	if b.limited() {
-		at = b.atMaximum
+	affinity, atMaximum := time.Duration(0), AtMaximum("")
+	if b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		affinity = b.affinity()
+	} else if b.maximum > 0 {
+		atMaximum = b.atMaximum
 	}
-	made := make([]ServicePort, 0, nPorts)
-	b.out.Ports = make([]*ServicePort, 0, nPorts)
-	fronts := make([]Frontend, 0, nFronts)
+	var ranges []portRange
+	if len(b.ranges) > 0 {
+		ranges = b.portRanges()
+	}
 	for _, f := range inet.Families {
 		if !b.cluster[f].IsValid() {
 			continue
 		}
-		for i := range ports {
-			start := len(fronts)
-			fronts = b.appendFronts(fronts, f, &ports[i])
-			made = append(made, ServicePort{
-				Name:     PortName{NamespacedName: b.out.Name, Port: ports[i].name},
-				Protocol: ports[i].protocol,
-				Family:   f,
-				Affinity: affinity,
-				Switches: b.out.Switches,
-				Method:   b.method,
-
-				MaxConnections: b.maximum,
-				AtMaximum:      at,
-
-				Frontends: fronts[start:len(fronts):len(fronts)],
-			})
-			b.out.Ports = append(b.out.Ports, &made[len(made)-1])
+		first := len(b.out.Ports)
+		for _, p := range ports {
+			sp := &ServicePort{
+				Name:     PortName{NamespacedName: b.out.Name, Port: p.name},
+				Protocol: p.protocol, Family: f,
+				Switches: b.out.Switches, Affinity: affinity, Method: b.method,
+				MaxConnections: b.maximum, AtMaximum: atMaximum,
+				Frontends: make([]Frontend, 0, len(b.fronts[f])+1),
+			}
+			for _, front := range b.fronts[f] {
+				front.Port, front.Protocol = p.number, p.protocol
+				sp.Frontends = append(sp.Frontends, front)
+			}
+			if p.nodePort != 0 {
+				sp.Frontends = append(sp.Frontends, Frontend{
+					Key:  Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
+					Kind: NodePort, Local: externalLocal(b.svc), Sources: b.sources[NodePort][f],
+				})
+			}
+			b.out.Ports = append(b.out.Ports, sp)
 		}
-		b.out.Ports = append(b.out.Ports, b.rangedPorts(&made[len(made)-len(ports)], ranges)...)
+		b.out.Ports = append(b.out.Ports, b.rangedPorts(b.out.Ports[first], ranges)...)
 	}
-}
-
-func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Frontend {
-	for _, front := range b.fronts[f] {
-		front.Port, front.Protocol = p.number, p.protocol
-		fronts = append(fronts, front)
-	}
-	if p.nodePort != 0 {
-		fronts = append(fronts, Frontend{
-			Key:     Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
-			Kind:    NodePort,
-			Local:   externalLocal(b.svc),
-			Sources: b.sources[NodePort][f],
-		})
-	}
-	return fronts
-}
-
-// usablePorts returns the valid ports of the Service in the order of the object, and the number of ports with a node port. If two
-// ports of one protocol have the same name or number, it keeps the first one. If they have the same node port, the second one loses
-// its node port.
-func (b *builder) usablePorts() (ports []port, nodePorts int) {
-	n, most := len(b.svc.Spec.Ports), b.limits.Ports
-	if n > most {
-		b.reportExcess(limitPorts, "spec.ports", 0, most,
-			fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
-	}
-	ports = make([]port, 0, min(n, most))
-	var used usedKeys
-	if n > 1 {
-		used = make(usedKeys, 2*min(n, most)) // a name and a number for each
-	}
-	for i := range min(n, most) {
-		in := &b.svc.Spec.Ports[i]
-		p := port{name: in.Name}
-		var ok bool
-		if p.protocol, ok = protocolOf(in.Protocol); !ok {
-			b.invalidItem("spec.ports", i, ".protocol", string(in.Protocol), "not TCP, UDP or SCTP")
-			continue
-		}
-		if p.number, ok = portNumber(in.Port); !ok {
-			b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is not a port", in.Port))
-			continue
-		}
-		if len(b.svc.Spec.Ports) > 1 && !used.reserve(b, i, &p) {
-			continue
-		}
-		if p.nodePort = b.usableNodePort(i, p.protocol, &used); p.nodePort != 0 {
-			nodePorts++
-		}
-		ports = append(ports, p)
-	}
-	return ports, nodePorts
-}
-
-func (b *builder) usableNodePort(i int, protocol inet.Protocol, used *usedKeys) uint16 {
-	in := b.svc.Spec.Ports[i].NodePort
-	if in == 0 {
-		return 0
-	}
-	number, ok := portNumber(in)
-	if !ok {
-		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is not a port", in))
-		return 0
-	}
-	if len(b.svc.Spec.Ports) > 1 && used.add(portKey{nodePort: true, protocol: protocol, number: number}) {
-		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is used twice for %s", in, protocol))
-		return 0
-	}
-	return number
 }
 
 // A portKey is a key that is unique among the ports of a Service: a name, port, or node port of a protocol.
@@ -567,35 +491,54 @@ type portKey struct {
 	protocol inet.Protocol
 }
 
-// usedKeys holds the keys of the ports so far.
-type usedKeys map[portKey]bool
-
-// add adds a key and reports whether it was used before.
-func (u *usedKeys) add(k portKey) bool {
-	if *u == nil {
-		*u = usedKeys{}
+// usablePorts returns the valid ports of the Service in the order of the object, and the number of ports with a node
+// port. If two ports of one protocol have the same name or number, it keeps the first one. If they have the same node
+// port, the second one loses its node port.
+func (b *builder) usablePorts() (ports []port, nodePorts int) {
+	n, most := len(b.svc.Spec.Ports), b.limits.Ports
+	if n > most {
+		b.reportExcess(limitPorts, "spec.ports", 0, most,
+			fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
 	}
-	before := (*u)[k]
-	(*u)[k] = true
-	return before
-}
-
-// reserve adds the name and the number of item i of spec.ports. If one of them is used, it adds neither, adds a problem, and returns
-// false.
-func (u *usedKeys) reserve(b *builder, i int, p *port) bool {
-	name := portKey{name: p.name, protocol: p.protocol}
-	number := portKey{number: p.number, protocol: p.protocol}
-	switch {
-	case (*u)[number]:
-		b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is used twice for %s", p.number, p.protocol))
-		return false
-	case (*u)[name]:
-		b.problem(index("spec.ports", i)+".name", quoted(p.name, "is used twice for "+p.protocol.String()))
-		return false
+	used := map[portKey]bool{}
+	for i := range b.svc.Spec.Ports[:min(n, most)] {
+		in := &b.svc.Spec.Ports[i]
+		protocol, known := protocolOf(in.Protocol)
+		number, valid := portNumber(in.Port)
+		byNumber, byName := portKey{number: number, protocol: protocol}, portKey{name: in.Name, protocol: protocol}
+		problem := func(field, reason string) { b.problem(index("spec.ports", i)+field, reason) }
+		switch {
+		case !known:
+			b.invalidItem("spec.ports", i, ".protocol", string(in.Protocol), "not TCP, UDP or SCTP")
+			continue
+		case !valid:
+			problem(".port", fmt.Sprintf("%d is not a port", in.Port))
+			continue
+		case used[byNumber]:
+			problem(".port", fmt.Sprintf("%d is used twice for %s", number, protocol))
+			continue
+		case used[byName]:
+			problem(".name", quoted(in.Name, "is used twice for "+protocol.String()))
+			continue
+		}
+		used[byNumber], used[byName] = true, true
+		p := port{name: in.Name, protocol: protocol, number: number}
+		if in.NodePort != 0 {
+			nodePort, valid := portNumber(in.NodePort)
+			key := portKey{nodePort: true, protocol: protocol, number: nodePort}
+			switch {
+			case !valid:
+				problem(".nodePort", fmt.Sprintf("%d is not a port", in.NodePort))
+			case used[key]:
+				problem(".nodePort", fmt.Sprintf("%d is used twice for %s", in.NodePort, protocol))
+			default:
+				used[key], p.nodePort = true, nodePort
+				nodePorts++
+			}
+		}
+		ports = append(ports, p)
 	}
-	u.add(number)
-	u.add(name)
-	return true
+	return ports, nodePorts
 }
 
 // protocolOf reads the empty string as TCP, the API's default.

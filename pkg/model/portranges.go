@@ -70,9 +70,6 @@ func (b *builder) setWholeIP(text string) error {
 
 // portRanges returns the ranges of ports. Above the limit of ranges times addresses, it skips the last ranges.
 func (b *builder) portRanges() []portRange {
-	if len(b.ranges) == 0 {
-		return nil
-	}
 	list, field := b.ranges, PortRangesField
 	if _, own := b.svc.Annotations[annotationPortRanges]; !own {
 		field = annotationField(annotationWholeIP)

@@ -74,8 +74,8 @@ type Frontend struct {
 	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in kube-proxy,
 	// it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
-	// RefuseUnused is the stance on refusing connections to unused ports of the address, Ping on answering echo requests.
-	RefuseUnused, Ping Stance
+	// RefuseUnused is the vote on refusing connections to unused ports of the address, Ping on answering echo requests.
+	RefuseUnused, Ping Vote
 	// Sources restricts the clients of this frontend; nil admits all. All frontends of a Service, family and kind share it.
 	Sources *Sources
 }

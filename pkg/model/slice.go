@@ -116,7 +116,10 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: cut(p.Name), Protocol: cut(p.Protocol), Port: p.Port})
 	}
 	out.Annotations = StoredAnnotations(s.Annotations, true)
-	weights := out.readWeights(&l)
+	weights := sliceWeights{others: 1}
+	if len(out.Annotations) > 0 {
+		out.readWeights(&weights, &l)
+	}
 	f, known := familyNamed(out.AddressType)
 	list := s.Endpoints[:min(len(s.Endpoints), l.Pairs+1)]
 	for i := range list {

@@ -57,9 +57,6 @@ type sourceList struct {
 // readSources reads the source ranges of a Service with the given load-balancer IPs and external IPs. If a list of denied sources has an error, all
 // frontends except the cluster IP are closed.
 func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
-	if len(b.svc.Spec.LoadBalancerSourceRanges) == 0 && len(b.svc.Annotations) == 0 {
-		return s
-	}
 	var allowed [NodePort + 1][2][]AddrRange
 	list := b.balancerSources()
 	for _, f := range inet.Families {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Several Services may share an address. So each frontend has a stance on behaviours of its address, such as answers to ping. An address has a
-// behaviour if at least one of its frontends is for it, and none is against it.
+// Several Services may share an address. So each frontend has a vote on behaviours of its address, such as answers
+// to ping. An address has a behaviour if at least one of its frontends is for it, and none is against it.
 
-// Stance is the stance of a frontend on a behaviour of its address.
-type Stance uint8
+// Vote is the vote of a frontend on a behaviour of its address.
+type Vote uint8
 
-// The stances.
+// The votes.
 const (
-	Neutral Stance = iota
+	Neutral Vote = iota
 	// WhileServing: for it while a new connection to the frontend would reach an endpoint.
 	WhileServing
 	// For: always for it.
@@ -73,15 +73,15 @@ var Pings = []Ping{PingNone, PingAnnotated, PingReady, PingAlways}
 // Answers reports whether an address may answer. The zero value is PingNone.
 func (p Ping) Answers() bool { return p != "" && p != PingNone }
 
-// stances are the stances of a Service's frontends.
-type stances struct {
-	// refuseAll is the stance of load-balancer and external IPs, refuseWithin of those in UnusedPorts.Within.
-	refuseAll, refuseWithin Stance
-	// ping is the stance of cluster IPs, pingOutside of other addresses without source ranges, pingRestricted of those with source ranges.
-	ping, pingOutside, pingRestricted Stance
+// votes are the votes of a Service's frontends.
+type votes struct {
+	// refuseAll is the vote of load-balancer and external IPs, refuseWithin of those in UnusedPorts.Within.
+	refuseAll, refuseWithin Vote
+	// ping is the vote of cluster IPs, pingOutside of other addresses without source ranges, pingRestricted of those with source ranges.
+	ping, pingOutside, pingRestricted Vote
 }
 
-// setRefusal sets the stance of an annotation.
+// setRefusal sets the vote of an annotation.
 func (b *builder) setRefusal(on bool) {
 	b.refuseUnused = Against
 	if on {
@@ -89,7 +89,7 @@ func (b *builder) setRefusal(on bool) {
 	}
 }
 
-// setPing sets the stance of an annotation. An invalid value is against an answer.
+// setPing sets the vote of an annotation. An invalid value is against an answer.
 func (b *builder) setPing(name string) {
 	switch Ping(name) {
 	case PingAlways:
@@ -101,61 +101,58 @@ func (b *builder) setPing(name string) {
 	}
 }
 
-// stances returns the stances of the annotations, or those of the node's options.
-func (b *builder) stances() (s stances) {
+// votes returns the votes of the annotations, or those of the node's options.
+func (b *builder) votes() (v votes) {
 	if b.opts.UnusedPorts.Any() {
-		s.refuseAll, s.refuseWithin = For, For
+		v.refuseAll, v.refuseWithin = For, For
 		if b.svc.Spec.LoadBalancerClass != nil {
-			s.refuseAll = Against
+			v.refuseAll = Against
 		}
 		if b.svc.Annotations[annotationWholeIP] == "true" {
-			s.refuseAll, s.refuseWithin = Against, Against
+			v.refuseAll, v.refuseWithin = Against, Against
 		}
 		if b.refuseUnused != Neutral {
-			s.refuseAll, s.refuseWithin = b.refuseUnused, b.refuseUnused
+			v.refuseAll, v.refuseWithin = b.refuseUnused, b.refuseUnused
 		}
 	}
 	if b.answer != Neutral {
-		s.ping, s.pingOutside, s.pingRestricted = b.answer, b.answer, b.answer
-		return s
+		v.ping, v.pingOutside, v.pingRestricted = b.answer, b.answer, b.answer
+		return v
 	}
 	switch b.opts.Ping {
 	case PingReady:
-		s.ping = WhileServing
+		v.ping = WhileServing
 	case PingAlways:
-		s.ping = For
+		v.ping = For
 	}
 	// An address with source ranges must not answer: all sources would get the reply.
 	if b.svc.Spec.LoadBalancerClass == nil {
-		s.pingOutside = s.ping
+		v.pingOutside = v.ping
 	}
-	return s
+	return v
 }
 
-// setStances sets the stances of all frontends except node ports.
-func (b *builder) setStances() {
-	s := b.stances()
-	if s == (stances{}) {
-		return
-	}
+// setVotes sets the votes of all frontends except node ports.
+func (b *builder) setVotes() {
+	v := b.votes()
 	for f := range b.fronts {
 		for i := range b.fronts[f] {
 			front := &b.fronts[f][i]
 			switch {
 			case front.Sources != nil:
-				front.Ping = s.pingRestricted
+				front.Ping = v.pingRestricted
 			case front.AtClusterIP():
-				front.Ping = s.ping
+				front.Ping = v.ping
 			default:
-				front.Ping = s.pingOutside
+				front.Ping = v.pingOutside
 			}
 			within := func(p netip.Prefix) bool { return p.Contains(front.Addr) }
 			switch {
 			case front.AtClusterIP(): // unused ports of cluster IPs are always refused
 			case b.opts.UnusedPorts.All:
-				front.RefuseUnused = s.refuseAll
+				front.RefuseUnused = v.refuseAll
 			case slices.ContainsFunc(b.opts.UnusedPorts.Within, within):
-				front.RefuseUnused = s.refuseWithin
+				front.RefuseUnused = v.refuseWithin
 			}
 		}
 	}

@@ -27,42 +27,42 @@ func TestParseUnusedPorts(t *testing.T) {
 	}
 }
 
-// TestStances has the stances of a cluster IP, a load-balancer IP and an external IP, and the problems of annotations.
-func TestStances(t *testing.T) {
+// TestVotes has the votes of a cluster IP, a load-balancer IP and an external IP, and the problems of annotations.
+func TestVotes(t *testing.T) {
 	all := Options{UnusedPorts: UnusedPorts{All: true}}
 	within := Options{UnusedPorts: UnusedPorts{Within: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}}}
 	ping := func(p Ping) Options { return Options{Ping: p} }
-	none := [3]Stance{}
+	none := [3]Vote{}
 	for _, tc := range []struct {
 		name          string
 		opts          Options
 		key, value    string
 		class         bool
 		ranges        bool
-		refused, ping [3]Stance
+		refused, ping [3]Vote
 		problem       string
 	}{
 		{"default", Options{}, prefix + "refuse-unused-ports", "no", true, false, none, none, ""},
 		{"default with ping", Options{}, prefix + "answer-ping", "no", false, false, none, none, ""},
-		{"all", all, "", "", false, true, [3]Stance{Neutral, For, For}, none, ""},
-		{"all, class", all, "", "", true, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, class, asked", all, prefix + "refuse-unused-ports", "true", true, false, [3]Stance{Neutral, For, For}, none, ""},
-		{"all, opted out", all, prefix + "refuse-unused-ports", "false", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, unreadable", all, prefix + "refuse-unused-ports", "True", false, false, [3]Stance{Neutral, Against, Against}, none, `must be "true" or "false"`},
-		{"all, whole IP", all, annotationWholeIP, "true", false, false, [3]Stance{Neutral, Against, Against}, none, ""},
-		{"all, not the whole IP", all, annotationWholeIP, "false", false, false, [3]Stance{Neutral, For, For}, none, ""},
-		{"within", within, "", "", true, false, [3]Stance{Neutral, For, Neutral}, none, ""},
-		{"within, opted out", within, prefix + "refuse-unused-ports", "false", false, false, [3]Stance{Neutral, Against, Neutral}, none, ""},
-		{"within, whole IP", within, annotationWholeIP, "true", false, false, [3]Stance{Neutral, Against, Neutral}, none, ""},
+		{"all", all, "", "", false, true, [3]Vote{Neutral, For, For}, none, ""},
+		{"all, class", all, "", "", true, false, [3]Vote{Neutral, Against, Against}, none, ""},
+		{"all, class, asked", all, prefix + "refuse-unused-ports", "true", true, false, [3]Vote{Neutral, For, For}, none, ""},
+		{"all, opted out", all, prefix + "refuse-unused-ports", "false", false, false, [3]Vote{Neutral, Against, Against}, none, ""},
+		{"all, unreadable", all, prefix + "refuse-unused-ports", "True", false, false, [3]Vote{Neutral, Against, Against}, none, `must be "true" or "false"`},
+		{"all, whole IP", all, annotationWholeIP, "true", false, false, [3]Vote{Neutral, Against, Against}, none, ""},
+		{"all, not the whole IP", all, annotationWholeIP, "false", false, false, [3]Vote{Neutral, For, For}, none, ""},
+		{"within", within, "", "", true, false, [3]Vote{Neutral, For, Neutral}, none, ""},
+		{"within, opted out", within, prefix + "refuse-unused-ports", "false", false, false, [3]Vote{Neutral, Against, Neutral}, none, ""},
+		{"within, whole IP", within, annotationWholeIP, "true", false, false, [3]Vote{Neutral, Against, Neutral}, none, ""},
 		{"annotated", ping(PingAnnotated), "", "", false, false, none, none, ""},
-		{"annotated, always", ping(PingAnnotated), prefix + "answer-ping", "always", true, true, none, [3]Stance{For, For, For}, ""},
-		{"annotated, ready", ping(PingAnnotated), prefix + "answer-ping", "ready", false, false, none, [3]Stance{WhileServing, WhileServing, WhileServing}, ""},
-		{"ready", ping(PingReady), "", "", false, false, none, [3]Stance{WhileServing, WhileServing, WhileServing}, ""},
-		{"always", ping(PingAlways), "", "", false, false, none, [3]Stance{For, For, For}, ""},
-		{"always, class", ping(PingAlways), "", "", true, false, none, [3]Stance{For, Neutral, Neutral}, ""},
-		{"always, source ranges", ping(PingAlways), "", "", false, true, none, [3]Stance{For, Neutral, For}, ""},
-		{"always, never", ping(PingAlways), prefix + "answer-ping", "never", false, false, none, [3]Stance{Against, Against, Against}, ""},
-		{"always, unreadable", ping(PingAlways), prefix + "answer-ping", "true", false, false, none, [3]Stance{Against, Against, Against}, "must be always, ready or never"},
+		{"annotated, always", ping(PingAnnotated), prefix + "answer-ping", "always", true, true, none, [3]Vote{For, For, For}, ""},
+		{"annotated, ready", ping(PingAnnotated), prefix + "answer-ping", "ready", false, false, none, [3]Vote{WhileServing, WhileServing, WhileServing}, ""},
+		{"ready", ping(PingReady), "", "", false, false, none, [3]Vote{WhileServing, WhileServing, WhileServing}, ""},
+		{"always", ping(PingAlways), "", "", false, false, none, [3]Vote{For, For, For}, ""},
+		{"always, class", ping(PingAlways), "", "", true, false, none, [3]Vote{For, Neutral, Neutral}, ""},
+		{"always, source ranges", ping(PingAlways), "", "", false, true, none, [3]Vote{For, Neutral, For}, ""},
+		{"always, never", ping(PingAlways), prefix + "answer-ping", "never", false, false, none, [3]Vote{Against, Against, Against}, ""},
+		{"always, unreadable", ping(PingAlways), prefix + "answer-ping", "true", false, false, none, [3]Vote{Against, Against, Against}, "must be always, ready or never"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{}}}
@@ -82,11 +82,11 @@ func TestStances(t *testing.T) {
 			}
 			got := buildFrom(svc, nil, Node{}, tc.opts)
 			at := map[Kind]int{ClusterIP: 0, LoadBalancer: 1, ExternalIP: 2}
-			var refused, pinged [3]Stance
+			var refused, pinged [3]Vote
 			for _, f := range got.Ports[0].Frontends {
 				if f.Kind == NodePort {
 					if f.RefuseUnused != Neutral || f.Ping != Neutral {
-						t.Errorf("a node port has stances: %+v", f)
+						t.Errorf("a node port has votes: %+v", f)
 					}
 					continue
 				}

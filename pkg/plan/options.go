@@ -35,10 +35,10 @@ type Options struct {
 	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses
 	// of [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
-	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs whose model.Stance allows
+	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs whose model.Vote allows
 	// this. With RefuseLoops, it refuses only packets that would leave by the interface by which they arrived.
 	RefuseUnused, RefuseLoops bool
-	// AnswerPing answers echo requests to addresses whose model.Stance allows this.
+	// AnswerPing answers echo requests to addresses whose model.Vote allows this.
 	AnswerPing bool
 	// DirectReturn permits direct server return.
 	DirectReturn bool

@@ -71,7 +71,7 @@ func (l *layout) behaviourElements(p *port, f *model.Frontend, to *wants) {
 	}
 	for _, v := range [...]struct {
 		set *nft.Set
-		is  model.Stance
+		is  model.Vote
 	}{{l.refused, f.RefuseUnused}, {l.pinged, ping}} {
 		switch {
 		case v.set == nil:
