@@ -162,8 +162,6 @@ func selectedField(s *types.Selection) string {
 	return types.TypeString(of, nil) + "." + s.Obj().Name()
 }
 
-var usual = model.DefaultLimits()
-
 // noteStored records for each field of a stored value whether it is set, recursively. Go promotes the fields of
 // embedded metadata.
 func noteStored(v reflect.Value, stored map[string]bool) {

@@ -1,4 +1,6 @@
-package watch
+// Package budget tests the costs of large and hostile objects: on their way from the API server to pkg/model, they cost
+// little memory and little time of the loop.
+package budget
 
 import (
 	"fmt"
@@ -11,9 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -68,6 +73,7 @@ func hostileObjects() (list []hostileObject) {
 		}
 	}
 	// At the limit, the loop parses the whole list.
+	usual := model.DefaultLimits()
 	items := usual.Items()
 	atLimit := map[string]string{
 		"invalid items": strings.Repeat("a,", items-1) + "a",
@@ -223,46 +229,73 @@ func manyPorts(n int) (list []corev1.ServicePort) {
 	return list
 }
 
+// web is the name of the Service.
+var web = types.NamespacedName{Namespace: "shop", Name: "web"}
+
 // objects returns a Service and an EndpointSlice that are valid apart from the hostile text or list.
 func (o *hostileObject) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
-	svc, slice := bigService(1), bigSlice(1, 1)
-	svc.Annotations, slice.Annotations = map[string]string{}, map[string]string{}
-	svc.Spec.Type, svc.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.1"}
-	svc.Spec.Ports[0].NodePort = 30080
-	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.2"}}
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: web.Namespace, Name: web.Name, Annotations: map[string]string{}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "172.30.0.1", ClusterIPs: []string{"172.30.0.1"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, ExternalIPs: []string{"198.51.100.1"},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{
+			Ingress: []corev1.LoadBalancerIngress{{IP: "198.51.100.2"}},
+		}},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: web.Namespace, Name: "web-1", Annotations: map[string]string{},
+			Labels: map[string]string{discoveryv1.LabelServiceName: web.Name},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080))}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.1.0"}, NodeName: new("node-1"), Zone: new("zone-a")}},
+	}
 	o.service(svc)
 	o.slice(slice)
 	return svc, slice
 }
 
-// encoded returns the objects as the API server sends them, and the name of the Service.
-func (o *hostileObject) encoded(t testing.TB) (service, slice []byte, name types.NamespacedName) {
+// encoded returns the objects as the API server sends them.
+func (o *hostileObject) encoded(t testing.TB) (service, slice []byte) {
 	t.Helper()
 	svc, of := o.objects()
 	service, err := svc.Marshal()
 	lab.Must(t, err)
 	slice, err = of.Marshal()
 	lab.Must(t, err)
-	return service, slice, types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	return service, slice
 }
 
 // storeOf returns a store with an encoded Service and an encoded EndpointSlice.
-func storeOf(t testing.TB, service, slice []byte) *Store {
+func storeOf(t testing.TB, service, slice []byte) *watch.Store {
 	t.Helper()
-	cfg := Config{NodeName: "node-1", Tracker: newTracker(), Zones: true}
-	store, transform := NewStore(cfg), cfg.transformer()
-	a, err := converting("Service", transform.service, transform.report)(service)
-	lab.Must(t, err)
-	b, err := converting("EndpointSlice", transform.slice, transform.report)(slice)
-	lab.Must(t, err)
-	store.services.put(a)
-	store.slices.put(b)
+	tracker := track.New(time.Time{}, time.Now)
+	store := watch.NewStore(watch.Config{NodeName: hostileNode.Name, Tracker: tracker, Zones: true})
+	services, endpoints, _, _ := store.Kinds()
+	var svc corev1.Service
+	lab.Must(t, svc.Unmarshal(service))
+	put(t, services, &svc)
+	var of discoveryv1.EndpointSlice
+	lab.Must(t, of.Unmarshal(slice))
+	put(t, endpoints, &of)
 	return store
+}
+
+// put replaces all objects of a kind by one.
+func put(t testing.TB, kind watch.Kind, item metav1.Object) {
+	t.Helper()
+	stored, err := kind.Encode(item)
+	lab.Must(t, err)
+	kind.Publish(map[types.NamespacedName]*watch.Object{stored.NamespacedName: stored})
 }
 
 // measuredStore does the same, and returns the memory that is allocated for decoding and stripping the objects, and the
 // memory that they take in the store.
-func measuredStore(t testing.TB, service, slice []byte) (store *Store, decoding, stored uint64) {
+func measuredStore(t testing.TB, service, slice []byte) (store *watch.Store, decoding, stored uint64) {
 	t.Helper()
 	before, allocated := heap(), allocatedBytes()
 	store = storeOf(t, service, slice)
@@ -271,6 +304,14 @@ func measuredStore(t testing.TB, service, slice []byte) (store *Store, decoding,
 	runtime.KeepAlive(service)
 	runtime.KeepAlive(slice)
 	return store, decoding, max(after, before) - before
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // the first collection may only empty sync.Pools
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
 }
 
 func allocatedBytes() uint64 {
@@ -284,8 +325,8 @@ var hostileNode = model.Node{
 }
 
 // readInLoop does what the loop does to read a Service after a change.
-func readInLoop(store *Store, name types.NamespacedName) *model.Service {
-	return model.Build(store.Get(name), hostileNode, model.Options{})
+func readInLoop(store *watch.Store) *model.Service {
+	return model.Build(store.Get(web), hostileNode, model.Options{})
 }
 
 // rejected are the objects with many small items that the API server does not accept: endpoints above 1,000, and
@@ -309,12 +350,12 @@ func TestHostileObjects(t *testing.T) {
 		permitted, factor = 20_000, 4
 	)
 	cost := func(o *hostileObject) (took time.Duration, bytes, decoding, stored uint64, s *model.Service) {
-		service, slice, name := o.encoded(t)
+		service, slice := o.encoded(t)
 		store, decoding, stored := measuredStore(t, service, slice)
-		took, s = time.Hour, readInLoop(store, name)
+		took, s = time.Hour, readInLoop(store)
 		for range 3 {
 			before, start := allocatedBytes(), lab.ProcessorTime(t)
-			s = readInLoop(store, name)
+			s = readInLoop(store)
 			took = min(took, lab.ProcessorTime(t)-start)
 			bytes = allocatedBytes() - before
 		}
@@ -375,8 +416,8 @@ func TestCutObjectsHaveTheSameResult(t *testing.T) {
 		most := model.Limits{Pairs: largest, SlicePorts: largest}
 		whole := model.Objects{Service: svc, Slices: []*model.Slice{model.NewSlice(slice, most, model.Stored{})}}
 		want := model.Build(whole, hostileNode, model.Options{})
-		service, endpoints, name := o.encoded(t)
-		got := readInLoop(storeOf(t, service, endpoints), name)
+		service, endpoints := o.encoded(t)
+		got := readInLoop(storeOf(t, service, endpoints))
 		sameAddr := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 		sameAddrPort := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
 		if diff := cmp.Diff(resultOf(want), resultOf(got), sameAddr, sameAddrPort); diff != "" {
@@ -390,13 +431,13 @@ func TestCutObjectsHaveTheSameResult(t *testing.T) {
 func BenchmarkHostileObjects(b *testing.B) {
 	for _, o := range hostileObjects() {
 		b.Run(strings.ReplaceAll(o.name, "/", "."), func(b *testing.B) {
-			service, slice, name := o.encoded(b)
+			service, slice := o.encoded(b)
 			store, decoding, stored := measuredStore(b, service, slice)
 			var s *model.Service
 			b.ReportAllocs()
 			start := lab.ProcessorTime(b)
 			for b.Loop() {
-				s = readInLoop(store, name)
+				s = readInLoop(store)
 			}
 			b.ReportMetric((lab.ProcessorTime(b)-start).Seconds()/float64(b.N)*1000, "cpu-ms")
 			b.ReportMetric(float64(stored)/1000, "kB-stored")
@@ -409,35 +450,39 @@ func BenchmarkHostileObjects(b *testing.B) {
 // BenchmarkRewrittenSlice measures the loop's processor time for a change of one of 40 EndpointSlices of a Service. All
 // of them have 100 endpoints and weights, and an annotation of 250 kB, or the longest list of weights that is read.
 func BenchmarkRewrittenSlice(b *testing.B) {
+	limits := model.DefaultLimits()
 	for name, weights := range map[string]string{
 		"invalid weights of 250 kB": strings.Repeat("a,", 125_000),
-		"2,000 invalid weights":     strings.Repeat("a,", usual.Items()-1) + "a",
+		"2,000 invalid weights":     strings.Repeat("a,", limits.Items()-1) + "a",
 	} {
 		b.Run(name, func(b *testing.B) {
 			harmless := &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}}
-			encodedService, slice, service := harmless.encoded(b)
-			store := storeOf(b, encodedService, slice)
-			encoded := func(i, version int) *object {
-				s := bigSlice(1, 0)
+			service, slice := harmless.encoded(b)
+			store := storeOf(b, service, slice)
+			_, kind, _, _ := store.Kinds()
+			all := map[types.NamespacedName]*watch.Object{}
+			write := func(i, version int) {
+				_, s := harmless.objects()
 				s.Name, s.Endpoints = fmt.Sprint("slice-", i), manyEndpoints(100)
 				for at := range s.Endpoints {
 					s.Endpoints[at].Addresses[0] = fmt.Sprintf("10.%d.%d.%d", i, version%200, at)
 				}
 				s.Annotations["kube-nftproxy.io/weights"] = weights
-				o, err := store.slices.transform(s)
+				o, err := kind.Encode(s)
 				lab.Must(b, err)
-				return o.(*object)
+				all[o.NamespacedName] = o
+				kind.Publish(all)
 			}
 			for i := range 40 {
-				store.slices.put(encoded(i, 0))
+				write(i, 0)
 			}
 			var took time.Duration
 			for version := 0; b.Loop(); version++ {
 				b.StopTimer()
-				store.slices.put(encoded(7, version))
+				write(7, version)
 				b.StartTimer()
 				start := lab.ProcessorTime(b)
-				readInLoop(store, service)
+				readInLoop(store)
 				if took += lab.ProcessorTime(b) - start; version == 0 {
 					took = 0
 				}
