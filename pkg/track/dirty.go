@@ -40,13 +40,6 @@ func (d *Dirty) Empty() bool {
 	return len(d.Services) == 0 && !d.Node && !d.ServiceCIDRs
 }
 
-func (d *Dirty) addService(name types.NamespacedName) {
-	if d.Services == nil {
-		d.Services = map[types.NamespacedName]struct{}{}
-	}
-	d.Services[name] = struct{}{}
-}
-
 func (d *Dirty) addTrigger(name types.NamespacedName, t Trigger) {
 	if d.Triggers == nil {
 		d.Triggers = map[types.NamespacedName][]Trigger{}

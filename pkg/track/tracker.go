@@ -97,7 +97,10 @@ func (t *Tracker) Take() Dirty {
 }
 
 func (t *Tracker) addService(name types.NamespacedName) {
-	t.dirty.addService(name)
+	if t.dirty.Services == nil {
+		t.dirty.Services = map[types.NamespacedName]struct{}{}
+	}
+	t.dirty.Services[name] = struct{}{}
 	if _, again := t.namespaces[name.Namespace]; !again {
 		t.others = true
 	}

@@ -1,6 +1,9 @@
 package watch
 
 import (
+	"maps"
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -29,10 +32,5 @@ func (k Kind) Encode(item any) (*Object, error) {
 
 // Publish replaces all objects of the kind, and marks the names of the objects that differ.
 func (k Kind) Publish(wanted map[types.NamespacedName]*Object) {
-	for name, after := range wanted {
-		if k.objects.get(name) != after {
-			k.objects.put(after)
-		}
-	}
-	k.objects.keep(func(name types.NamespacedName) bool { return wanted[name] != nil })
+	k.objects.replace(slices.Collect(maps.Values(wanted)))
 }

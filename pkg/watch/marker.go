@@ -9,13 +9,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// marker turns changes of objects into marks. Its methods take the states before and after the change; nil means that the object
-// does not exist. They mark nothing if the difference does not matter to the proxy.
+// marker turns changes of objects into marks. Its methods take the states before and after the change; nil means that
+// the object does not exist. They mark nothing if the difference does not matter to the proxy.
 type marker struct {
 	nodeName string
 	tracker  *track.Tracker
 	report   func(model.Problem)
-	// besideProxy is true if the source has only Services with a service-proxy name. The other proxy reports EndpointSlices without a Service.
+	// besideProxy is true if the source has only Services with a service-proxy name. The other proxy reports
+	// EndpointSlices without a Service.
 	besideProxy bool
 }
 
@@ -31,35 +32,28 @@ func (m marker) slice(before, after *object) {
 	if same(before, after) {
 		return
 	}
-	m.reportOrphan(after)
+	if after != nil && after.value != nil && after.service == "" && !m.besideProxy {
+		m.report(model.Problem{
+			Kind:   "EndpointSlice",
+			Name:   after.NamespacedName,
+			Field:  "metadata.labels[" + discoveryv1.LabelServiceName + "]",
+			Reason: "is missing: set it to the name of the Service of these endpoints",
+		})
+	}
 	previous, hadOwner := before.ownerName()
 	owner, owned := after.ownerName()
 	if hadOwner && previous != owner {
 		m.tracker.MarkSlice(previous, track.Trigger{})
 	}
-	if owned {
-		m.tracker.MarkSlice(owner, newTrigger(before, after))
-	}
-}
-
-// newTrigger returns the trigger of the new state, or zero if it equals the old trigger, which is measured already.
-func newTrigger(before, after *object) track.Trigger {
-	if after.triggerMicros == 0 || before != nil && before.triggerMicros == after.triggerMicros {
-		return track.Trigger{}
-	}
-	return track.Trigger{At: time.UnixMicro(after.triggerMicros).UTC(), IPv6: after.ipv6}
-}
-
-func (m marker) reportOrphan(slice *object) {
-	if m.besideProxy || slice == nil || slice.value == nil || slice.service != "" {
+	if !owned {
 		return
 	}
-	m.report(model.Problem{
-		Kind:   "EndpointSlice",
-		Name:   slice.NamespacedName,
-		Field:  "metadata.labels[" + discoveryv1.LabelServiceName + "]",
-		Reason: "is missing: set it to the name of the Service of these endpoints",
-	})
+	var trigger track.Trigger
+	// An equal trigger is measured already.
+	if at := after.triggerMicros; at != 0 && (before == nil || before.triggerMicros != at) {
+		trigger = track.Trigger{At: time.UnixMicro(at).UTC(), IPv6: after.ipv6}
+	}
+	m.tracker.MarkSlice(owner, trigger)
 }
 
 func (m marker) node(before, after *object) {

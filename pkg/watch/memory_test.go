@@ -60,6 +60,9 @@ func heap() uint64 {
 	return stats.HeapAlloc
 }
 
+// put stores an object.
+func (s *objects) put(o *object) { s.set(o.NamespacedName, o) }
+
 func newTestStore() *Store {
 	return NewStore(Config{NodeName: "node-1", Tracker: newTracker()})
 }

@@ -16,7 +16,7 @@ import (
 type object struct {
 	types.NamespacedName
 	// version is metadata.resourceVersion, which client-go's reflector reads. It is not part of value, so that a new
-	// version alone is no change. objects.put clears it.
+	// version alone is no change.
 	version string
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
@@ -63,12 +63,11 @@ func same(a, b *object) bool {
 	if !aSeen || !bSeen {
 		return aSeen == bSeen
 	}
-	return a.service == b.service && a.triggerMicros == b.triggerMicros && equal(a.value, b.value)
-}
-
-func equal(a, b any) bool {
-	if slice, ok := a.(*model.Slice); ok {
-		return slice.Equal(b.(*model.Slice))
+	if a.service != b.service || a.triggerMicros != b.triggerMicros {
+		return false
 	}
-	return reflect.DeepEqual(a, b)
+	if slice, ok := a.value.(*model.Slice); ok {
+		return slice.Equal(b.value.(*model.Slice))
+	}
+	return reflect.DeepEqual(a.value, b.value)
 }

@@ -19,7 +19,7 @@ import (
 // only one goroutine at a time may change objects.
 type objects struct {
 	transform cache.TransformFunc
-	// changed is called after each put and each removal, with the states before and after. The states may be equal. A
+	// changed is called after an object was set or removed, with the states before and after. The states may be equal. A
 	// state is nil if the object does not exist.
 	changed func(before, after *object)
 	// read is closed when all existing objects have been stored and passed to changed for the first time.
@@ -67,54 +67,43 @@ func (s *objects) of(service types.NamespacedName) []*model.Slice {
 	return s.byService[service]
 }
 
-// put stores an object and calls changed.
-func (s *objects) put(after *object) {
-	if after.version != "" { // an object of a folder may be in the store already; readers must not see a write
-		after.version = ""
-	}
+// set stores an object, or removes it if after is nil, and calls changed.
+func (s *objects) set(name types.NamespacedName, after *object) {
 	s.mu.Lock()
-	before := s.byName[after.NamespacedName]
-	s.byName[after.NamespacedName] = after
-	s.unlink(before)
+	before := s.byName[name]
+	if owner, owned := before.ownerName(); owned {
+		rest := slices.DeleteFunc(slices.Clone(s.byService[owner]), func(o *model.Slice) bool { return o == before.value })
+		if s.byService[owner] = rest; len(rest) == 0 {
+			delete(s.byService, owner)
+		}
+	}
+	if s.byName[name] = after; after == nil {
+		delete(s.byName, name)
+	}
 	if owner, owned := after.ownerName(); owned {
 		list, slice := s.byService[owner], after.value.(*model.Slice)
-		at, _ := slices.BinarySearchFunc(list, slice, func(a, b *model.Slice) int { return model.CompareNames(a.Name, b.Name) })
+		byName := func(a, b *model.Slice) int { return model.CompareNames(a.Name, b.Name) }
+		at, _ := slices.BinarySearchFunc(list, slice, byName)
 		s.byService[owner] = slices.Insert(slices.Clip(list), at, slice)
 	}
 	s.mu.Unlock()
-	s.changed(before, after)
-}
-
-// remove removes an object, if it exists, and calls changed.
-func (s *objects) remove(name types.NamespacedName) {
-	s.mu.Lock()
-	before := s.byName[name]
-	delete(s.byName, name)
-	s.unlink(before)
-	s.mu.Unlock()
-	if before != nil {
-		s.changed(before, nil)
+	if before != nil || after != nil {
+		s.changed(before, after)
 	}
 }
 
-func (s *objects) unlink(before *object) {
-	owner, owned := before.ownerName()
-	if !owned {
-		return
+// replace stores the objects of a list that are not stored yet, and removes all objects that are not in the list.
+func (s *objects) replace(list []*object) {
+	wanted := make(map[types.NamespacedName]bool, len(list))
+	for _, o := range list {
+		wanted[o.NamespacedName] = true
+		if s.get(o.NamespacedName) != o {
+			s.set(o.NamespacedName, o)
+		}
 	}
-	rest := slices.DeleteFunc(slices.Clone(s.byService[owner]), func(o *model.Slice) bool { return o == before.value })
-	if len(rest) == 0 {
-		delete(s.byService, owner)
-		return
-	}
-	s.byService[owner] = rest
-}
-
-// keep removes all objects except those with a wanted name.
-func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	for _, o := range s.list() {
-		if !wanted(o.NamespacedName) {
-			s.remove(o.NamespacedName)
+		if !wanted[o.NamespacedName] {
+			s.set(o.NamespacedName, nil)
 		}
 	}
 }
@@ -129,7 +118,8 @@ func (s *objects) Add(item any) error {
 	if err != nil {
 		return err
 	}
-	s.put(stored.(*object))
+	o := stored.(*object)
+	s.set(o.NamespacedName, o)
 	return nil
 }
 
@@ -142,24 +132,22 @@ func (s *objects) Delete(item any) error {
 	if err != nil {
 		return err
 	}
-	s.remove(types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
+	s.set(types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}, nil)
 	return nil
 }
 
 // Replace implements cache.ReflectorStore. It removes objects that are not in the list, because they were deleted
 // while no watch ran.
 func (s *objects) Replace(list []any, _ string) error {
-	exist := make(map[types.NamespacedName]struct{}, len(list))
-	for _, item := range list {
+	all := make([]*object, len(list))
+	for i, item := range list {
 		stored, err := s.transform(item)
 		if err != nil {
 			return err
 		}
-		o := stored.(*object)
-		exist[o.NamespacedName] = struct{}{}
-		s.put(o)
+		all[i] = stored.(*object)
 	}
-	s.keep(func(name types.NamespacedName) bool { _, ok := exist[name]; return ok })
+	s.replace(all)
 	if !s.resumed.Load() {
 		s.setRead()
 	}

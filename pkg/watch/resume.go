@@ -257,7 +257,8 @@ func (i *Informers) serveUnconfirmed(ctx context.Context) {
 	}
 	for _, f := range i.followers {
 		for _, item := range p.lists[f.resource].Items {
-			f.into.put(item.(*object))
+			o := item.(*object)
+			f.into.set(o.NamespacedName, o)
 		}
 	}
 	i.setUnconfirmed(p.header.Saved.UnixNano())
