@@ -13,7 +13,8 @@ import (
 // Sizes are the sizes of tables for hashes. Maglev requires prime numbers.
 var Sizes = [...]uint32{251, 1021, 4093, 16381}
 
-// perEndpoint is the minimum number of slots for each endpoint in a table of [sizeFor]. Above 1,365 endpoints, each has fewer.
+// perEndpoint is the minimum number of slots for each endpoint in a table of [sizeFor]. Above 1,365 endpoints, each has
+// fewer.
 const perEndpoint = 12
 
 // MostHashed is the greatest number of endpoints among which a hash selects.
@@ -32,8 +33,8 @@ func sizeFor(endpoints int) uint32 {
 // Most is the greatest number of slots of a table. It is a prime number.
 const Most = 65521
 
-// Slots returns the number of slots of a table for a number of endpoints. weights are the result of [Reduce]; nil means equal weights. If the
-// result is above [Most], there is no table.
+// Slots returns the number of slots of a table for a number of endpoints. weights are the result of [Reduce]; nil means
+// equal weights. If the result is above [Most], there is no table.
 func (m Method) Slots(endpoints int, weights []uint16) (n int) {
 	switch {
 	case endpoints == 0:
@@ -72,15 +73,16 @@ func Reduce(weights []uint16) []uint16 {
 	return out
 }
 
-// Fill returns the endpoint of each slot. The endpoints must be sorted, without duplicates. weights[i] is the weight of endpoints[i] and above 0;
-// nil means equal weights. The result depends only on these arguments.
+// Fill returns the endpoint of each slot. The endpoints must be sorted, without duplicates. weights[i] is the weight of
+// endpoints[i] and above 0; nil means equal weights. The result depends only on these arguments.
 //
-// The share of an endpoint in the slots is proportional to its weight. With [Chance], it is exact. With a hash, it is rounded to a slot, and each
-// endpoint has at least one slot, at the expense of larger shares.
+// The share of an endpoint in the slots is proportional to its weight. With [Chance], it is exact. With a hash, it is
+// rounded to a slot, and each endpoint has at least one slot, at the expense of larger shares.
 //
-// This is the algorithm of Maglev (Eisenbud et al., NSDI 2016, section 3.4) with weights. Each endpoint has its own order of all slots. In each
-// round, each endpoint takes the first free slot in its order; an endpoint with a smaller share skips some rounds. So a change of one endpoint
-// moves few other slots. The time grows with the number of slots, for any weights and endpoints.
+// This is the algorithm of Maglev (Eisenbud et al., NSDI 2016, section 3.4) with weights. Each endpoint has its own
+// order of all slots. In each round, each endpoint takes the first free slot in its order; an endpoint with a smaller
+// share skips some rounds. So a change of one endpoint moves few other slots. The time grows with the number of slots,
+// for any weights and endpoints.
 func (m Method) Fill(endpoints []netip.AddrPort, weights []uint16) []netip.AddrPort {
 	size := m.Slots(len(endpoints), weights)
 	shares := quotas(size, len(endpoints), weights)
@@ -118,12 +120,12 @@ func (m Method) Fill(endpoints []netip.AddrPort, weights []uint16) []netip.AddrP
 // order is an endpoint's order of all slots: the next slot, and the distance to the slot after it.
 type order struct{ at, step uint32 }
 
-// mostProbes is the number of taken slots after which an endpoint takes the lowest free slot. A tenant can compute endpoints with the same
-// order. Without this limit, each of them would try all slots of the others.
+// mostProbes is the number of taken slots after which an endpoint takes the lowest free slot. A tenant can compute
+// endpoints with the same order. Without this limit, each of them would try all slots of the others.
 const mostProbes = 256
 
-// turns returns the order in which endpoints take slots, by index. There are as many rounds as the greatest share. In each round, as much as its
-// share is due to each endpoint, which takes a slot once the number of rounds is due to it.
+// turns returns the order in which endpoints take slots, by index. There are as many rounds as the greatest share. In
+// each round, as much as its share is due to each endpoint, which takes a slot once the number of rounds is due to it.
 func turns(size int, shares []int) []int32 {
 	rounds := 0
 	for _, s := range shares {
@@ -150,7 +152,8 @@ func turns(size int, shares []int) []int32 {
 	return list
 }
 
-// quotas divides a number of slots among endpoints by weight. It rounds by the largest remainder, and each endpoint gets at least one slot.
+// quotas divides a number of slots among endpoints by weight. It rounds by the largest remainder, and each endpoint
+// gets at least one slot.
 func quotas(size, endpoints int, weights []uint16) []int {
 	sum, list := endpoints, make([]int, endpoints)
 	weight := func(i int) int {
@@ -187,7 +190,8 @@ func quotas(size, endpoints int, weights []uint16) []int {
 	if left == 0 {
 		return list
 	}
-	// Shares below one slot were rounded up: larger shares lose these slots, one each in turn. All turns but the last one are made at once.
+	// Shares below one slot were rounded up: larger shares lose these slots, one each in turn. All turns but the last
+	// one are made at once.
 	cost := func(turns int) (n int) {
 		for _, share := range list {
 			n += min(share-1, turns)
@@ -205,8 +209,8 @@ func quotas(size, endpoints int, weights []uint16) []int {
 	return list
 }
 
-// key is constant, so that all nodes agree. Although it is public, a tenant cannot find many endpoints with the same hash, as would be possible
-// with a simpler hash.
+// key is constant, so that all nodes agree. Although it is public, a tenant cannot find many endpoints with the same
+// hash, as would be possible with a simpler hash.
 const key = 0x9e3779b97f4a7c15
 
 // Hash returns a hash of an endpoint (SipHash) that is equal on all nodes.

@@ -27,7 +27,8 @@ type Method struct {
 	Key Key
 	// Prefixes are the lengths of the client's prefix, for IPv4 and for IPv6. They apply only to [Source].
 	Prefixes [2]uint8
-	// Size is the number of slots, one of [Sizes]. If it is 0, the number of endpoints decides, see [sizeFor]. It has no effect on [Chance].
+	// Size is the number of slots, one of [Sizes]. If it is 0, the number of endpoints decides, see [sizeFor]. It has
+	// no effect on [Chance].
 	Size uint32
 }
 
@@ -44,8 +45,8 @@ var Lengths = [...]uint8{8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128}
 // wholeAddress has the lengths of prefixes that contain a single client.
 var wholeAddress = [2]uint8{32, 128}
 
-// Parse reads the name of a method, such as random, maglev, source-hash, source-hash/24 or source-hash/24,56. The numbers are the lengths of
-// prefixes for IPv4 and for IPv6. Any other text is an error.
+// Parse reads the name of a method, such as random, maglev, source-hash, source-hash/24 or source-hash/24,56. The
+// numbers are the lengths of prefixes for IPv4 and for IPv6. Any other text is an error.
 func Parse(name string) (Method, error) {
 	name, lengths, prefixed := strings.Cut(name, "/")
 	switch {
@@ -54,7 +55,8 @@ func Parse(name string) (Method, error) {
 	case name == Maglev && !prefixed:
 		return Method{Key: Flow}, nil
 	case name != SourceHash:
-		return Method{}, fmt.Errorf("must be %s, %s, %s, or %[3]s with lengths of prefixes for IPv4 and IPv6, such as %[3]s/24,56", Random, Maglev, SourceHash)
+		return Method{}, fmt.Errorf("must be %s, %s, %s, or %[3]s with lengths of prefixes for IPv4 and IPv6, "+
+			"such as %[3]s/24,56", Random, Maglev, SourceHash)
 	}
 	m := Method{Key: Source, Prefixes: wholeAddress}
 	if !prefixed {
@@ -63,8 +65,10 @@ func Parse(name string) (Method, error) {
 	given := strings.Split(lengths, ",")
 	for i, text := range given {
 		n, err := strconv.ParseUint(text, 10, 8)
-		if err != nil || len(given) > len(m.Prefixes) || !slices.Contains(Lengths[:], uint8(n)) || uint8(n) > wholeAddress[i] {
-			return Method{}, fmt.Errorf("lengths of prefixes must be one or two of %s, at most 32 for IPv4", strings.Trim(fmt.Sprint(Lengths), "[]"))
+		if err != nil || len(given) > len(m.Prefixes) || !slices.Contains(Lengths[:], uint8(n)) ||
+			uint8(n) > wholeAddress[i] {
+			return Method{}, fmt.Errorf("lengths of prefixes must be one or two of %s, at most 32 for IPv4",
+				strings.Trim(fmt.Sprint(Lengths), "[]"))
 		}
 		m.Prefixes[i] = uint8(n)
 	}
@@ -90,8 +94,8 @@ func (m Method) String() string {
 // Seed is the seed of the hash. It is constant, so that all nodes agree.
 const Seed = 0x6b6e7078
 
-// Slot returns the slot of a key in a table of the given size. It equals the result of nft's jhash with this size as the modulus (kernel:
-// reciprocal_scale).
+// Slot returns the slot of a key in a table of the given size. It equals the result of nft's jhash with this size as
+// the modulus (kernel: reciprocal_scale).
 func Slot(key []byte, seed, size uint32) uint32 {
 	slot, _ := bits.Mul32(jhash(key, seed), size)
 	return slot

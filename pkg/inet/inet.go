@@ -41,7 +41,8 @@ func (f Family) Keyword() string { return [...]string{"ip", "ip6"}[f] }
 // Number returns the kernel's number of the family: AF_INET or AF_INET6, which are also NFPROTO_IPV4 and NFPROTO_IPV6.
 func (f Family) Number() uint8 { return [...]uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}[f] }
 
-// FamilyOfNumber returns the family of a number of the kernel. known is false if the number is not that of an IP family.
+// FamilyOfNumber returns the family of a number of the kernel. known is false if the number is not that of an IP
+// family.
 func FamilyOfNumber(number uint8) (f Family, known bool) {
 	for _, f := range Families {
 		if f.Number() == number {
@@ -54,8 +55,8 @@ func FamilyOfNumber(number uint8) (f Family, known bool) {
 // AddrLen returns the length of the family's addresses in bytes.
 func (f Family) AddrLen() int { return [...]int{4, 16}[f] }
 
-// Unspecified are the addresses that stand for all addresses of a family. Loopback are the prefixes of addresses that do not leave a
-// machine, and Localhost is the usual address of each.
+// Unspecified are the addresses that stand for all addresses of a family. Loopback are the prefixes of addresses that
+// do not leave a machine, and Localhost is the usual address of each.
 var (
 	Unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	Loopback    = [...]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}

@@ -265,10 +265,11 @@ func (b *builder) readAnnotations() {
 	}
 }
 
-// MostConnections is the largest valid maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
+// MostConnections is the largest valid connection limit of an endpoint. The kernel's work for a new connection grows
+// with the limit.
 const MostConnections = 1000
 
-// AtMaximum is the treatment of new connections while all endpoints of a Service have their maximum of connections.
+// AtMaximum is the treatment of new connections while all endpoints of a Service are at their connection limit.
 type AtMaximum string
 
 // The values of the annotation.
@@ -279,7 +280,7 @@ const (
 	Queue AtMaximum = "queue"
 )
 
-// limited reports whether the Service has a maximum of connections that applies.
+// limited reports whether the Service has a connection limit that applies.
 func (b *builder) limited() bool {
 	return b.maximum > 0 && b.svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP
 }

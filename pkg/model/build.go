@@ -51,13 +51,15 @@ type Options struct {
 // IP has no ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind,
 // they are in the order of the object.
 //
-// No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
-// source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.
+// No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer
+// IP (because source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes
+// its position.
 //
-// Build skips each part that is invalid or exceeds a limit, and adds a Problem. The problems of the Service precede the problems of its slices, which
-// are in the order of their names. An invalid timeout of session affinity is replaced, not skipped. The result does not depend on the order of
-// endpoints in a slice (except for the paths in Problems). The result shares only strings with API objects. Lists
-// within the result may share memory. The limits and the size of the objects bound its memory.
+// Build skips each part that is invalid or exceeds a limit, and adds a Problem. The problems of the Service precede the
+// problems of its slices, which are in the order of their names. An invalid timeout of session affinity is replaced,
+// not skipped. The result does not depend on the order of endpoints in a slice (except for the paths in Problems). The
+// result shares only strings with API objects. Lists within the result may share memory. The limits and the size of the
+// objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(o Objects, node Node, opts Options) *Service {
@@ -78,9 +80,10 @@ func construct(o Objects, node Node, opts Options) *builder {
 		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
 	b.out.TerminateGone = opts.Terminate == TerminateGone
-	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
-	// on this node are in two lists.
-	if _, limited := svc.Annotations[annotationMaximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+	// With session affinity or a connection limit, each pair of an endpoint and a port takes two elements. With a
+	// policy Local, the pairs on this node are in two lists.
+	_, limited := svc.Annotations[annotationMaximum]
+	if limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal || internalLocal(svc) {
@@ -110,8 +113,8 @@ type builder struct {
 	limits Limits
 	out    *Service // the result
 
-	// The values of annotations, or the defaults: the algorithm, the time of slow start or 0, the maximum of connections
-	// of each endpoint or 0, the treatment at the maximum, the votes on refusing connections to unused ports and on
+	// The values of annotations, or the defaults: the algorithm, the time of slow start or 0, the connection limit
+	// of each endpoint or 0, the treatment at the limit, the votes on refusing connections to unused ports and on
 	// answering ping, the ranges of ports, the allowed sources by kind of frontends or nil, and the denied sources.
 	method               balance.Method
 	slow                 time.Duration
@@ -195,8 +198,8 @@ func (b *builder) reportExcess(limit Limit, field string, have, most int, out, r
 	b.unlimited = append(b.unlimited, p)
 }
 
-// clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first usable address according to ipFamilies. Without
-// ipFamilies, spec.clusterIP is the only address.
+// clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first usable address according to
+// ipFamilies. Without ipFamilies, spec.clusterIP is the only address.
 func (b *builder) clusterIPs() {
 	spec := &b.svc.Spec
 	if len(spec.IPFamilies) == 0 {
@@ -231,7 +234,8 @@ func (b *builder) clusterIPs() {
 	}
 }
 
-// familyNamed reads the name of an IP family in a Service, or the address type of an EndpointSlice, which has the same names.
+// familyNamed reads the name of an IP family in a Service, or the address type of an EndpointSlice, which has the same
+// names.
 func familyNamed[Name ~string](name Name) (inet.Family, bool) {
 	switch corev1.IPFamily(name) {
 	case corev1.IPv4Protocol:
@@ -335,8 +339,9 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	}
 }
 
-// loadBalancerIPs returns the ingress IPs that are the destination of packets when these reach the node (ipMode VIP, KEP-1860). It ignores an IP of a
-// family that is not served, without a problem: the load balancer may translate between families.
+// loadBalancerIPs returns the ingress IPs that are the destination of packets when these reach the node (ipMode VIP,
+// KEP-1860). It ignores an IP of a family that is not served, without a problem: the load balancer may translate
+// between families.
 func (b *builder) loadBalancerIPs(list []corev1.LoadBalancerIngress, seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i := range list {
 		ing := &list[i]
@@ -388,8 +393,8 @@ func internalLocal(svc *corev1.Service) bool {
 	return p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
 }
 
-// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is ignored. Invalid
-// and ignored externalIPs count as external frontends, too.
+// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is
+// ignored. Invalid and ignored externalIPs count as external frontends, too.
 func externalLocal(svc *corev1.Service) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return false
@@ -561,8 +566,9 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// applySlotLimit disables slow start if the tables of the Service exceed the limit only because of slow start. If they also exceed the limit without
-// it, applySlotLimit returns true: the endpoints are then chosen at random, with equal shares.
+// applySlotLimit disables slow start if the tables of the Service exceed the limit only because of slow start. If they
+// also exceed the limit without it, applySlotLimit returns true: the endpoints are then chosen at random, with equal
+// shares.
 func (b *builder) applySlotLimit() (random bool) {
 	most := b.limits.Slots
 	n := b.slots()
@@ -572,15 +578,16 @@ func (b *builder) applySlotLimit() (random bool) {
 	slow, remedy := b.slow, "use smaller tables and weights, or divide the Service"
 	b.slow = 0
 	if without := b.slots(); slow == 0 || without > most {
-		b.reportExcess(limitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
+		b.reportExcess(limitSlots, "EndpointSlices", without, most,
+			"endpoints are chosen at random, with equal shares", remedy)
 		return true
 	}
 	b.reportExcess(limitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
 	return false
 }
 
-// slots returns the number of slots of the Service. It counts all endpoints with their full weight, in each list that is in use, so that the result
-// is equal on all nodes.
+// slots returns the number of slots of the Service. It counts all endpoints with their full weight, in each list that
+// is in use, so that the result is equal on all nodes.
 func (b *builder) slots() (n int) {
 	for i, sp := range b.out.Ports {
 		list := b.groupOf(i).endpoints

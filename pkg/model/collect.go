@@ -272,7 +272,9 @@ func (r *sliceReader) add(targets []target, keep int) {
 // endpoint returns an endpoint of a slice as this node sees it, without a port. An endpoint of weight 0 gets no new
 // connections, and may continue existing ones: it is neither ready nor terminating.
 func (n *Node) endpoint(s *Slice, of *Endpoint) endpoint {
-	e := endpoint{AddrPort: netip.AddrPortFrom(of.Addr, 0), traits: of.conditions, weight: max(1, of.weight), slice: s, of: of}
+	e := endpoint{
+		AddrPort: netip.AddrPortFrom(of.Addr, 0), traits: of.conditions, weight: max(1, of.weight), slice: s, of: of,
+	}
 	if of.weight == 0 {
 		e.traits &^= ready | terminating
 	}

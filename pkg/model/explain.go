@@ -17,8 +17,8 @@ type Explanation struct {
 	*Service
 	// Ports explain the ports of the Service, in the same order.
 	Ports []PortExplanation
-	// Others are endpoints that no port can use. They have no usable address, or their slice has no usable port or is of a family that
-	// is not served.
+	// Others are endpoints that no port can use. They have no usable address, or their slice has no usable port or is
+	// of a family that is not served.
 	Others []Candidate
 	// Notes list load-balancer addresses that are not served, with the reasons, and the termination of connections.
 	Notes []string
@@ -42,12 +42,13 @@ type Candidate struct {
 	Addr netip.AddrPort
 	// Slice is the name of the EndpointSlice. Node is the name of the endpoint's node.
 	Slice, Node, Zone string
-	// Ready, Serving and Terminating are the conditions of the endpoint. OnThisNode is true if the endpoint is on this node.
+	// Ready, Serving and Terminating are the conditions of the endpoint. OnThisNode is true if the endpoint is on this
+	// node.
 	Ready, Serving, Terminating, OnThisNode bool
 	// Weight is 1 unless an annotation of the slice has another one.
 	Weight uint16
-	// NotCluster and NotLocal are the reasons why policy Cluster and policy Local do not use the endpoint. A reason is empty if the
-	// policy uses the endpoint.
+	// NotCluster and NotLocal are the reasons why policy Cluster and policy Local do not use the endpoint. A reason is
+	// empty if the policy uses the endpoint.
 	NotCluster, NotLocal string
 }
 
@@ -222,7 +223,8 @@ func (x *explainer) summarize(f inet.Family) *summary {
 	return n
 }
 
-// The causes of a Service without endpoints, if its selector is unknown, if it has one, and if it has none. The model does not store selectors.
+// The causes of a Service without endpoints, if its selector is unknown, if it has one, and if it has none. The model
+// does not store selectors.
 const (
 	WhyUnknownSelector = "its selector matches no pod, or it has no selector and needs an EndpointSlice made by hand"
 	WhySelector        = "its selector matches no pod"
@@ -234,7 +236,8 @@ func (x *explainer) whyNone(sp *ServicePort) string {
 	n := x.summarize(sp.Family)
 	switch {
 	case n.elsewhere && n.endpoints == 0:
-		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"
+		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() +
+			" address, or it has the wrong ipFamilies"
 	case !n.here:
 		return "there is no EndpointSlice of " + sp.Family.String() + " for it: " + WhyUnknownSelector
 	case n.endpoints == 0:
@@ -242,8 +245,8 @@ func (x *explainer) whyNone(sp *ServicePort) string {
 	case len(n.names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods matches the targetPort of the Service"
 	}
-	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; the slices have " +
-		strings.Join(n.names, ", ")
+	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() +
+		"; the slices have " + strings.Join(n.names, ", ")
 }
 
 func quotedName(s string) string { return `"` + s + `"` }
@@ -255,21 +258,23 @@ func compareCandidates(a, b Candidate) int {
 	return strings.Compare(a.Slice, b.Slice)
 }
 
-// loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no address yet.
+// loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no
+// address yet.
 func loadBalancerNotes(svc *corev1.Service) (notes []string) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
 	if len(svc.Status.LoadBalancer.Ingress) == 0 {
-		return []string{"it has no load balancer yet: status.loadBalancer is empty; a load-balancer controller must assign an address"}
+		return []string{"it has no load balancer yet: status.loadBalancer is empty; " +
+			"a load-balancer controller must assign an address"}
 	}
 	for _, ing := range svc.Status.LoadBalancer.Ingress {
 		switch {
 		case ing.IP == "":
 			notes = append(notes, "its load balancer has a name, not an address, and sends traffic to the node ports")
 		case ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP:
-			notes = append(notes, fmt.Sprintf("%s is not served here (its ipMode is %s): packets to it, also from pods, reach the load balancer, which "+
-				"sends traffic to the node ports", ing.IP, *ing.IPMode))
+			notes = append(notes, fmt.Sprintf("%s is not served here (its ipMode is %s): packets to it, also from pods, "+
+				"reach the load balancer, which sends traffic to the node ports", ing.IP, *ing.IPMode))
 		}
 	}
 	return notes
@@ -284,5 +289,6 @@ func terminationNotes(svc *corev1.Service, built *Service) []string {
 	if _, given := svc.Annotations[annotationTerminate]; given {
 		by = "its annotation " + annotationTerminate
 	}
-	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, because of " + by}
+	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, " +
+		"because of " + by}
 }

@@ -5,42 +5,44 @@ import (
 	"fmt"
 )
 
-// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only the part of an
-// object above a limit is skipped. Every node skips the same part, regardless of the order of events, and reports one [Problem] for each exceeded
-// limit. A zero field stands for the field of [DefaultLimits].
+// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real
+// use. Only the part of an object above a limit is skipped. Every node skips the same part, regardless of the order of
+// events, and reports one [Problem] for each exceeded limit. A zero field stands for the field of [DefaultLimits].
 type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
 	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs are kept before
 	// external IPs, and the first ones of each list.
 	Addresses int
-	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
-	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.
+	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times
+	// Ports, so that cluster IPs and node ports always fit. Other addresses are kept in the same order as for
+	// Addresses.
 	Frontends int
-	// PortRanges is the number of ranges of ports times addresses, of both families. TCP ranges are kept before UDP ranges, and these before SCTP
-	// ranges.
+	// PortRanges is the number of ranges of ports times addresses, of both families. TCP ranges are kept before UDP
+	// ranges, and these before SCTP ranges.
 	PortRanges int
-	// SourceRanges is the number of source ranges of one family, merged into the fewest prefixes. Lower addresses are kept. Packets from sources in the
-	// other ranges are dropped.
+	// SourceRanges is the number of source ranges of one family, merged into the fewest prefixes. Lower addresses are
+	// kept. Packets from sources in the other ranges are dropped.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int
 	// SlicePorts is the number of ports of one EndpointSlice. The first ones of the list are kept.
 	SlicePorts int
 	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families,
-	// and the number of endpoints of one EndpointSlice. Session affinity or a maximum of connections halves this limit,
+	// and the number of endpoints of one EndpointSlice. Session affinity or a connection limit halves this limit,
 	// and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit, ready
 	// endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
-	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept before others, and lower
-	// addresses before higher addresses.
+	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept
+	// before others, and lower addresses before higher addresses.
 	PortEndpoints int
-	// Slots is the number of slots of the tables of a Service with an algorithm or weights, of both families. All endpoints count, and with a policy
-	// Local they count twice. Above this limit, or above [balance.MostHashed] endpoints of a service port with an algorithm, endpoints are chosen at
-	// random, with equal shares.
+	// Slots is the number of slots of the tables of a Service with an algorithm or weights, of both families. All
+	// endpoints count, and with a policy Local they count twice. Above this limit, or above [balance.MostHashed]
+	// endpoints of a service port with an algorithm, endpoints are chosen at random, with equal shares.
 	Slots int
-	// Problems is the number of reported problems of one object, besides exceeded limits. One more problem states the number of the
-	// rest. All EndpointSlices of a Service together have at most 10 times this number, and one more problem for the rest.
+	// Problems is the number of reported problems of one object, besides exceeded limits. One more problem states the
+	// number of the rest. All EndpointSlices of a Service together have at most 10 times this number, and one more
+	// problem for the rest.
 	Problems int
 }
 
@@ -59,10 +61,17 @@ func DefaultLimits() Limits {
 func (l Limits) OrDefault() Limits {
 	d := DefaultLimits()
 	return Limits{
-		Ports: cmp.Or(l.Ports, d.Ports), Addresses: cmp.Or(l.Addresses, d.Addresses), Frontends: cmp.Or(l.Frontends, d.Frontends),
-		PortRanges: cmp.Or(l.PortRanges, d.PortRanges), SourceRanges: cmp.Or(l.SourceRanges, d.SourceRanges), Slices: cmp.Or(l.Slices, d.Slices), SlicePorts: cmp.Or(l.SlicePorts, d.SlicePorts),
-		Pairs: cmp.Or(l.Pairs, d.Pairs), PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints),
-		Slots: cmp.Or(l.Slots, d.Slots), Problems: cmp.Or(l.Problems, d.Problems),
+		Ports:         cmp.Or(l.Ports, d.Ports),
+		Addresses:     cmp.Or(l.Addresses, d.Addresses),
+		Frontends:     cmp.Or(l.Frontends, d.Frontends),
+		PortRanges:    cmp.Or(l.PortRanges, d.PortRanges),
+		SourceRanges:  cmp.Or(l.SourceRanges, d.SourceRanges),
+		Slices:        cmp.Or(l.Slices, d.Slices),
+		SlicePorts:    cmp.Or(l.SlicePorts, d.SlicePorts),
+		Pairs:         cmp.Or(l.Pairs, d.Pairs),
+		PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints),
+		Slots:         cmp.Or(l.Slots, d.Slots),
+		Problems:      cmp.Or(l.Problems, d.Problems),
 	}
 }
 

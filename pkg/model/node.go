@@ -9,8 +9,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// NodeOf returns the model of the named Node. The primary address of a family is its first internal IP or, without one, its first
-// external IP (kube-proxy: GetNodeHostIPs). Invalid addresses are ignored. If node is nil, only the name is set.
+// NodeOf returns the model of the named Node. The primary address of a family is its first internal IP or, without one,
+// its first external IP (kube-proxy: GetNodeHostIPs). Invalid addresses are ignored. If node is nil, only the name is
+// set.
 func NodeOf(name string, node *corev1.Node) Node {
 	n := Node{Name: name}
 	if node == nil {
@@ -69,8 +70,8 @@ func Addresses(slices []*Slice, node string) (list []netip.Addr) {
 	return list
 }
 
-// PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR). A family
-// without a prefix has the zero Prefix. An invalid prefix is left out and becomes a problem.
+// PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR).
+// A family without a prefix has the zero Prefix. An invalid prefix is left out and becomes a problem.
 func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 	for i, s := range node.Spec.PodCIDRs {
 		prefix, err := parsePrefix(s)

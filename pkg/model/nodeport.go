@@ -9,7 +9,8 @@ import (
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
 type NodePortAddresses struct {
-	// Prefixes select local addresses. Primary, or an empty list of Prefixes, selects the Node's primary address of each family.
+	// Prefixes select local addresses. Primary, or an empty list of Prefixes, selects the Node's primary address of
+	// each family.
 	Prefixes []netip.Prefix
 	Primary  bool
 	// Local lists the addresses of this node's interfaces.
@@ -24,16 +25,17 @@ func (n NodePortAddresses) Any(f inet.Family) bool {
 	})
 }
 
-// Loopback reports whether a prefix of a family begins with a loopback address (kube-proxy: ContainsExplicitLoopback). A larger range
-// that contains loopback addresses, such as 0.0.0.0/0, is not enough.
+// Loopback reports whether a prefix of a family begins with a loopback address (kube-proxy: ContainsExplicitLoopback).
+// A larger range that contains loopback addresses, such as 0.0.0.0/0, is not enough.
 func (n NodePortAddresses) Loopback(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
 		return inet.FamilyOf(p.Addr()) == f && p.Masked().Addr().IsLoopback()
 	})
 }
 
-// of returns the prefixes of a family that select addresses. It returns none if every local address serves node ports. As in
-// kube-proxy, this also applies to a family that has no prefix, and whose primary address is unknown or not selected.
+// of returns the prefixes of a family that select addresses. It returns none if every local address serves node ports.
+// As in kube-proxy, this also applies to a family that has no prefix, and whose primary address is unknown or not
+// selected.
 func (n NodePortAddresses) of(f inet.Family, node Node) (list []netip.Prefix) {
 	if n.Any(f) {
 		return nil
@@ -54,14 +56,15 @@ func (n NodePortAddresses) Everywhere(f inet.Family, node Node) bool {
 	return len(n.of(f, node)) == 0
 }
 
-// Fallback reports whether every local address of a family serves node ports only because the Node's primary address, which should serve them, is
-// unknown.
+// Fallback reports whether every local address of a family serves node ports only because the Node's primary address,
+// which should serve them, is unknown.
 func (n NodePortAddresses) Fallback(f inet.Family, node Node) bool {
 	return (n.Primary || len(n.Prefixes) == 0) && !n.Any(f) && n.Everywhere(f, node)
 }
 
-// Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces.
-// As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of n.Local.
+// Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's
+// interfaces. As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of
+// n.Local.
 func (n NodePortAddresses) Addresses(f inet.Family, node Node) ([]netip.Addr, error) {
 	prefixes := n.of(f, node)
 	local, err := n.Local()

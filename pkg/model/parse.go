@@ -21,8 +21,8 @@ var (
 	errZone      = errors.New("an IPv6 zone has no meaning outside its node; leave it out")
 )
 
-// ParseAddr reads an address as Kubernetes does: leading zeros are decimal (010.0.0.1 is 10.0.0.1, see kubernetes issue 100895),
-// and an IPv4-mapped IPv6 address becomes IPv4. Zones are invalid. On error the returned Addr is invalid.
+// ParseAddr reads an address as Kubernetes does: leading zeros are decimal (010.0.0.1 is 10.0.0.1, see kubernetes issue
+// 100895), and an IPv4-mapped IPv6 address becomes IPv4. Zones are invalid. On error the returned Addr is invalid.
 func ParseAddr(s string) (netip.Addr, error) {
 	addr, err := parseRaw(s)
 	if err != nil {
@@ -31,7 +31,8 @@ func ParseAddr(s string) (netip.Addr, error) {
 	return addr.Unmap(), nil
 }
 
-// ParseAddrPort reads an address with a port, such as 10.0.0.1:80 or [fd00::1]:80. It reads the address like [ParseAddr].
+// ParseAddrPort reads an address with a port, such as 10.0.0.1:80 or [fd00::1]:80. It reads the address like
+// [ParseAddr].
 func ParseAddrPort(s string) (netip.AddrPort, error) {
 	host, text, err := net.SplitHostPort(s)
 	if err != nil {
@@ -48,8 +49,8 @@ func ParseAddrPort(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, uint16(port)), nil
 }
 
-// ParsePrefix reads an address prefix as Kubernetes does: leading zeros are decimal, and host bits are masked. A prefix inside
-// ::ffff:0:0/96 becomes the IPv4 prefix. Zones are invalid. On error the returned Prefix is invalid.
+// ParsePrefix reads an address prefix as Kubernetes does: leading zeros are decimal, and host bits are masked. A prefix
+// inside ::ffff:0:0/96 becomes the IPv4 prefix. Zones are invalid. On error the returned Prefix is invalid.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	prefix, err := parsePrefix(s)
 	if err != nil {
@@ -99,8 +100,9 @@ func parseRaw(s string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// withoutLeadingZeros removes the leading zeros of each number of an address. net/netip rejects leading zeros because some
-// programs read such numbers as octal. Kubernetes has always read them as decimal, and its objects may contain them.
+// withoutLeadingZeros removes the leading zeros of each number of an address. net/netip rejects leading zeros because
+// some programs read such numbers as octal. Kubernetes has always read them as decimal, and its objects may contain
+// them.
 func withoutLeadingZeros(s string) string {
 	out := make([]byte, 0, len(s))
 	for i := range len(s) {
@@ -117,8 +119,8 @@ func isHex(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
 }
 
-// ServiceCIDRs returns the prefixes of all ServiceCIDR objects by family: masked, sorted, and without nested prefixes. An invalid
-// prefix is left out and becomes a problem. Problems are sorted by object.
+// ServiceCIDRs returns the prefixes of all ServiceCIDR objects by family: masked, sorted, and without nested prefixes.
+// An invalid prefix is left out and becomes a problem. Problems are sorted by object.
 func ServiceCIDRs(objs []*networkingv1.ServiceCIDR) (perFamily [2][]netip.Prefix, problems []Problem) {
 	for _, obj := range objs {
 		if obj == nil {
@@ -146,7 +148,8 @@ func ServiceCIDRs(objs []*networkingv1.ServiceCIDR) (perFamily [2][]netip.Prefix
 	return perFamily, problems
 }
 
-// outermost sorts masked prefixes in place and removes each that is inside another: interval sets of nftables cannot overlap.
+// outermost sorts masked prefixes in place and removes each that is inside another: interval sets of nftables cannot
+// overlap.
 func outermost(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	kept := prefixes[:0]

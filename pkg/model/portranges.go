@@ -15,7 +15,8 @@ import (
 // allPorts is the value of the annotation for all ports of all protocols.
 const allPorts = "all"
 
-// RangesPort is the name of the service ports with ranges, one for each protocol. It is not valid as the name of another port.
+// RangesPort is the name of the service ports with ranges, one for each protocol. It is not valid as the name of
+// another port.
 const RangesPort = "*"
 
 // portRange has the ports from first to last of a protocol.
@@ -47,8 +48,8 @@ func (k *Key) Address() string {
 // Has reports whether a port is among the ports of a key.
 func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
 
-// setPortRanges sets the ranges of ports. They are sorted, and neither overlap nor touch. If the text is invalid, or the
-// Service has a maximum of connections, setPortRanges sets none.
+// setPortRanges sets the ranges of ports. They are sorted, and neither overlap nor touch. If the text is invalid, or
+// the Service has a connection limit, setPortRanges sets none.
 func (b *builder) setPortRanges(text string) error {
 	list, err := b.limits.parsePortRanges(text)
 	if err == nil && b.limited() {
@@ -79,13 +80,15 @@ func (b *builder) portRanges() []portRange {
 		if b.cluster[f].IsValid() {
 			addrs += len(b.rangeFronts(f))
 			if len(b.rangeFronts(f)) < len(b.fronts[f]) {
-				b.problem(field, fmt.Sprintf("%s is the address of this node: it has no port ranges, so that the node stays reachable", b.node.IPs[f]))
+				b.problem(field, b.node.IPs[f].String()+
+					" is the address of this node: it has no port ranges, so that the node stays reachable")
 			}
 		}
 	}
 	if n, most := len(list)*addrs, b.limits.PortRanges; n > most {
 		fit := most / addrs
-		b.reportExcess(limitPortRanges, field, n, most, fmt.Sprintf("the last %d ranges are not served", len(list)-fit), "use fewer, larger ranges, or divide the Service")
+		b.reportExcess(limitPortRanges, field, n, most, fmt.Sprintf("the last %d ranges are not served", len(list)-fit),
+			"use fewer, larger ranges, or divide the Service")
 		list = list[:fit]
 	}
 	return list
@@ -116,12 +119,14 @@ func (l *Limits) parsePortRanges(text string) ([]portRange, error) {
 		last, err2 := strconv.ParseUint(to, 10, 16)
 		at := slices.IndexFunc(inet.Protocols[:], func(p inet.Protocol) bool { return strings.EqualFold(p.String(), name) })
 		if err != nil || err2 != nil || at < 0 || first < 1 || last < first {
-			return nil, fmt.Errorf("%.40q is not a range like udp/10000-20000 or a port like tcp/8000; write a comma-separated list of these, or %s", item, allPorts)
+			return nil, fmt.Errorf("%.40q is not a range like udp/10000-20000 or a port like tcp/8000; "+
+				"write a comma-separated list of these, or %s", item, allPorts)
 		}
 		list = append(list, portRange{inet.Protocols[at], uint16(first), uint16(last)})
 	}
+	place := func(p inet.Protocol) int { return slices.Index(inet.Protocols[:], p) }
 	slices.SortFunc(list, func(a, b portRange) int {
-		return cmp.Or(cmp.Compare(slices.Index(inet.Protocols[:], a.protocol), slices.Index(inet.Protocols[:], b.protocol)), cmp.Compare(a.first, b.first))
+		return cmp.Or(cmp.Compare(place(a.protocol), place(b.protocol)), cmp.Compare(a.first, b.first))
 	})
 	kept := list[:0]
 	for _, r := range list {
@@ -143,8 +148,8 @@ func (b *builder) rangeFronts(f inet.Family) []Frontend {
 	return slices.DeleteFunc(slices.Clone(b.fronts[f]), own)
 }
 
-// rangedPorts returns the service ports with the ranges of a family, one for each protocol. They have all other properties of the family's first
-// port.
+// rangedPorts returns the service ports with the ranges of a family, one for each protocol. They have all other
+// properties of the family's first port.
 func (b *builder) rangedPorts(first *ServicePort, ranges []portRange) (list []*ServicePort) {
 	for _, r := range ranges {
 		if n := len(list); n == 0 || list[n-1].Protocol != r.protocol {

@@ -29,8 +29,8 @@ func (k Kind) String() string {
 	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port"}[k]
 }
 
-// PortName names one port of one Service. Port is empty if the Service has a single unnamed port. Together with a Protocol it
-// identifies a service port (kube-proxy: ServicePortName).
+// PortName names one port of one Service. Port is empty if the Service has a single unnamed port. Together with a
+// Protocol it identifies a service port (kube-proxy: ServicePortName).
 type PortName struct {
 	types.NamespacedName
 	Port string
@@ -44,8 +44,8 @@ func (p PortName) String() string {
 	return p.Namespace + "/" + p.Name + ":" + p.Port
 }
 
-// Key holds the fields of a packet that select a frontend. For a node port, Addr is the zero Addr: the key stands for all node
-// addresses of Family.
+// Key holds the fields of a packet that select a frontend. For a node port, Addr is the zero Addr: the key stands for
+// all node addresses of Family.
 type Key struct {
 	Addr netip.Addr
 	Port uint16
@@ -68,15 +68,16 @@ func (k Key) AddrProtocol() AddrProtocol { return AddrProtocol{k.Addr, k.Protoco
 type Frontend struct {
 	Key
 	Kind Kind
-	// Local is true if the traffic policy of this frontend is Local. The internal policy applies to a cluster IP, the external
-	// policy to all other kinds.
+	// Local is true if the traffic policy of this frontend is Local. The internal policy applies to a cluster IP, the
+	// external policy to all other kinds.
 	Local bool
-	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in kube-proxy,
-	// it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
+	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in
+	// kube-proxy, it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
 	// RefuseUnused is the vote on refusing connections to unused ports of the address, Ping on answering echo requests.
 	RefuseUnused, Ping Vote
-	// Sources restricts the clients of this frontend; nil admits all. All frontends of a Service, family and kind share it.
+	// Sources restricts the clients of this frontend; nil admits all. All frontends of a Service, family and kind share
+	// it.
 	Sources *Sources
 }
 
@@ -94,19 +95,21 @@ type ServicePort struct {
 	Affinity time.Duration
 	// Method is the algorithm that chooses an endpoint. With session affinity, it applies to new clients.
 	Method balance.Method
-	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum applies while all endpoints have their
-	// maximum. With session affinity, the maximum does not apply, see [ServicePort.Limited].
+	// MaxConnections is the connection limit of each endpoint through this node; 0 means none. AtMaximum applies
+	// while all endpoints are at this limit. With session affinity, the limit does not apply, see
+	// [ServicePort.Limited].
 	MaxConnections uint16
 	AtMaximum      AtMaximum
-	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
-	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
+	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of
+	// duplicates. A list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster,
+	// for local pods and this node.
 	Cluster, Local []netip.AddrPort
-	// Idle holds, for a port with MaxConnections only, all other endpoints in the EndpointSlices, such as those that are not ready. They may still have
-	// connections. It is sorted and free of duplicates.
+	// Idle holds, for a port with MaxConnections only, all other endpoints in the EndpointSlices, such as those that
+	// are not ready. They may still have connections. It is sorted and free of duplicates.
 	Idle []netip.AddrPort
-	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all weights are
-	// equal. With slow start and the random algorithm, they are not nil: each unit of weight has [fullShare] slots, or fewer for a starting endpoint.
-	// Endpoints of weight 0 are in neither list.
+	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same
+	// indexes; nil if all weights are equal. With slow start and the random algorithm, they are not nil: each unit of
+	// weight has [fullShare] slots, or fewer for a starting endpoint. Endpoints of weight 0 are in neither list.
 	ClusterWeights, LocalWeights []uint16
 	// Rising is the number of slots that the tables do not have yet, because endpoints are starting.
 	Rising int
@@ -117,19 +120,20 @@ type ServicePort struct {
 	Serving []netip.AddrPort
 	// Direct has the places of endpoints, with direct server return; otherwise nil.
 	Direct *Direct
-	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets. If HasEndpoints
-	// is false, the frontend rejects them.
+	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then
+	// drops packets. If HasEndpoints is false, the frontend rejects them.
 	HasEndpoints bool
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
 }
 
-// Limited reports whether the maximum of connections applies.
+// Limited reports whether the connection limit applies.
 func (sp *ServicePort) Limited() bool { return sp.MaxConnections > 0 && sp.Affinity == 0 }
 
 // Slots returns the number of slots of the tables of Cluster and Local after all endpoints have started.
 func (sp *ServicePort) Slots() int {
-	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) + sp.Method.Slots(len(sp.Local), sp.LocalWeights) + sp.Rising
+	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) +
+		sp.Method.Slots(len(sp.Local), sp.LocalWeights) + sp.Rising
 }
 
 // Switches are the boolean annotations of a Service. Each is false without the annotation.
@@ -151,8 +155,9 @@ type Service struct {
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
 	LocalReady [2]int
 	Switches
-	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the addresses of all endpoints in
-	// the EndpointSlices, ready or not, regardless of their ports. It is sorted and free of duplicates. Without TerminateGone, it is nil.
+	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the
+	// addresses of all endpoints in the EndpointSlices, ready or not, regardless of their ports. It is sorted and free
+	// of duplicates. Without TerminateGone, it is nil.
 	TerminateGone bool
 	Listed        []netip.Addr
 	// Starts are the starting endpoints, with slow start; otherwise nil.

@@ -10,10 +10,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// fullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to fullShare, by 1 in each step.
+// fullShare is the [Share] of an endpoint that is not starting. The share of a starting endpoint rises from 1 to
+// fullShare, by 1 in each step.
 const fullShare = 10
 
-// Starts are the starting endpoints of a Service with slow start: those with less than their full weight. It is immutable.
+// Starts are the starting endpoints of a Service with slow start: those with less than their full weight. It is
+// immutable.
 type Starts struct {
 	ports map[groupKey]portStarts
 	// next is the time of the next step; zero if no endpoint is starting.
@@ -24,8 +26,8 @@ type Starts struct {
 type portStarts struct {
 	// list is sorted by endpoint.
 	list []start
-	// known are the ready endpoints, sorted. since is the time at which the service port got its first ready endpoint; zero if this was before
-	// the first observation.
+	// known are the ready endpoints, sorted. since is the time at which the service port got its first ready endpoint;
+	// zero if this was before the first observation.
 	known []netip.AddrPort
 	since time.Time
 }
@@ -38,7 +40,8 @@ type start struct {
 	share uint8
 }
 
-// Share is the current share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[fullShare].
+// Share is the current share of a starting endpoint of a service port: the part of its weight that counts, in units of
+// 1/[fullShare].
 type Share struct {
 	Port     string         `json:"port,omitempty"`
 	Protocol inet.Protocol  `json:"protocol"`
@@ -46,7 +49,8 @@ type Share struct {
 	Share    uint8          `json:"share"`
 }
 
-// Next returns the time at which the share of an endpoint rises next. It is zero if no endpoint is starting. Starts may be nil.
+// Next returns the time at which the share of an endpoint rises next. It is zero if no endpoint is starting. Starts may
+// be nil.
 func (s *Starts) Next() time.Time {
 	if s == nil {
 		return time.Time{}
@@ -102,8 +106,8 @@ func search(list []endpoint, a netip.AddrPort) (at int, found bool) {
 	return slices.BinarySearchFunc(list, a, func(e endpoint, a netip.AddrPort) int { return e.Compare(a) })
 }
 
-// observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints for less than the time of slow
-// start, all its endpoints are new, and none starts.
+// observe sets the starting endpoints. An endpoint starts when it becomes ready. If a service port has had endpoints
+// for less than the time of slow start, all its endpoints are new, and none starts.
 func (b *builder) observe(now time.Time) {
 	earlier := b.opts.Starts
 	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
@@ -154,7 +158,8 @@ func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.
 	return list
 }
 
-// shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time ([builder.riseTime]) has passed.
+// shareAfter returns the share of an endpoint that started some time ago: the greatest share whose time
+// ([builder.riseTime]) has passed.
 func (b *builder) shareAfter(passed time.Duration) uint8 {
 	share := uint8(1)
 	for share < fullShare && passed >= b.riseTime(share) {
@@ -163,13 +168,15 @@ func (b *builder) shareAfter(passed time.Duration) uint8 {
 	return share
 }
 
-// riseTime returns the time from the start of an endpoint until its share rises above the given one. All steps have the same length.
+// riseTime returns the time from the start of an endpoint until its share rises above the given one. All steps have the
+// same length.
 func (b *builder) riseTime(share uint8) time.Duration {
 	return b.slow * time.Duration(share) / (fullShare - 1)
 }
 
-// slowed multiplies reduced weights, which may be nil, by shares. With the random algorithm, it does not reduce the products. An endpoint then
-// has [fullShare] slots for each unit of its weight, so that each step changes only a few slots.
+// slowed multiplies reduced weights, which may be nil, by shares. With the random algorithm, it does not reduce the
+// products. An endpoint then has [fullShare] slots for each unit of its weight, so that each step changes only a few
+// slots.
 func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
 	divisor := 1
 	if len(weights) > 0 && int(slices.Max(weights))*fullShare > math.MaxUint16 {

@@ -23,9 +23,11 @@ const (
 // of other kinds of frontends.
 const BalancerSourcesField = "spec.loadBalancerSourceRanges"
 
-// Sources restricts the clients of a frontend by their addresses. The ranges of each list are of the frontend's family, sorted, and do not overlap.
+// Sources restricts the clients of a frontend by their addresses. The ranges of each list are of the frontend's family,
+// sorted, and do not overlap.
 type Sources struct {
-	// Allowed are the allowed sources (loadBalancerSourceRanges, or the annotation for the frontend's kind): nil admits all, an empty list none.
+	// Allowed are the allowed sources (loadBalancerSourceRanges, or the annotation for the frontend's kind): nil admits
+	// all, an empty list none.
 	Allowed []AddrRange
 	// Denied are sources that must not reach the frontend, even if Allowed has them.
 	Denied []AddrRange
@@ -54,8 +56,8 @@ type sourceList struct {
 	closed bool
 }
 
-// readSources reads the source ranges of a Service with the given load-balancer IPs and external IPs. If a list of denied sources has an error, all
-// frontends except the cluster IP are closed.
+// readSources reads the source ranges of a Service with the given load-balancer IPs and external IPs. If a list of
+// denied sources has an error, all frontends except the cluster IP are closed.
 func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
 	var allowed [NodePort + 1][2][]AddrRange
 	list := b.balancerSources()
@@ -138,7 +140,8 @@ func (b *builder) balancerSources() sourceList {
 	case invalid > 0 && len(allowed.ranges) == 0 && !b.closesBalancers:
 		allowed.closed = true
 		b.unlimited = append(b.unlimited, b.problemOf(BalancerSourcesField,
-			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
+			"no range is valid: the load-balancer IPs are closed to all sources; "+
+				"correct the ranges, or leave them out to admit all"))
 	}
 	return allowed
 }
@@ -174,7 +177,8 @@ func (b *builder) annotatedSources(kind Kind, field, text string) *sourceList {
 	}
 	if list.closed = len(list.ranges) == 0; list.closed {
 		b.unlimited = append(b.unlimited, b.problemOf(list.field,
-			fmt.Sprintf("no range is valid: each %s is closed to all sources; correct the ranges, use %q, or remove the annotation to admit all", kind, noSources)))
+			fmt.Sprintf("no range is valid: each %s is closed to all sources; "+
+				"correct the ranges, use %q, or remove the annotation to admit all", kind, noSources)))
 	}
 	return list
 }
@@ -197,13 +201,15 @@ func (b *builder) setDenied(text string) error {
 // cannotDeny closes all frontends except the cluster IP, because a denied source is unknown. It reports this once.
 func (b *builder) cannotDeny(field, reason string) {
 	if !b.denied.closed {
-		b.unlimited = append(b.unlimited, b.problemOf(field, reason+", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
+		b.unlimited = append(b.unlimited, b.problemOf(field, reason+
+			", so the program cannot deny all of these sources: all addresses and node ports of the Service "+
 			"except its cluster IPs are closed to all sources; correct the ranges"))
 	}
 	b.denied.closed = true
 }
 
-// addItem adds an item of an annotation, which may be blank, to a list. If it is invalid, addItem adds a problem and returns false.
+// addItem adds an item of an annotation, which may be blank, to a list. If it is invalid, addItem adds a problem and
+// returns false.
 func (b *builder) addItem(list *sourceList, text string) bool {
 	if text = strings.TrimSpace(text); text == "" {
 		return true
@@ -224,11 +230,12 @@ func (l *sourceList) add(text string) error {
 	return err
 }
 
-// allowedSources returns the sources that a list allows for frontends of one kind and family; nil admits all. own are the addresses of these
-// frontends, of both families.
+// allowedSources returns the sources that a list allows for frontends of one kind and family; nil admits all. own are
+// the addresses of these frontends, of both families.
 //
-// If an interface of the node has the address of a frontend, packets from the node to this address have it as their source, too. So if the ranges
-// contain the node's address, the result also contains the addresses of the frontends: for a node port the loopback address.
+// If an interface of the node has the address of a frontend, packets from the node to this address have it as their
+// source, too. So if the ranges contain the node's address, the result also contains the addresses of the frontends:
+// for a node port the loopback address.
 func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
 	if list.closed {
 		return []AddrRange{}
@@ -259,8 +266,8 @@ func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Ad
 	return kept
 }
 
-// deniedSources returns the denied sources of one family; nil for none. If they contain the node's address, the result also contains own: the
-// addresses with which the node sends to the frontends, see [builder.allowedSources].
+// deniedSources returns the denied sources of one family; nil for none. If they contain the node's address, the result
+// also contains own: the addresses with which the node sends to the frontends, see [builder.allowedSources].
 func (b *builder) deniedSources(f inet.Family, own []netip.Addr) []AddrRange {
 	denied, fromNode := b.prefixes(f, b.denied.ranges)
 	if fromNode {
@@ -275,8 +282,8 @@ func (b *builder) deniedSources(f inet.Family, own []netip.Addr) []AddrRange {
 	return denied
 }
 
-// prefixes returns the fewest prefixes that hold the addresses of the ranges of one family, and whether they contain this node's address. The list is
-// never nil.
+// prefixes returns the fewest prefixes that hold the addresses of the ranges of one family, and whether they contain
+// this node's address. The list is never nil.
 func (b *builder) prefixes(f inet.Family, ranges []netip.Prefix) (list []AddrRange, fromNode bool) {
 	for _, r := range ranges {
 		if inet.FamilyOf(r.Addr()) == f {
@@ -303,8 +310,8 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	return asPrefixes(mergeRanges(out))
 }
 
-// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.
-// As in kube-proxy, a family without ranges is open even if the other family has ranges.
+// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of
+// this family. As in kube-proxy, a family without ranges is open even if the other family has ranges.
 func openToAll(f inet.Family, ranges []netip.Prefix) bool {
 	open := true
 	for _, r := range ranges {

@@ -23,7 +23,8 @@ const (
 	Against
 )
 
-// UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value selects no address.
+// UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value
+// selects no address.
 type UnusedPorts struct {
 	// All selects all load-balancer and external IPs, unless the Service has a load-balancer class.
 	All bool
@@ -77,7 +78,8 @@ func (p Ping) Answers() bool { return p != "" && p != PingNone }
 type votes struct {
 	// refuseAll is the vote of load-balancer and external IPs, refuseWithin of those in UnusedPorts.Within.
 	refuseAll, refuseWithin Vote
-	// ping is the vote of cluster IPs, pingOutside of other addresses without source ranges, pingRestricted of those with source ranges.
+	// ping is the vote of cluster IPs, pingOutside of other addresses without source ranges, pingRestricted of those
+	// with source ranges.
 	ping, pingOutside, pingRestricted Vote
 }
 

@@ -1,5 +1,5 @@
-// Package schedule decides when the proxy syncs next: immediately after a quiet time, otherwise after a minimum interval, soon after a
-// failure, and after a maximum interval without a request.
+// Package schedule decides when the proxy syncs next: immediately after a quiet time, otherwise after a minimum
+// interval, soon after a failure, and after a maximum interval without a request.
 //
 // In: requests, the end and result of each run, and the current time, all from the caller.
 // Out: the time of the next run.

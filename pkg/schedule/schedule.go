@@ -2,9 +2,9 @@ package schedule
 
 import "time"
 
-// firstRetry is the delay of the retry after a first failure. The delay doubles with each further failure in a row. It is short, because a failed
-// batch leaves the kernel unchanged. The usual causes, such as an interrupted dump or a chain that is still referenced, disappear in a moment.
-// kube-proxy waits for a whole syncPeriod.
+// firstRetry is the delay of the retry after a first failure. The delay doubles with each further failure in a row. It
+// is short, because a failed batch leaves the kernel unchanged. The usual causes, such as an interrupted dump or a
+// chain that is still referenced, disappear in a moment. kube-proxy waits for a whole syncPeriod.
 const firstRetry = 100 * time.Millisecond
 
 // Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
@@ -13,13 +13,15 @@ const firstRetry = 100 * time.Millisecond
 // early requests and retries:
 //
 //   - The first request, and the first one after a quiet time, is due immediately.
-//   - Other requests are due a minimum interval after the end of the last run, so that a storm of requests leads to a few runs.
-//   - An urgent request is due immediately, unless the last run failed. After a failure, it is due as any other request.
-//   - An early request is due immediately, unless the last run failed, or was itself due only because of an early request. So early requests at most
-//     double the number of runs.
-//   - After a failure, a retry is due after 100 ms. The delay doubles with each further failure in a row, up to the longest backoff. A
-//     retry does not wait for the minimum interval, whose purpose is to collect changes. A new request waits for the minimum interval;
-//     if the backoff is longer, the request is due before the retry.
+//   - Other requests are due a minimum interval after the end of the last run, so that a storm of requests leads to a
+//     few runs.
+//   - An urgent request is due immediately, unless the last run failed. After a failure, it is due as any other
+//     request.
+//   - An early request is due immediately, unless the last run failed, or was itself due only because of an early
+//     request. So early requests at most double the number of runs.
+//   - After a failure, a retry is due after 100 ms. The delay doubles with each further failure in a row, up to the
+//     longest backoff. A retry does not wait for the minimum interval, whose purpose is to collect changes. A new
+//     request waits for the minimum interval; if the backoff is longer, the request is due before the retry.
 //   - A run is due without a request when the maximum interval since the end of the last run has passed.
 type Schedule struct {
 	minInterval, maxBackoff, maxInterval time.Duration
@@ -33,9 +35,9 @@ type Schedule struct {
 	backoff time.Duration
 }
 
-// New returns the Schedule of a proxy before its first run. minInterval is the minimum time from the end of a run to the next requested
-// one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, raised to 100 ms). maxInterval is the longest
-// time without a run (kube-proxy: one hour; raised to minInterval).
+// New returns the Schedule of a proxy before its first run. minInterval is the minimum time from the end of a run to
+// the next requested one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, raised to
+// 100 ms). maxInterval is the longest time without a run (kube-proxy: one hour; raised to minInterval).
 func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	return Schedule{
 		minInterval: minInterval,
@@ -49,8 +51,8 @@ func (s *Schedule) Requested() {
 	s.requested = true
 }
 
-// Urgent records a request for a run that must not wait for more changes: the rules may be damaged, or planned work is left. After a failure,
-// it is the same as Requested.
+// Urgent records a request for a run that must not wait for more changes: the rules may be damaged, or planned work is
+// left. After a failure, it is the same as Requested.
 func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
@@ -61,9 +63,9 @@ func (s *Schedule) Early() {
 	s.requested, s.early = true, true
 }
 
-// Next returns the time of the next run, and whether it is due. If it is due, Next forgets all requests so far. The caller must then start it, and
-// report its end with Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller must wait
-// until at or until a request, and call Next again.
+// Next returns the time of the next run, and whether it is due. If it is due, Next forgets all requests so far. The
+// caller must then start it, and report its end with Succeeded or Failed. Requests during the run lead to another run.
+// If it is not due, at is in the future: the caller must wait until at or until a request, and call Next again.
 //
 // Before the first request, nothing is due: at is the maximum interval after now.
 func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
@@ -102,8 +104,8 @@ func (s *Schedule) Succeeded(end time.Time) {
 	s.ended, s.backoff = end, 0
 }
 
-// Failed records the end of a failed run. It returns the time of the retry, which needs no request; a new request may cause an earlier
-// run.
+// Failed records the end of a failed run. It returns the time of the retry, which needs no request; a new request may
+// cause an earlier run.
 func (s *Schedule) Failed(end time.Time) (retryAt time.Time) {
 	s.ended = end
 	s.backoff = min(max(2*s.backoff, firstRetry), s.maxBackoff)

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MostTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of [Tracker.Take] exceeds
-// it. The oldest triggers are kept, because they have the greatest latency.
+// MostTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of
+// [Tracker.Take] exceeds it. The oldest triggers are kept, because they have the greatest latency.
 const MostTriggers = 100
 
 // Trigger is the time of a change of endpoints in the cluster, from the annotation of an EndpointSlice.
@@ -26,8 +26,9 @@ type Dirty struct {
 	Node bool
 	// ServiceCIDRs is true if the cluster's service address ranges changed.
 	ServiceCIDRs bool
-	// Triggers are the times of changes of a Service's endpoints in the cluster (kube-proxy: network_programming_duration_seconds). They are in the
-	// order of the events, at most MostTriggers for each Service.
+	// Triggers are the times of changes of a Service's endpoints in the cluster (kube-proxy:
+	// network_programming_duration_seconds). They are in the order of the events, at most MostTriggers for each
+	// Service.
 	Triggers map[types.NamespacedName][]Trigger
 	// ServiceChanges is the number of Service events, SliceChanges the number of EndpointSlice events.
 	ServiceChanges, SliceChanges int

@@ -10,8 +10,8 @@ type Pending struct {
 	Others bool
 	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is the time of the first mark that waits. If none waits, it is the Since of the marks that were taken last; zero
-	// before the first mark.
+	// Latest is the time of the first mark that waits. If none waits, it is the Since of the marks that were taken
+	// last; zero before the first mark.
 	Latest time.Time
 }
 

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Tracker is a set of dirty names. All methods may be called from any goroutine. The cost of marking does not depend on the size
-// of the set.
+// Tracker is a set of dirty names. All methods may be called from any goroutine. The cost of marking does not depend on
+// the size of the set.
 type Tracker struct {
 	now func() time.Time
 	// since is the time from which triggers count.
@@ -27,8 +27,8 @@ type Tracker struct {
 	others     bool
 }
 
-// New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the downtime of the proxy, not the
-// latency of programming. It reads the clock now only for [Dirty.Since].
+// New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the
+// downtime of the proxy, not the latency of programming. It reads the clock now only for [Dirty.Since].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }
@@ -41,8 +41,8 @@ func (t *Tracker) MarkService(name types.NamespacedName) {
 	})
 }
 
-// MarkSlice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of that change in
-// the cluster; zero means unknown.
+// MarkSlice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of
+// that change in the cluster; zero means unknown.
 func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
 	t.mark(func(d *Dirty) {
 		t.addService(service)
@@ -63,15 +63,16 @@ func (t *Tracker) MarkServiceCIDRs() {
 	t.mark(func(d *Dirty) { d.ServiceCIDRs = true })
 }
 
-// Together runs f. [Tracker.Take] takes all marks of f or none. Other goroutines may mark meanwhile. f must not call Take.
+// Together runs f. [Tracker.Take] takes all marks of f or none. Other goroutines may mark meanwhile. f must not call
+// Take.
 func (t *Tracker) Together(f func()) {
 	t.together.Lock()
 	defer t.together.Unlock()
 	f()
 }
 
-// Ready returns a channel of capacity one. It has a value after a mark. The value stays after a [Tracker.Take], so the set may be empty
-// when the value is received.
+// Ready returns a channel of capacity one. It has a value after a mark. The value stays after a [Tracker.Take], so the
+// set may be empty when the value is received.
 func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
 }

@@ -16,8 +16,8 @@ type Config struct {
 	Folder string
 	// NodeName is the name of this Node.
 	NodeName string
-	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, the source selects Services
-	// without the label.
+	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, the
+	// source selects Services without the label.
 	ServiceProxyName string
 	// Zones stores the zones of endpoints, too.
 	Zones bool
@@ -25,8 +25,8 @@ type Config struct {
 	Limits model.Limits
 	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
-	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
-	// regular end of a watch is not a failure.
+	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the
+	// error. The regular end of a watch is not a failure.
 	Failed func(resource string, err error)
 	// Succeeded, if not nil, is called from any goroutine each time the API server has accepted a watch of a resource.
 	Succeeded func(resource string)

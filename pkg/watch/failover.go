@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// servers is a transport that sends each request to the API server in use. After a failure of this server, the next server is in
-// use. Other Kubernetes clients support only one address (kubernetes/kubernetes#18174).
+// servers is a transport that sends each request to the API server in use. After a failure of this server, the next
+// server is in use. Other Kubernetes clients support only one address (kubernetes/kubernetes#18174).
 type servers struct {
 	http.RoundTripper
 	// all are the hosts of all servers, in the order of their use.
@@ -47,9 +47,11 @@ func Failover(cfg *rest.Config, others []string, logger klog.Logger) (current fu
 		case err != nil:
 			return nil, err
 		case u.User != nil:
-			return nil, errors.New("only the first address of an API server may hold a user and a password; they are sent to all servers")
+			return nil, errors.New("only the first address of an API server may hold a user and a password; " +
+				"they are sent to all servers")
 		case u.Scheme != first.Scheme || u.Path != first.Path || p != path:
-			return nil, fmt.Errorf("the addresses of API servers differ in more than host and port: %s and %s", first.Redacted(), u.Redacted())
+			return nil, fmt.Errorf("the addresses of API servers differ in more than host and port: %s and %s",
+				first.Redacted(), u.Redacted())
 		}
 		s.all = append(s.all, u.Host)
 	}
@@ -70,8 +72,8 @@ func (s *servers) at() string {
 	return s.current
 }
 
-// RoundTrip implements http.RoundTripper. If it cannot connect to a server, it sends a request without a body to the next server. It
-// returns all other failures to client-go, which retries.
+// RoundTrip implements http.RoundTripper. If it cannot connect to a server, it sends a request without a body to the
+// next server. It returns all other failures to client-go, which retries.
 func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 	for tried := 1; ; tried++ {
 		host := s.at()
@@ -91,7 +93,11 @@ func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // unavailable reports whether a status means that an API server, or a load balancer before it, cannot serve now.
 func unavailable(status int) bool {
-	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+	switch status {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
 }
 
 // switchFrom makes the next server the current one, unless another request has done so.

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// Impatient limits the delay that a server can impose on clients (the header Retry-After). It adds a random delay of at most the same length.
-// client-go obeys any delay exactly and without a log line. If an API server announced a maintenance of an hour and ended it early, the program would
-// receive no changes for the rest of the hour. If an overloaded server delayed all nodes by a second, all of them would retry at the same moment.
+// Impatient limits the delay that a server can impose on clients (the header Retry-After). It adds a random delay of at
+// most the same length. client-go obeys any delay exactly and without a log line. If an API server announced a
+// maintenance of an hour and ended it early, the program would receive no changes for the rest of the hour. If an
+// overloaded server delayed all nodes by a second, all of them would retry at the same moment.
 func Impatient(next http.RoundTripper) http.RoundTripper { return impatient{next} }
 
 type impatient struct{ http.RoundTripper }

@@ -25,8 +25,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
-// Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
-// servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read servicecidrs.
+// Informers is the source that reads from the API server. It needs permission to list and watch services,
+// endpointslices, servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read
+// servicecidrs.
 type Informers struct {
 	*Store
 	cfg       Config
@@ -36,7 +37,8 @@ type Informers struct {
 	past      *past
 	// unsaved is true if the last snapshot could not be written.
 	unsaved bool
-	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it is closed from the start.
+	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it
+	// is closed from the start.
 	noServiceCIDRs chan struct{}
 	// synced is closed when objects can be served, and confirmed when the API server has sent or confirmed them.
 	synced, confirmed chan struct{}
@@ -51,9 +53,11 @@ func NewInformers(cfg Config) (*Informers, error) {
 	}
 	t := cfg.transformer()
 	services := access(cfg.Client.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
-	services.list = lister(cfg.Client.Services(metav1.NamespaceAll), converting("Service", t.service, t.report), services.list)
+	services.list = lister(cfg.Client.Services(metav1.NamespaceAll),
+		converting("Service", t.service, t.report), services.list)
 	slices := access(cfg.Client.EndpointSlices(metav1.NamespaceAll), selectSlices)
-	slices.list = lister(cfg.Client.EndpointSlices(metav1.NamespaceAll), converting("EndpointSlice", t.slice, t.report), slices.list)
+	slices.list = lister(cfg.Client.EndpointSlices(metav1.NamespaceAll),
+		converting("EndpointSlice", t.slice, t.report), slices.list)
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
 	nodes := access(cfg.Client.Nodes, selectNode(cfg.NodeName))
@@ -69,7 +73,9 @@ func NewInformers(cfg Config) (*Informers, error) {
 }
 
 // follow adds a follower for objects of one kind. Run starts it.
-func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
+func (i *Informers) follow(
+	cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext,
+) {
 	watched := new(bool)
 	lists := plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (list runtime.Object, err error) {
@@ -107,8 +113,8 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	i.followers = append(i.followers, follower{reflector, watched, cfg.reporting(name, failed), name, into})
 }
 
-// plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes about half of the bytes, and less of
-// the API server's processor time (docs/decisions/0005-speed.md).
+// plainLists lists and watches objects. The reflector uses lists, and no watches that begin with a list: a list takes
+// about half of the bytes, and less of the API server's processor time (docs/decisions/0005-speed.md).
 type plainLists struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported implements an interface of client-go.
@@ -160,8 +166,8 @@ type follower struct {
 	into     *objects
 }
 
-// run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If there was a watch, and the attempt lasted longer
-// than the longest pause, the next pause is the shortest again.
+// run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If there was a watch,
+// and the attempt lasted longer than the longest pause, the next pause is the shortest again.
 func (f follower) run(ctx context.Context) {
 	for next := pauses(); ctx.Err() == nil; {
 		start := time.Now()
@@ -213,27 +219,29 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 			return false
 		}
 	}
-	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables. The first sync would rewrite the tables
-	// and remove the ServiceCIDRs.
+	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables. The first sync would rewrite
+	// the tables and remove the ServiceCIDRs.
 	late := time.NewTimer(serviceCIDRsPatience)
 	defer late.Stop()
 	select {
 	case <-i.serviceCIDRs.read:
 	case <-i.noServiceCIDRs:
 	case <-late.C:
-		klog.FromContext(ctx).Info("Continuing without ServiceCIDRs, which cannot be read yet", "waited", serviceCIDRsPatience)
+		klog.FromContext(ctx).Info("Continuing without ServiceCIDRs, which cannot be read yet",
+			"waited", serviceCIDRsPatience)
 	case <-ctx.Done():
 		return false
 	}
 	return true
 }
 
-// serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not refuse them.
+// serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not
+// refuse them.
 const serviceCIDRsPatience = 10 * time.Second
 
-// Loaded returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been read and marked.
-// The source also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to them. Older API servers do not
-// have ServiceCIDRs.
+// Loaded returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been
+// read and marked. The source also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to
+// them. Older API servers do not have ServiceCIDRs.
 func (i *Informers) Loaded() <-chan struct{} {
 	return i.synced
 }
@@ -249,8 +257,9 @@ func selectServices(proxyName string) func(*metav1.ListOptions) {
 	}
 }
 
-// selectSlices selects the EndpointSlices of all Services but headless ones. The labels of a slice do not show the proxy of its Service. A
-// controller copies the Service's labels some time later, and no controller copies them to EndpointSlices of Services without a selector.
+// selectSlices selects the EndpointSlices of all Services but headless ones. The labels of a slice do not show the
+// proxy of its Service. A controller copies the Service's labels some time later, and no controller copies them to
+// EndpointSlices of Services without a selector.
 func selectSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + labelHeadless
 }
@@ -261,8 +270,8 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first refusal at the default level and closes refused. It logs all other errors and regular ends of
-// watches at a debug level. A temporary failure is not a refusal: ServiceCIDRs may exist.
+// tolerateError logs the first refusal at the default level and closes refused. It logs all other errors and regular
+// ends of watches at a debug level. A temporary failure is not a refusal: ServiceCIDRs may exist.
 func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	var reported atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
@@ -281,9 +290,11 @@ func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
 
-// reporting returns a handler that calls Failed for an error, except the regular end of a watch, and then another handler. link logs refused
-// connections.
-func (c *Config) reporting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
+// reporting returns a handler that calls Failed for an error, except the regular end of a watch, and then another
+// handler. link logs refused connections.
+func (c *Config) reporting(
+	resource string, then cache.WatchErrorHandlerWithContext,
+) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {
 			c.reportFailure(resource, err)
@@ -308,5 +319,6 @@ func (c *Config) reportSuccess(resource string) {
 
 // isEnd reports whether an error is a regular end of a watch.
 func isEnd(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }

@@ -18,7 +18,8 @@ type Kind struct {
 
 // Kinds returns the kinds of the objects in the store.
 func (s *Store) Kinds() (services, slices, nodes, serviceCIDRs Kind) {
-	return Kind{"Service", s.services}, Kind{"EndpointSlice", s.slices}, Kind{"Node", s.nodes}, Kind{"ServiceCIDR", s.serviceCIDRs}
+	return Kind{"Service", s.services}, Kind{"EndpointSlice", s.slices},
+		Kind{"Node", s.nodes}, Kind{"ServiceCIDR", s.serviceCIDRs}
 }
 
 // Encode returns the stored form of a decoded object of any kind.

@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// link is the connection to the API server. It logs once when the API server does not answer, and once when it answers again:
-// client-go does not log refused connections.
+// link is the connection to the API server. It logs once when the API server does not answer, and once when it answers
+// again: client-go does not log refused connections.
 type link struct {
 	mu   sync.Mutex
 	lost time.Time // zero while the API server answers
@@ -57,8 +57,8 @@ func isSilent(err error) bool {
 	return utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
 }
 
-// pauses returns the pauses between retries while the API server fails. client-go's informers back off to one minute, so changes
-// could stay unseen for a minute after an outage. The kubelet's intervals are similar to these.
+// pauses returns the pauses between retries while the API server fails. client-go's informers back off to one minute,
+// so changes could stay unseen for a minute after an outage. The kubelet's intervals are similar to these.
 func pauses() wait.Backoff {
 	return wait.Backoff{Duration: 800 * time.Millisecond, Cap: 5 * time.Second, Steps: 8, Factor: 2, Jitter: 1}
 }

@@ -182,7 +182,9 @@ func (m *messageReader) next() bool {
 		return false
 	}
 	tag, size := m.varint(), m.varint()
-	if m.number, m.size = int(tag>>3), int(size); m.err == nil && (protowire.Type(tag&7) != protowire.BytesType || m.size < 0 || m.left >= 0 && m.size > m.left) {
+	m.number, m.size = int(tag>>3), int(size)
+	tooLarge := m.size < 0 || m.left >= 0 && m.size > m.left
+	if m.err == nil && (tooLarge || protowire.Type(tag&7) != protowire.BytesType) {
 		m.err = errWire
 	}
 	if m.left > 0 {

@@ -27,7 +27,8 @@ func (m marker) service(before, after *object) {
 	m.tracker.MarkService(existing(before, after).NamespacedName)
 }
 
-// slice marks both Services if a slice moves from one Service to another. (kube-proxy keeps the endpoints in both Services.)
+// slice marks both Services if a slice moves from one Service to another. (kube-proxy keeps the endpoints in both
+// Services.)
 func (m marker) slice(before, after *object) {
 	if same(before, after) {
 		return

@@ -23,7 +23,9 @@ func (s *Store) Report(p model.Problem) { s.report(p) }
 
 // NewStore returns an empty store, which marks changes of its objects, and reports unreadable objects.
 func NewStore(cfg Config) *Store {
-	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), besideProxy: cfg.ServiceProxyName != ""}
+	mark := marker{
+		nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), besideProxy: cfg.ServiceProxyName != "",
+	}
 	transform := cfg.transformer().transform
 	return &Store{
 		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 )
 
-// StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only when the node's
-// rules are complete.
+// StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only when
+// the node's rules are complete.
 type StartupTaint struct {
 	Client *kubeapi.Client
 	// Key is the key of the taint. Its value and effect do not matter.
@@ -29,8 +29,8 @@ type StartupTaint struct {
 	Synced <-chan struct{}
 }
 
-// Run removes the taint whenever the Node has it, until the context ends: a Node that is deleted and registered again has the taint
-// again.
+// Run removes the taint whenever the Node has it, until the context ends: a Node that is deleted and registered again
+// has the taint again.
 func (s *StartupTaint) Run(ctx context.Context) error {
 	select {
 	case <-s.Synced:
@@ -46,7 +46,8 @@ func (s *StartupTaint) Run(ctx context.Context) error {
 		case err != nil:
 			pause = min(2*pause, longest)
 			next = wait.Jitter(pause, 1)
-			logger.Error(err, "Cannot remove the taint from this Node; pods without a toleration are not scheduled to it", "taint", s.Key, "retry", next)
+			logger.Error(err, "Cannot remove the taint from this Node; pods without a toleration are not scheduled to it",
+				"taint", s.Key, "retry", next)
 		case removed:
 			pause = soon
 			logger.Info("Removed the taint from this Node: its Services are programmed", "taint", s.Key)
@@ -66,8 +67,8 @@ type operation struct {
 	Value *corev1.Taint `json:"value,omitempty"`
 }
 
-// remove removes the taint and reports whether it did. If the taint has moved in the list meanwhile, the API server rejects the patch,
-// and the next attempt uses the new list.
+// remove removes the taint and reports whether it did. If the taint has moved in the list meanwhile, the API server
+// rejects the patch, and the next attempt uses the new list.
 func (s *StartupTaint) remove(ctx context.Context) (removed bool, err error) {
 	node := s.Node()
 	if node == nil {
@@ -85,7 +86,8 @@ func (s *StartupTaint) remove(ctx context.Context) (removed bool, err error) {
 	const patience = 10 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err = s.Client.Nodes.Patch(ctx, node.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "kube-nftproxy"})
+	options := metav1.PatchOptions{FieldManager: "kube-nftproxy"}
+	_, err = s.Client.Nodes.Patch(ctx, node.Name, types.JSONPatchType, patch, options)
 	if apierrors.IsForbidden(err) {
 		err = fmt.Errorf("%w: apply deploy/startup-taint, which permits it", err)
 	}

@@ -144,9 +144,10 @@ func stripService(s *corev1.Service, l *model.Limits) *corev1.Service {
 		},
 	}
 	// An entry without an address is stored, too, because problems contain the index of an entry.
-	out.Status.LoadBalancer.Ingress = some(s.Status.LoadBalancer.Ingress, l.Addresses, func(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
+	stripIngress := func(i corev1.LoadBalancerIngress) corev1.LoadBalancerIngress {
 		return corev1.LoadBalancerIngress{IP: text(i.IP), IPMode: pointed(i.IPMode)}
-	})
+	}
+	out.Status.LoadBalancer.Ingress = some(s.Status.LoadBalancer.Ingress, l.Addresses, stripIngress)
 	return out
 }
 

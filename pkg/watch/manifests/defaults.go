@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// setDefaults sets the API server's defaults in fields that the proxy depends on. It allocates no cluster IPs and no node ports.
+// setDefaults sets the API server's defaults in fields that the proxy depends on. It allocates no cluster IPs and no
+// node ports.
 func setDefaults(item runtime.Object) {
 	switch item := item.(type) {
 	case *corev1.Service:
@@ -58,8 +59,8 @@ func setClusterIPDefaults(spec *corev1.ServiceSpec) {
 	}
 }
 
-// familiesOf returns the families of addresses, or nil if an address is invalid: a shorter list would assign wrong families to the
-// next addresses.
+// familiesOf returns the families of addresses, or nil if an address is invalid: a shorter list would assign wrong
+// families to the next addresses.
 func familiesOf(addresses []string) []corev1.IPFamily {
 	var families []corev1.IPFamily
 	for _, address := range addresses {

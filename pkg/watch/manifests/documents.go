@@ -17,15 +17,15 @@ type document struct {
 	line int
 }
 
-// split returns the documents of a file in UTF-8 that have content. It finds the separators before any document is parsed, so an invalid
-// document cannot hide the next one.
+// split returns the documents of a file in UTF-8 that have content. It finds the separators before any document is
+// parsed, so an invalid document cannot hide the next one.
 func split(content []byte) []document {
 	return cut(content, 1, func(line, _ []byte) (skip int, found bool) { return len("---"), isSeparator(line) })
 }
 
-// resplit splits a text that cannot be parsed because the separator between two documents is missing or misspelt. A new document
-// starts after a misspelt separator, at a line that begins with a brace, and at a line with the field apiVersion or kind if the
-// current document already has this field.
+// resplit splits a text that cannot be parsed because the separator between two documents is missing or misspelt. A new
+// document starts after a misspelt separator, at a line that begins with a brace, and at a line with the field
+// apiVersion or kind if the current document already has this field.
 func resplit(d document) []document {
 	seen := map[string]bool{}
 	return cut(d.text, d.line, func(line, rest []byte) (skip int, found bool) {
@@ -68,8 +68,8 @@ func isSeparator(line []byte) bool {
 	return found && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// cut splits a text before each line for which begins returns true. It drops the first skip bytes of this line. number is the line
-// number of the start of the text.
+// cut splits a text before each line for which begins returns true. It drops the first skip bytes of this line. number
+// is the line number of the start of the text.
 func cut(text []byte, number int, begins func(line, rest []byte) (skip int, found bool)) (list []document) {
 	start, first := 0, number
 	add := func(end, next int) {
@@ -113,8 +113,8 @@ func (d document) trimmed() document {
 	}
 }
 
-// values returns the content of a document as JSON. A YAML document has one value, and a JSON document may have several. A duplicate
-// field in YAML is an error.
+// values returns the content of a document as JSON. A YAML document has one value, and a JSON document may have
+// several. A duplicate field in YAML is an error.
 func (d document) values() ([]json.RawMessage, error) {
 	if text := bytes.TrimSpace(d.text); len(text) > 0 && text[0] == '{' {
 		list, err := stream(text)

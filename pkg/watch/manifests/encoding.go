@@ -13,8 +13,9 @@ var (
 	errHalved = errors.New("the file has the encoding UTF-16, and ends within a character")
 )
 
-// decode returns a file as UTF-8, without its byte order mark. It recognises the encoding by the first bytes (YAML 1.2, section 5.2): by the byte order mark,
-// or by the zeros of the first character, which is in ASCII. Some tools on Windows write UTF-16.
+// decode returns a file as UTF-8, without its byte order mark. It recognises the encoding by the first bytes (YAML 1.2,
+// section 5.2): by the byte order mark, or by the zeros of the first character, which is in ASCII. Some tools on
+// Windows write UTF-16.
 func decode(content []byte) ([]byte, error) {
 	starts := func(with string) bool { return bytes.HasPrefix(content, []byte(with)) }
 	zeros := func(first, n int) bool {

@@ -31,8 +31,8 @@ func (c content) sum() checksum {
 	return sha256.Sum256(c.data)
 }
 
-// readFolder returns the contents of all manifests in a folder, by path. An error of one file is in its [content]. If this process
-// lacks file descriptors or memory, readFolder returns an error.
+// readFolder returns the contents of all manifests in a folder, by path. An error of one file is in its [content]. If
+// this process lacks file descriptors or memory, readFolder returns an error.
 func readFolder(folder string, read func(path string) ([]byte, error)) (map[string]content, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -22,11 +22,11 @@ import (
 
 // fileBudget limits the cost of one file of manifests.
 type fileBudget struct {
-	// documents, objects and reports are the largest numbers of documents to read, of objects to use, and of problems to report one by
-	// one.
+	// documents, objects and reports are the largest numbers of documents to read, of objects to use, and of problems
+	// to report one by one.
 	documents, objects, reports int
-	// object is the largest size of an object as JSON, in bytes. The API server has the same limit for a request. depth is the
-	// deepest nesting of Lists. text is the largest size of an error message, in bytes.
+	// object is the largest size of an object as JSON, in bytes. The API server has the same limit for a request. depth
+	// is the deepest nesting of Lists. text is the largest size of an error message, in bytes.
 	object, depth, text int
 }
 
@@ -36,7 +36,9 @@ const largestFile = 256 << 20
 // longestName is the limit in bytes of the name and of the namespace of an object. The API server has the same limit.
 const longestName = 253
 
-var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
+var usualBudget = fileBudget{
+	documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500,
+}
 
 // parser reads manifests. The decoder is strict: it reports a misspelt field, like kubectl.
 type parser struct {
@@ -45,7 +47,8 @@ type parser struct {
 }
 
 func newParser() parser {
-	return parser{serializer.NewCodecFactory(kubeapi.Scheme(), serializer.EnableStrict).UniversalDeserializer(), usualBudget}
+	codecs := serializer.NewCodecFactory(kubeapi.Scheme(), serializer.EnableStrict)
+	return parser{codecs.UniversalDeserializer(), usualBudget}
 }
 
 // parsed is the content of a file: its objects in order, with defaults, and its problems.
@@ -61,12 +64,13 @@ type reading struct {
 	parser
 	parsed
 	path string
-	// number and line are those of the current document. more is the number of problems above the limit, which are not listed in
-	// parsed.
+	// number and line are those of the current document. more is the number of problems above the limit, which are not
+	// listed in parsed.
 	number, line, more int
 }
 
-// parse reads all documents of a YAML or JSON file. A document or an item of a List that cannot be read becomes a problem.
+// parse reads all documents of a YAML or JSON file. A document or an item of a List that cannot be read becomes a
+// problem.
 func (p parser) parse(path string, content []byte) parsed {
 	r := &reading{parser: p, path: path}
 	content, err := decode(content)
@@ -82,7 +86,9 @@ func (p parser) parse(path string, content []byte) parsed {
 		r.document(d)
 	}
 	if r.more > 0 {
-		r.problems = append(r.problems, model.Problem{Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more problems", r.more)})
+		r.problems = append(r.problems, model.Problem{
+			Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more problems", r.more),
+		})
 	}
 	return r.parsed
 }
@@ -155,8 +161,8 @@ var used = map[schema.GroupVersionKind]bool{
 	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"):  true,
 }
 
-// typed returns an item of a List with the kind and API version of the List's items. It does not change an item that has its own, or is no
-// object.
+// typed returns an item of a List with the kind and API version of the List's items. It does not change an item that
+// has its own, or is no object.
 func typed(item json.RawMessage, t metav1.TypeMeta) json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(item, &fields) != nil || fields == nil || fields["kind"] != nil || fields["apiVersion"] != nil {
@@ -221,7 +227,9 @@ func (r *reading) complain(field, reason string) {
 		reason = strings.ToValidUTF8(reason[:r.text], "") + "…"
 	}
 	reason = fmt.Sprintf("document %d, line %d: %s", r.number, r.line, reason)
-	r.problems = append(r.problems, model.Problem{Kind: "File", Name: types.NamespacedName{Name: r.path}, Field: field, Reason: reason})
+	r.problems = append(r.problems, model.Problem{
+		Kind: "File", Name: types.NamespacedName{Name: r.path}, Field: field, Reason: reason,
+	})
 }
 
 func unused(kind string) string {

@@ -23,21 +23,22 @@ import (
 )
 
 const (
-	// quiet is the time without events before a read of the folder: editors and archive tools cause many events for one change.
+	// quiet is the time without events before a read of the folder: editors and archive tools cause many events for one
+	// change.
 	quiet = 50 * time.Millisecond
 	// patience is the longest delay of a read while events continue.
 	patience = time.Second
-	// recheck is the interval of reads without events: changes in the targets of links, and in network file systems, cause no
-	// events.
+	// recheck is the interval of reads without events: changes in the targets of links, and in network file systems,
+	// cause no events.
 	recheck = 30 * time.Second
 	// readPatience is the longest time to read a file. A file that takes longer delays the other files once.
 	readPatience = 10 * time.Second
 )
 
-// Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
-// files with a name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
-// their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not allocate
-// addresses or ports, and does not make EndpointSlices.
+// Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except files with a
+// name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
+// their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not
+// allocate addresses or ports, and does not make EndpointSlices.
 type Source struct {
 	*watch.Store
 	folder  string
@@ -71,7 +72,8 @@ type file struct {
 	sum      checksum // of the last content
 	objects  []fileObject
 	problems []model.Problem
-	// kept are objects of earlier contents. They stay in use while a document is unreadable, because this document may contain them.
+	// kept are objects of earlier contents. They stay in use while a document is unreadable, because this document may
+	// contain them.
 	kept []fileObject
 }
 
@@ -96,8 +98,8 @@ func New(cfg watch.Config) *Source {
 	return m
 }
 
-// Run reads the folder, then follows its changes. It returns nil when the context ends, or an error if the folder cannot be
-// watched or, at the start, cannot be read. Call it once.
+// Run reads the folder, then follows its changes. It returns nil when the context ends, or an error if the folder
+// cannot be watched or, at the start, cannot be read. Call it once.
 func (m *Source) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -121,8 +123,8 @@ func (m *Source) Loaded() <-chan struct{} {
 // Confirmed returns the same channel: a folder needs no confirmation.
 func (m *Source) Confirmed() <-chan struct{} { return m.synced }
 
-// Load reads the folder once and marks changes since the last read. If the folder is not readable, it returns an error and changes
-// nothing. Do not call it during Run or another Load.
+// Load reads the folder once and marks changes since the last read. If the folder is not readable, it returns an error
+// and changes nothing. Do not call it during Run or another Load.
 func (m *Source) Load() error {
 	contents, err := readFolder(m.folder, m.read)
 	if err != nil {
@@ -132,7 +134,8 @@ func (m *Source) Load() error {
 	return nil
 }
 
-// Rejected returns the present problems of the files: documents that cannot be read, and duplicates. Any goroutine may call it.
+// Rejected returns the present problems of the files: documents that cannot be read, and duplicates. Any goroutine may
+// call it.
 func (m *Source) Rejected() []model.Problem {
 	if list := m.rejected.Load(); list != nil {
 		return *list
@@ -168,8 +171,8 @@ func (m *Source) unreadable(err error) error {
 	return fmt.Errorf("read folder of manifests %q (it must exist and be readable): %w", m.folder, err)
 }
 
-// follow reads the folder after each burst of events. It watches only the folder: if a link in the folder gets a new target, as in
-// a mounted ConfigMap, the link itself changes.
+// follow reads the folder after each burst of events. It watches only the folder: if a link in the folder gets a new
+// target, as in a mounted ConfigMap, the link itself changes.
 func (m *Source) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
 	logger := klog.FromContext(ctx)
 	again := time.NewTicker(recheck)
@@ -275,8 +278,8 @@ func fileProblem(path string, err error) model.Problem {
 	}
 }
 
-// publish updates the stores to the content of all files, and marks and reports the differences. It marks all changes of one read
-// together, so that they are in one sync: an address may move from one Service to another.
+// publish updates the stores to the content of all files, and marks and reports the differences. It marks all changes
+// of one read together, so that they are in one sync: an address may move from one Service to another.
 func (m *Source) publish() {
 	objects, problems := m.merge()
 	m.tracker.Together(func() {
@@ -296,8 +299,8 @@ func (m *Source) publish() {
 	m.rejected.Store(&problems)
 }
 
-// merge returns the objects of all files by kind and name. Of duplicates it keeps the one in the first file by name, and within a
-// file the first one. Objects kept from an earlier content have the lowest precedence.
+// merge returns the objects of all files by kind and name. Of duplicates it keeps the one in the first file by name,
+// and within a file the first one. Objects kept from an earlier content have the lowest precedence.
 func (m *Source) merge() ([kindCount]map[types.NamespacedName]*watch.Object, []model.Problem) {
 	var objects [kindCount]map[types.NamespacedName]*watch.Object
 	for k := range objects {
