@@ -72,11 +72,13 @@ func Build(o Objects, node Node, opts Options) *Service {
 // construct returns a builder that has built the Service, or nil.
 func construct(o Objects, node Node, opts Options) *builder {
 	svc := o.Service
-	if !proxied(svc) {
+	// As kube-proxy's ShouldSkipService.
+	if svc == nil || svc.Spec.Type == corev1.ServiceTypeExternalName ||
+		svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone {
 		return nil
 	}
 	b := &builder{
-		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{Starts: opts.Starts},
+		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{},
 		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
 	b.out.TerminateGone = opts.Terminate == TerminateGone
@@ -95,13 +97,6 @@ func construct(o Objects, node Node, opts Options) *builder {
 	b.selectEndpoints()
 	b.out.Problems = b.allProblems()
 	return b
-}
-
-// proxied follows kube-proxy's ShouldSkipService.
-func proxied(svc *corev1.Service) bool {
-	return svc != nil &&
-		svc.Spec.Type != corev1.ServiceTypeExternalName &&
-		svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
 // A builder is the working memory of one Build.
@@ -126,6 +121,8 @@ type builder struct {
 	denied               sourceList
 	// direct is true with direct server return.
 	direct bool
+	// weighted is true if an endpoint has a weight above 1.
+	weighted bool
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
 	deniesBalancers, closesBalancers bool
 
@@ -484,7 +481,9 @@ func (b *builder) setPorts(ports []port) {
 			}
 			b.out.Ports = append(b.out.Ports, sp)
 		}
-		b.out.Ports = append(b.out.Ports, b.rangedPorts(b.out.Ports[first], ranges)...)
+		if len(ranges) > 0 {
+			b.out.Ports = append(b.out.Ports, b.rangedPorts(b.out.Ports[first], ranges)...)
+		}
 	}
 }
 

@@ -249,6 +249,7 @@ func (r *sliceReader) add(targets []target, keep int) {
 	list := make([]endpoint, len(r.s.Endpoints))
 	for i := range r.s.Endpoints {
 		list[i] = r.b.node.endpoint(r.s, &r.s.Endpoints[i])
+		r.b.weighted = r.b.weighted || list[i].weight != 1
 	}
 	list, _ = best(list, keep)
 	for _, t := range targets {

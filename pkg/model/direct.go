@@ -77,7 +77,7 @@ func (b *builder) preventsDirect() string {
 // port that prevents direct server return, or "".
 func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 	switch {
-	case !b.direct || !slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.MayBeDirect() }):
+	case !slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.MayBeDirect() }):
 		return ""
 	case sp.Protocol == inet.SCTP:
 		return "SCTP"

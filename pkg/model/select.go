@@ -20,7 +20,7 @@ type selection struct {
 
 // selectEndpoints selects the endpoints of each service port, and counts those on this node.
 func (b *builder) selectEndpoints() {
-	if random := b.applySlotLimit(); random {
+	if hasTables := b.method.Key != balance.Chance || b.weighted || b.slow > 0; hasTables && b.applySlotLimit() {
 		for _, sp := range b.out.Ports {
 			sp.Method = balance.Method{}
 		}
@@ -30,7 +30,9 @@ func (b *builder) selectEndpoints() {
 			}
 		}
 	}
-	b.setStarts()
+	if b.slow > 0 {
+		b.setStarts()
+	}
 	most, excess, ports, prevents := b.limits.PortEndpoints, 0, 0, ""
 	for i, sp := range b.out.Ports {
 		g := b.groupOf(i)
@@ -45,8 +47,10 @@ func (b *builder) selectEndpoints() {
 			s.withoutPorts()
 		}
 		sp.choose(&s, b.slow > 0)
-		if reason := b.locate(sp, &s); reason != "" && prevents == "" {
-			prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
+		if b.direct {
+			if reason := b.locate(sp, &s); reason != "" && prevents == "" {
+				prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
+			}
 		}
 		b.selections = append(b.selections, s)
 	}
@@ -59,7 +63,9 @@ func (b *builder) selectEndpoints() {
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.countLocal()
-	b.setListed()
+	if b.out.TerminateGone {
+		b.setListed()
+	}
 }
 
 // choose selects the endpoints of a service port. It follows kube-proxy's CategorizeEndpoints: ready endpoints, or if

@@ -82,10 +82,7 @@ func StartsOf(list []Share) *Starts {
 
 // setStarts sets the starting endpoints, and the part of its weight that each of them does not have yet.
 func (b *builder) setStarts() {
-	if b.slow == 0 {
-		b.out.Starts = nil
-		return
-	}
+	b.out.Starts = b.opts.Starts
 	if b.opts.Now != nil {
 		b.observe(*b.opts.Now)
 	}

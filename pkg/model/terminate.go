@@ -30,9 +30,6 @@ func ParseTermination(text string) (Termination, error) {
 // setListed sets Service.Listed. If a limit skips endpoints, an endpoint that is not in the list may still be in a
 // slice. The program then terminates no connections of the Service.
 func (b *builder) setListed() {
-	if !b.out.TerminateGone {
-		return
-	}
 	if slices.ContainsFunc(b.unlimited, func(p Problem) bool { return p.Limit == limitSlices || p.Limit == limitPairs }) {
 		b.out.TerminateGone = false
 		return
