@@ -303,7 +303,7 @@ type liveEvent struct {
 	To   string `json:"to,omitempty"`
 }
 
-// quiet is the time without events after which the trace of a packet is complete.
+// quiet is the time without events of a packet after which its trace is complete.
 const quiet = 300 * time.Millisecond
 
 // followLive waits for a packet, and prints its events.
@@ -364,33 +364,18 @@ type liveView struct {
 	Stopped  bool        `json:"stopped"`
 }
 
-// firstPacket returns the events of the first packet that arrives, or none after the timeout.
-func firstPacket(t *read.Tracer, timeout time.Duration) (list []read.TraceEvent, err error) {
-	deadline := time.Now().Add(timeout)
-	for len(list) == 0 {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return nil, nil
-		}
-		if list, err = t.Next(left); err != nil {
-			return nil, err
-		}
-	}
-	id := list[0].ID
-	for {
-		more, err := t.Next(quiet)
+// firstPacket returns the events of the first packet that arrives, or none after the timeout. Other packets may follow without a
+// pause, so only events of the first one delay the end.
+func firstPacket(t *read.Tracer, timeout time.Duration) (own []read.TraceEvent, err error) {
+	for deadline := time.Now().Add(timeout); time.Until(deadline) > 0; {
+		events, err := t.Next(time.Until(deadline))
 		if err != nil {
 			return nil, err
 		}
-		if len(more) == 0 {
-			break
-		}
-		list = append(list, more...)
-	}
-	var own []read.TraceEvent
-	for _, e := range list {
-		if e.ID == id {
-			own = append(own, e)
+		for _, e := range events {
+			if len(own) == 0 || e.ID == own[0].ID {
+				own, deadline = append(own, e), time.Now().Add(quiet)
+			}
 		}
 	}
 	return own, nil

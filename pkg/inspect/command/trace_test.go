@@ -2,14 +2,17 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -348,6 +351,40 @@ func TestTraceLive(t *testing.T) {
 		t.Errorf("without a packet: error %v, output %q", err, out)
 	}
 	awaitTable(t, l, false)
+}
+
+// TestTraceLiveUnderLoad: packets that follow without a pause do not delay the end of the command.
+func TestTraceLiveUnderLoad(t *testing.T) {
+	l := newTracedLab(t)
+	if _, err := l.Pods[0].Serve(inet.TCP, 8080); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer func() { stop(); clients.Wait() }()
+	for range 4 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				l.Pods[1].Probe(ctx, inet.TCP, netip.MustParseAddrPort("10.96.0.11:80"), lab.Options{})
+			}
+		})
+	}
+	done := make(chan error, 1)
+	go func() {
+		out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=10s")
+		if want := "10.244.0.10:8080 answered.\n"; err == nil && !strings.HasSuffix(out, want) {
+			err = fmt.Errorf("output that does not end with %q:\n%s", want, out)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		lab.Must(t, err)
+	case <-time.After(lab.Patience):
+		t.Error("the command follows other packets, and does not end")
+		stop()
+		<-done
+	}
 }
 
 // TestTraceLiveNamesTheRoute: the kernel drops a translated packet when it routes it, and the output has the reason.
