@@ -19,9 +19,8 @@ release: ## build the files of a release in bin/release/VERSION; VERSION=vX.Y.Z;
 release-verify: ## verify the files of a release in bin/release/VERSION; VERSION=vX.Y.Z; PUBLIC_KEY=file: also the signature
 	VERSION='$(VERSION)' PUBLIC_KEY='$(PUBLIC_KEY)' hack/release-verify.sh
 
-demo: ## demonstrate the program in network namespaces, in two minutes (root); API=1: with a real kube-apiserver
-	hack/deps.sh
-	API='$(API)' hack/demo.sh
+demo: ## demonstrate the program in network namespaces, in a minute (root); API=1: with a real kube-apiserver; KEEP=1: and a prompt on the node
+	API='$(API)' KEEP='$(KEEP)' hack/demo.sh
 
 test: ## all lanes that CI runs: lint, house, unit, race, netns, hostile, e2e, ratios (root)
 	hack/test.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the programs of the demo if their sources have changed, and runs the demo. It needs root, for network namespaces, and
-# Go. If nft is installed, it prints a part of the rules. Usage: [API=1] hack/demo.sh     (API: with a real kube-apiserver)
+# Builds the programs of the demo if their sources have changed, and runs the demo. It needs root, for network namespaces, and Go.
+# Usage: [API=1] [KEEP=1] hack/demo.sh     (API: with a real kube-apiserver; KEEP: a prompt on the node at the end)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -10,19 +10,18 @@ fail() {
   exit 1
 }
 
+# on reports whether a variable is set to anything but 0.
+on() { [ -n "$1" ] && [ "$1" != 0 ]; }
+
 [ "$(id -u)" -eq 0 ] || fail "the demo creates network namespaces; run it as root: sudo make demo"
-command -v go >/dev/null || fail "go is not installed; see https://go.dev/doc/install"
-flags=()
-echo "demo: building bin/kube-nftproxy (the first build takes a minute, later ones a second)"
+flags=() needs=("nft nftables") kubernetes=(kube-proxy)
+if on "${API:-}"; then
+  flags+=(-api) needs+=("ip iproute2") kubernetes+=(etcd kube-apiserver)
+fi
+if on "${KEEP:-}"; then flags+=(-keep); fi
+hack/deps.sh --only "${needs[@]}"
+echo "demo: building programs (the first build takes minutes, later ones a second)"
 hack/build.sh
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o bin/demo ./test/demo
-case ${API:-} in
-'' | 0) ;;
-*)
-  command -v ip >/dev/null || fail "ip is not installed; hack/deps.sh installs it"
-  echo "demo: building etcd and kube-apiserver (the first build takes minutes, later ones a second)"
-  hack/kubernetes.sh etcd kube-apiserver
-  flags+=(-api)
-  ;;
-esac
+hack/kubernetes.sh "${kubernetes[@]}"
 exec bin/demo "${flags[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing programs that the demo and the tests need, with apt-get, on Debian 12 or newer. It does nothing
-# if none is missing. Go must be installed. Usage: hack/deps.sh ["PROGRAM PACKAGE" ...], for more programs
+# Installs missing programs that the tests need, with apt-get, on Debian 12 or newer. It does nothing if none is missing. Go must be
+# installed. Usage: hack/deps.sh [--only] ["PROGRAM PACKAGE" ...]     (these programs also, or only these)
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -11,12 +11,17 @@ fail() {
 
 command -v go >/dev/null || fail "go is not installed; see https://go.dev/doc/install"
 
-# Which program comes with which package. gcc is for the race detector.
 missing=()
-while read -r program package; do
-  [ -n "$program" ] || continue
-  command -v "$program" >/dev/null || missing+=("$package")
-done <<LIST
+# need adds the package of a program, if the program is missing.
+need() { # program, package
+  command -v "$1" >/dev/null || missing+=("$2")
+}
+
+if [ "${1:-}" = --only ]; then
+  shift
+else
+  # gcc is for the race detector.
+  while read -r program package; do need "$program" "$package"; done <<LIST
 nft       nftables
 ip        iproute2
 conntrack conntrack
@@ -31,10 +36,11 @@ ipset     ipset
 ipvsadm   ipvsadm
 gcc       gcc
 rpm       rpm
-$([ $# -eq 0 ] || printf '%s\n' "$@")
 LIST
-[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
-[ -e /etc/protocols ] || missing+=(netbase) # by which nft knows tcp
+  [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+  [ -e /etc/protocols ] || missing+=(netbase) # by which nft knows tcp
+fi
+for both in "$@"; do need "${both% *}" "${both#* }"; done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 install="apt-get install --yes --no-install-recommends ${missing[*]}"

@@ -33,12 +33,13 @@ const (
 
 // demo is all that a run of the demo has; the zero value of the parts is "not there yet".
 type demo struct {
-	api                 bool
+	api, keep           bool
 	program, kubernetes string
 
 	out      *printer
 	started  time.Time
 	requests int
+	steps    int
 
 	scratch string
 	lab     *lab.Lab
@@ -61,20 +62,22 @@ func (d *demo) show(ctx context.Context) error {
 		title string
 		run   func(context.Context) error
 	}{
-		{"A cluster IP, asked by a pod", d.clusterIP},
-		{"A node port, asked from outside of the cluster", d.nodePort},
+		{"A pod uses a cluster IP", d.clusterIP},
+		{"An external client uses a node port", d.nodePort},
 		{"The same Service by IPv6", d.ipv6},
-		{"An endpoint goes away, while requests keep coming", d.removal},
-		{"Session affinity: a client stays where it is", d.affinity},
-		{"A Service without endpoints refuses at once", d.refusal},
-		{"kill -9: connections go on, and the next start changes nothing", d.restart},
-		{"What the kernel holds", d.listing},
+		{"An endpoint is removed under load", d.removal},
+		{"Session affinity: a client keeps its endpoint", d.affinity},
+		{"A Service without endpoints: refused at once. Why?", d.refusal},
+		{"A firewall drops packets to a Service. Which rule?", d.firewall},
+		{"10,000 Services: a change, kill -9 and the next start", d.many},
+		{"Replace a real kube-proxy under load", d.replacement},
 	}
 	for i, s := range steps {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		d.out.step(i+1, s.title)
+		d.steps = i + 1
+		d.out.step(d.steps, s.title)
 		if err := s.run(ctx); err != nil {
 			return err
 		}
@@ -84,8 +87,10 @@ func (d *demo) show(ctx context.Context) error {
 
 // prepare makes the network, fills the source and starts the daemon.
 func (d *demo) prepare(ctx context.Context) (err error) {
-	if _, err := os.Stat(d.program); err != nil {
-		return fmt.Errorf("find the daemon (hack/demo.sh builds it): %w", err)
+	for _, program := range []string{d.program, filepath.Join(d.kubernetes, "kube-proxy")} {
+		if _, err := os.Stat(program); err != nil {
+			return fmt.Errorf("find a program (hack/demo.sh builds it): %w", err)
+		}
 	}
 	if d.scratch, err = os.MkdirTemp("", "kube-nftproxy-demo-"); err != nil {
 		return fmt.Errorf("make scratch folder: %w", err)
@@ -131,11 +136,11 @@ func (d *demo) network() (err error) {
 		}
 	}
 	roles := map[*lab.Host]string{
-		d.lab.Node: "the node, with kube-nftproxy", d.lab.Client: "outside of the cluster",
-		d.asker: "a pod that asks", d.asker2: "another one that asks",
+		d.lab.Node: "the node, with kube-nftproxy", d.lab.Client: "a client outside of the cluster",
+		d.asker: "a client", d.asker2: "another client",
 	}
 	for _, h := range d.endpoints {
-		roles[h] = "serves web and cart"
+		roles[h] = "an endpoint of web and cart"
 	}
 	roles[d.lab.Remotes[0]] += ", on another node"
 	d.out.line("")
@@ -157,7 +162,7 @@ func (d *demo) openSource(ctx context.Context) (err error) {
 		d.source = a
 		return nil
 	}
-	f, err := newFolder(d.scratch, d.out)
+	f, err := newFolder(d.scratch, "FOLDER", d.out)
 	d.source = f
 	return err
 }
@@ -165,7 +170,7 @@ func (d *demo) openSource(ctx context.Context) (err error) {
 // command is the daemon's command line as the story shows it, and as it is run.
 func (d *demo) command() (shown string, args []string) {
 	args = append(d.source.flags(), "--hostname-override", "node-1", "--proxy-mode", "nftables",
-		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2")
+		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket", d.socket(), "-v", "2")
 	shown = "kube-nftproxy --manifests $FOLDER --hostname-override node-1 \\"
 	if d.api {
 		shown = "kube-nftproxy --kubeconfig $KUBECONFIG --hostname-override node-1 \\"
@@ -185,7 +190,7 @@ func (d *demo) log() string { return filepath.Join(d.scratch, "kube-nftproxy.log
 // begin starts the daemon and waits until its first rules are in force.
 func (d *demo) begin(ctx context.Context) error {
 	if !d.api {
-		d.out.note("$FOLDER holds test/demo/manifests: the Node, Services web, cart and empty, EndpointSlices.")
+		d.out.note("$FOLDER has the files of test/demo/manifests: a Node, the Services web, cart and empty, EndpointSlices.")
 	}
 	shown, _ := d.command()
 	d.out.command(shown)
@@ -201,7 +206,7 @@ func (d *demo) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.out.ok(fmt.Sprintf("Serving %s after its start, by %s of %s, committed in %s.", millis(took),
+	d.out.ok(fmt.Sprintf("The node serves the Services %s after the start: %s with %s, committed in %s.", millis(took),
 		batches(m.batches()), plural(m.elements(), "element"), millis(m.kernel())))
 	return nil
 }
@@ -218,14 +223,7 @@ func (d *demo) ready(ctx context.Context) error {
 	if m.full() == 0 {
 		return errors.New("no rules yet")
 	}
-	for _, a := range []lab.Answer{
-		d.asker.Probe(ctx, inet.TCP, web4, lab.Options{}), d.lab.Client.Probe(ctx, inet.TCP, nodePort, lab.Options{}),
-	} {
-		if a.Outcome != lab.Answered {
-			return fmt.Errorf("web: %s", a)
-		}
-	}
-	return nil
+	return d.answers(ctx)
 }
 
 // close removes everything, in the reverse order. It may be called again.
@@ -287,14 +285,17 @@ func (d *demo) logTail() string {
 // farewell sums up; everything has been removed by now.
 func (d *demo) farewell() {
 	d.out.title("Done")
-	d.out.ok(fmt.Sprintf("%d requests in 8 steps, all as expected, in %.1f s.", d.requests, time.Since(d.started).Seconds()))
+	d.out.ok(fmt.Sprintf("%d requests in %d steps, all as expected, in %.1f s.", d.requests,
+		d.steps, time.Since(d.started).Seconds()))
 	d.out.ok("Namespaces, programs and files of the demo are gone.")
 	d.out.line("")
-	next := "make demo API=1   the same against a real kube-apiserver"
+	next := "make demo API=1    the same with a real kube-apiserver"
 	if d.api {
-		next = "make demo         the same from a folder of manifests, in seconds"
+		next = "make demo          the same from a folder of manifests, in seconds"
 	}
-	for _, s := range []string{next, "make test         everything, with packets, on this machine", "README.md         how to use it in a cluster"} {
+	for _, s := range []string{
+		next, "make demo KEEP=1   the same, and a prompt on the node", "README.md          install kube-nftproxy in a cluster",
+	} {
 		d.out.line("    " + s)
 	}
 	d.out.line("")

@@ -30,7 +30,7 @@ func mustBuild(t *testing.T) programs {
 	if p.demo, err = program.BuildCommand(t.Context(), t.TempDir(), "test/demo"); err != nil {
 		t.Fatal(err)
 	}
-	if p.kubernetes, err = cluster.Build(t.Context(), t.Output()); err != nil {
+	if p.kubernetes, err = cluster.Build(t.Context(), t.Output(), "etcd", "kube-apiserver", "kube-proxy"); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -44,21 +44,36 @@ type performance struct {
 	marker string
 }
 
-// mustStart starts the demo with a temporary folder of its own, and a marker in its environment that all its programs
-// inherit.
+// mustStart starts the demo.
 func mustStart(t *testing.T, p programs, flags ...string) *performance {
 	t.Helper()
-	r := &performance{tmp: t.TempDir()}
+	r := &performance{}
+	r.prepare(t, p, flags...)
+	r.start(t)
+	return r
+}
+
+// prepare gives the demo a temporary folder of its own, and a marker in its environment that all its programs inherit.
+func (r *performance) prepare(t *testing.T, p programs, flags ...string) {
+	t.Helper()
+	var err error
+	if r.tmp, err = os.MkdirTemp("", "demo-test-"); err != nil { // a name of t.TempDir is too long for the folder of a socket
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Must(t, os.RemoveAll(r.tmp)) })
 	r.marker = "DEMO_TEST=" + r.tmp
 	r.cmd = exec.Command(p.demo, append([]string{"-daemon", p.daemon, "-kubernetes", p.kubernetes}, flags...)...)
 	r.cmd.Env = append(os.Environ(), r.marker, "TMPDIR="+r.tmp)
 	r.cmd.Stderr = t.Output()
+}
+
+func (r *performance) start(t *testing.T) {
+	t.Helper()
 	var err error
 	if r.out, err = r.cmd.StdoutPipe(); err != nil {
 		t.Fatal(err)
 	}
 	lab.Must(t, r.cmd.Start())
-	return r
 }
 
 // readUntil copies the output up to a line that contains text, or to the end.
@@ -124,7 +139,7 @@ func TestDemoToTheEnd(t *testing.T) {
 			r := mustStart(t, p, flags...)
 			var out bytes.Buffer
 			lines := bufio.NewReader(r.out)
-			if err := r.readUntil(lines, "requests in 8 steps, all as expected", &out); err != nil {
+			if err := r.readUntil(lines, "requests in 9 steps, all as expected", &out); err != nil {
 				t.Errorf("the story has no happy end: %v", err)
 			}
 			if _, err := io.Copy(&out, lines); err != nil {
@@ -153,6 +168,7 @@ func TestDemoInterrupted(t *testing.T) {
 		{name: "among requests", at: " 1  ", signal: syscall.SIGTERM},
 		{name: "at the change", at: " 4  ", signal: syscall.SIGINT},
 		{name: "while the daemon is dead", at: "$ kill -9", signal: syscall.SIGINT},
+		{name: "while kube-proxy serves", at: "table ip6 kube-proxy", signal: syscall.SIGINT},
 		{name: "with etcd starting", at: "etcd and kube-apiserver start", signal: syscall.SIGINT, flags: []string{"-api"}},
 		{name: "with kube-apiserver starting", at: "etcd healthy", signal: syscall.SIGTERM, flags: []string{"-api"}},
 		{name: "with all started", at: " 2  ", signal: syscall.SIGHUP, flags: []string{"-api"}},
@@ -179,6 +195,27 @@ func TestDemoInterrupted(t *testing.T) {
 			r.expectNothingLeft(t)
 		})
 	}
+}
+
+// TestDemoKeep runs commands at the prompt, on the node and in a pod.
+func TestDemoKeep(t *testing.T) {
+	p := mustBuild(t)
+	r := &performance{}
+	r.prepare(t, p, "-keep")
+	r.cmd.Stdin = strings.NewReader("kube-nftproxy status; pod-2 bash -c 'cat </dev/tcp/10.96.0.10/80'\n")
+	r.start(t)
+	text, err := io.ReadAll(r.out)
+	lab.Must(t, err)
+	if status := r.status(t); status != 0 {
+		t.Errorf("status %d, want 0", status)
+	}
+	_, prompt, _ := strings.Cut(string(text), "The node is yours")
+	for _, want := range []string{"No problem found on this node.\n", " 10.244.0.12:", "all as expected"} {
+		if !strings.Contains(prompt, want) {
+			t.Errorf("the prompt prints no %q:\n%s", want, prompt)
+		}
+	}
+	r.expectNothingLeft(t)
 }
 
 // A reader who has seen enough closes the pipe.

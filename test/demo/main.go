@@ -21,8 +21,9 @@ const (
 func main() {
 	var d demo
 	flag.BoolVar(&d.api, "api", false, "read from a real etcd and kube-apiserver instead of a folder of manifests")
+	flag.BoolVar(&d.keep, "keep", false, "at the end, start a shell on the node")
 	flag.StringVar(&d.program, "daemon", "bin/kube-nftproxy", "the program to show")
-	flag.StringVar(&d.kubernetes, "kubernetes", "bin/kubernetes", "the folder of etcd and kube-apiserver, for -api")
+	flag.StringVar(&d.kubernetes, "kubernetes", "bin/kubernetes", "the folder of kube-proxy, and for -api of etcd and kube-apiserver")
 	flag.Parse()
 	os.Exit(run(&d))
 }
@@ -37,6 +38,9 @@ func run(d *demo) (status int) {
 	d.started = time.Now()
 	defer func() { _ = d.close() }() // in case of a panic
 	err := d.show(ctx)
+	if err == nil && d.keep {
+		err = d.prompt(ctx)
+	}
 	if err != nil && ctx.Err() == nil {
 		d.explain(err)
 	}
@@ -65,7 +69,7 @@ func (d *demo) explain(err error) {
 		d.out.line("       expected  " + m.want)
 		d.out.line("       saw       " + m.got)
 	case errors.Is(err, fs.ErrPermission):
-		d.out.failed("The demo makes network namespaces, for which it has to be root: " + err.Error())
+		d.out.failed("The demo creates network namespaces. Run it as root: " + err.Error())
 		return
 	default:
 		d.out.failed(err.Error())

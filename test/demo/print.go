@@ -66,12 +66,21 @@ func (p *printer) note(s string) { p.line("    " + p.paint(dim, s)) }
 // command writes what a reader would type to do the same.
 func (p *printer) command(s string) { p.line("    " + p.paint(bold, "$ "+s)) }
 
-// indented writes lines as the output of a command, with tabs of eight columns but the first two of four.
-func (p *printer) indented(text string) {
-	for line := range strings.Lines(strings.ReplaceAll(text, "\t", "        ")) {
+// output writes the output of a command. Long lines continue below, indented.
+func (p *printer) output(text string) {
+	const width = 94
+	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
-		depth := len(line) - len(strings.TrimLeft(line, " "))
-		p.line("    " + line[min(8, depth/2):])
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		for utf8.RuneCountInString(line) > width {
+			cut := strings.LastIndex(string([]rune(line)[:width+1]), " ")
+			if cut <= len(indent)+2 {
+				break
+			}
+			p.line("      " + line[:cut])
+			line = indent + "  " + line[cut+1:]
+		}
+		p.line(strings.TrimRight("      "+line, " "))
 	}
 }
 
@@ -125,10 +134,12 @@ func spark(counts []int, largest int) string {
 	return b.String()
 }
 
-// millis tells a duration in milliseconds, with two significant digits where that is less than ten.
+// millis tells a duration in milliseconds, with two significant digits where that is less than ten, and a long one in seconds.
 func millis(d time.Duration) string {
 	ms := d.Seconds() * 1000
 	switch {
+	case ms >= 1000:
+		return fmt.Sprintf("%.1f s", ms/1000)
 	case ms >= 10:
 		return fmt.Sprintf("%.0f ms", ms)
 	case ms >= 1:

@@ -115,7 +115,7 @@ func (d *demo) removal(ctx context.Context) error {
 		return err
 	}
 	n := after.batches() - before.batches()
-	err = d.expect(n > 0, fmt.Sprintf("%s of %s to the kernel, committed in %s.", batches(n),
+	err = d.expect(n > 0, fmt.Sprintf("%s with %s for the kernel, committed in %s.", batches(n),
 		plural(after.elements()-before.elements(), "element"), millis(after.kernel()-before.kernel())), "a batch or more", "none")
 	if err != nil {
 		return err
@@ -152,13 +152,13 @@ func (d *demo) watched(ctx context.Context) (*stream, error) {
 // follows states what the stream showed.
 func (d *demo) follows(ctx context.Context, s *stream) error {
 	took := s.followed(d.moved.Name)
-	after := "the file was replaced"
+	after := "the change of the file"
 	if d.api {
-		after = "the API server had taken the change"
+		after = "the change in the API server"
 	}
-	d.out.ok(fmt.Sprintf("%s after %s, traffic had left %s for good.", millis(max(0, took)), after, d.moved.Name))
+	d.out.ok(fmt.Sprintf("%s after %s, no request reaches %s any more.", millis(max(0, took)), after, d.moved.Name))
 	if !d.api && took > 45*time.Millisecond {
-		d.out.note("  50 ms of it is the quiet that a folder must keep before it is read.")
+		d.out.note("  50 ms of it: the program waits until no file of the folder changes any more.")
 	}
 	lost := s.unanswered()
 	err := d.expect(lost == 0, fmt.Sprintf("None of the %d requests around the change was lost.", len(s.requests)),

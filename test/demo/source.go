@@ -59,11 +59,13 @@ func manifest(name string) ([]byte, error) { return manifests.ReadFile(path.Join
 // folder is a source without an API server: a folder of files.
 type folder struct {
 	dir string
-	out *printer
+	// variable stands for the folder in the output.
+	variable string
+	out      *printer
 }
 
-func newFolder(scratch string, out *printer) (*folder, error) {
-	f := &folder{dir: filepath.Join(scratch, "manifests"), out: out}
+func newFolder(scratch, variable string, out *printer) (*folder, error) {
+	f := &folder{dir: filepath.Join(scratch, strings.ToLower(variable)), variable: variable, out: out}
 	return f, os.Mkdir(f.dir, 0o700)
 }
 
@@ -71,7 +73,7 @@ func (f *folder) flags() []string { return []string{"--manifests", f.dir} }
 
 func (f *folder) apply(_ context.Context, names ...string) (first time.Time, err error) {
 	if len(names) == 1 {
-		f.out.command("cp test/demo/manifests/" + names[0] + " $FOLDER")
+		f.out.command("cp test/demo/manifests/" + names[0] + " $" + f.variable)
 	}
 	for _, name := range names {
 		if err := f.write(name); err != nil {

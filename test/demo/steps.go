@@ -8,8 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -145,7 +143,7 @@ func (d *demo) nodePort(ctx context.Context) error {
 		return err
 	}
 	node := d.lab.Node.IPv4
-	return d.expect(a.sawOnly(node), fmt.Sprintf("The endpoints saw the node's address, %s: masqueraded, so answers return by it.",
+	return d.expect(a.sawOnly(node), fmt.Sprintf("The endpoints saw the node's address, %s, so their replies return through the node.",
 		node), node.String(), a.seen())
 }
 
@@ -201,7 +199,7 @@ func (d *demo) refusal(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return d.reason(ctx)
 }
 
 // connection is an open connection to the endpoint behind Service web's port echo.
@@ -259,12 +257,12 @@ func (d *demo) restart(ctx context.Context) error {
 	}
 	defer c.Close() //nolint:errcheck // it has done its duty
 	d.out.arrow(d.asker.Name, "one connection, kept open", "web "+webEcho.String())
-	if err := d.say(c, "before", fmt.Sprintf("%s holds the other end.", c.server)); err != nil {
+	if err := d.say(c, "before", fmt.Sprintf("%s has the other end.", c.server)); err != nil {
 		return err
 	}
 	d.out.command(fmt.Sprintf("kill -9 %d", d.daemon.Pid()))
 	d.daemon.Kill()
-	if err := d.say(c, "without", "kube-nftproxy is dead; the connection goes on."); err != nil {
+	if err := d.say(c, "without", "Without kube-nftproxy, the connection continues."); err != nil {
 		return err
 	}
 	if err := d.unattended(ctx); err != nil {
@@ -273,7 +271,7 @@ func (d *demo) restart(ctx context.Context) error {
 	if err := d.adoption(ctx); err != nil {
 		return err
 	}
-	return d.say(c, "after", fmt.Sprintf("The connection to %s still goes on.", c.server))
+	return d.say(c, "after", fmt.Sprintf("The connection to %s continues.", c.server))
 }
 
 // unattended shows that the rules need no program.
@@ -287,7 +285,7 @@ func (d *demo) unattended(ctx context.Context) error {
 	for _, h := range d.remaining() {
 		total += a.count[h.Name]
 	}
-	return d.expect(total == some, fmt.Sprintf("%d new connections are spread meanwhile: %s.", some, a), "all answered", a.String())
+	return d.expect(total == some, fmt.Sprintf("New connections are spread as before: %s.", a), "all answered", a.String())
 }
 
 // adoption starts the daemon again, which finds its tables as they should be.
@@ -308,48 +306,8 @@ func (d *demo) adoption(ctx context.Context) error {
 		return err
 	}
 	return d.expect(m.adopted() == 1 && m.batches() == 0,
-		fmt.Sprintf("%s after its start it had found its tables as they should be: adopted, no batch sent.", millis(time.Since(began))),
+		fmt.Sprintf("Ready %s after the start. The tables in the kernel are right, so the program sends nothing.", millis(time.Since(began))),
 		"1 adoption and no batch", fmt.Sprintf("%s and %s", plural(m.adopted(), "adoption"), batches(m.batches())))
-}
-
-// counted is what nft prints of an element's counter.
-var counted = regexp.MustCompile(`counter packets \d+ bytes \d+ `)
-
-// listing shows a part of the rules as nft prints them; without nft there is nothing to see.
-func (d *demo) listing(ctx context.Context) error {
-	nft, err := findNft()
-	if err != nil {
-		d.out.note("nft, which prints rules, is not installed; kube-nftproxy itself does without it.")
-		return nil
-	}
-	d.out.command("nft list map ip kube-nftproxy services")
-	out, err := d.lab.Node.Command(ctx, nft, "list", "map", "ip", "kube-nftproxy", "services").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("list map (%s): %w", strings.TrimSpace(string(out)), err)
-	}
-	d.out.indented(string(out))
-	d.out.line("")
-	d.out.note("One lookup in this map sorts a packet, however many Services there are. The upper bits of the")
-	d.out.note("result are the number of a service port, the lower ones a class: those of two endpoints of a")
-	d.out.note("cluster IP end in 102 or 902, and lead to the chain that draws one of two.")
-	d.out.note("The counters are of new connections: only their first packets come here.")
-	want := fmt.Sprintf("%s . tcp . %d comment \"default/web:http\" : NUMBER|102", web4.Addr(), web4.Port())
-	// Without /etc/protocols nft prints the protocol's number.
-	entry := regexp.MustCompile(fmt.Sprintf(`%s \. (tcp|6) \. %d comment "default/web:http" : 8[0-9a-f]{3}:[0-9a-f]*[19]02\b`,
-		regexp.QuoteMeta(web4.Addr().String()), web4.Port()))
-	found := entry.MatchString(counted.ReplaceAllString(string(out), ""))
-	return d.expect(found, "Service web is there, with the two endpoints that are left.", want,
-		"the listing above")
-}
-
-// findNft looks where root's PATH may not lead.
-func findNft() (string, error) {
-	for _, name := range []string{"nft", "/usr/sbin/nft", "/sbin/nft"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	return "", exec.ErrNotFound
 }
 
 // remaining are the endpoints that stay.
