@@ -13,19 +13,41 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// AddFlags adds the flags: kube-proxy's on Linux, with their names, types and defaults, and the program's own. Only the defaults of the
-// minimum sync periods differ.
+// AddFlags adds the flags of all [Options.FlagSets].
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
-	o.addGeneral(fs)
-	o.addAPI(fs)
-	o.addProxying(fs)
-	o.addSyncing(fs)
-	o.addServers(fs)
-	o.addKernel(fs)
-	o.addIgnored(fs)
-	logsapi.AddFlags(&o.Config.Logging, fs)
+	for _, set := range o.FlagSets().FlagSets {
+		fs.AddFlagSet(set)
+	}
 }
+
+// FlagSets returns the flags in groups: kube-proxy's on Linux, with their names, types and defaults, and the program's own. Only the
+// defaults of the minimum sync periods differ. The flags that the program accepts and ignores are hidden.
+func (o *Options) FlagSets() cliflag.NamedFlagSets {
+	sets := cliflag.NamedFlagSets{NormalizeNameFunc: cliflag.WordSepNormalizeFunc}
+	for _, group := range []struct {
+		name string
+		add  func(*pflag.FlagSet)
+	}{
+		{"general", o.addGeneral},
+		{"API server", o.addAPI},
+		{"Service", o.addServices},
+		{"pod network", o.addPods},
+		{"mode of kube-proxy", o.addMode},
+		{"sync", o.addSyncing},
+		{"server", o.addServers},
+		{"kernel", o.addKernel},
+		{IgnoredFlags, o.addIgnored},
+		{"logging", func(fs *pflag.FlagSet) { logsapi.AddFlags(&o.Config.Logging, fs) }},
+	} {
+		group.add(sets.FlagSet(group.name))
+	}
+	sets.FlagSet(IgnoredFlags).VisitAll(func(f *pflag.Flag) { f.Hidden = true })
+	return sets
+}
+
+// IgnoredFlags is the group of flags that the program accepts and ignores.
+const IgnoredFlags = "ignored"
 
 func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
@@ -54,24 +76,42 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may be sent to the API server at once.")
-	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "Accepted and ignored: the program keeps no second copy of the objects to resync.")
 }
 
-func (o *Options) addProxying(fs *pflag.FlagSet) {
+func (o *Options) addServices(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the addresses on which it serves node ports by default, and only with nftables, packets to unused addresses of a ServiceCIDR are dropped.")
-	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode", "How to recognise traffic of local pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
-	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from other sources is masqueraded.")
-	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "Bridge to which pods are attached, with --detect-local-mode=BridgeInterface.")
-	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
-	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
-	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
+	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections,
+		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has any more. "+
+			"The client's next segment gets a reset. \"off\": none. "+
+			"The annotation kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
+	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: "+
+		"source-ranges, pairs (of endpoints and ports). The program skips the excess of a Service, and reports it with an Event. "+
+		"Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; "+
+		"namespaces share these (docs/sizing.md).")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP only). Default: primary in mode nftables, otherwise all.")
 	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", o.RefuseUnusedPorts, "Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. \"all\": also load-balancer and external IPs, if the packet would leave by the interface by which it arrived. CIDRs: also load-balancer and external IPs in these CIDRs. See docs/vips.md.")
 	fs.BoolVar(&o.DirectReturn, "direct-server-return", o.DirectReturn, "Permit direct server return: a Service with the annotation "+
 		"kube-nftproxy.io/forwarding-mode=dsr gets its packets to load-balancer and external IPs with the client's address, and the endpoint's node "+
 		"sends the replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
 	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing, "Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), \"always\" (all). See docs/vips.md.")
+}
+
+func (o *Options) addPods(fs *pflag.FlagSet) {
+	c := o.Config
+	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from other sources is masqueraded.")
+	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode", "How to recognise traffic of local pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
+	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "Bridge to which pods are attached, with --detect-local-mode=BridgeInterface.")
+	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
+	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
+}
+
+// addMode adds flags that depend on the mode of the kube-proxy that the program replaces.
+func (o *Options) addMode(fs *pflag.FlagSet) {
+	c := o.Config
+	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the addresses on which it serves node ports by default, and only with nftables, packets to unused addresses of a ServiceCIDR are dropped.")
+	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
+	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for it. Others are ignored.")
+	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up keeps: after a start in place of mode ipvs, and with --cleanup.")
 }
 
 func (o *Options) addSyncing(fs *pflag.FlagSet) {
@@ -89,18 +129,10 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz, /livez and /readyz; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: "+
-		"source-ranges, pairs (of endpoints and ports). The program skips the excess of a Service, and reports it with an Event. "+
-		"Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; "+
-		"namespaces share these (docs/sizing.md).")
 	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes "+
 		"16 bytes for each possible CPU of the machine. \"zones\" also counts them by the zone of the endpoint. "+
 		"Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")
 	fs.Lookup("count-connections").NoOptDefVal = "true"
-	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections,
-		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has any more. "+
-			"The client's next segment gets a reset. \"off\": none. "+
-			"The annotation kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")
@@ -129,13 +161,12 @@ func (o *Options) addKernel(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it unchanged.")
 }
 
-// addIgnored adds flags of kube-proxy that the program ignores, except --ipvs-scheduler in mode ipvs and, in clean-up, --ipvs-exclude-cidrs.
+// addIgnored adds flags of kube-proxy that the program ignores.
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
+	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "Accepted and ignored: the program keeps no second copy of the objects to resync.")
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: --nodeport-addresses decides about loopback.")
-	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for it. Others are ignored.")
-	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up keeps: after a start in place of mode ipvs, and with --cleanup.")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, ipvs)
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, ipvs)
@@ -143,7 +174,6 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	// kube-proxy has these two flags up to v1.36.
 	fs.StringVar(&o.ignored.bootID, "boot-id-file", o.ignored.bootID, "Accepted and ignored.")
 	fs.StringVar(&o.ignored.machineID, "machine-id-file", o.ignored.machineID, "Accepted and ignored.")
-	fs.Lookup("boot-id-file").Hidden, fs.Lookup("machine-id-file").Hidden = true, true
 }
 
 // word is a flag for one of a few words. Validation checks it.

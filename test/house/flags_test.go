@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
@@ -19,6 +22,10 @@ var update = flag.Bool("update", false, "rewrite tables in docs, the picture of 
 
 func TestPageHasTheFlagsOfTheProgram(t *testing.T) {
 	checkPart(t, "docs/flags.md", "flags", flagTable(mustHelp(t)))
+	var ignored strings.Builder
+	sets := config.NewOptions().FlagSets()
+	sets.FlagSet(config.IgnoredFlags).VisitAll(func(f *pflag.Flag) { fmt.Fprintf(&ignored, "- `--%s`\n", f.Name) })
+	checkPart(t, "docs/flags.md", "ignored flags", ignored.String())
 }
 
 func TestPageHasTheAnnotations(t *testing.T) {
@@ -71,15 +78,19 @@ func mustSay(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// usage matches a line of the help: name, meaning, default.
-var usage = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
+// usage matches a line of the help: the heading of a group, or name, meaning and default of a flag.
+var usage = regexp.MustCompile(`(?m)^([A-Z][\w ]* flags):$|^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
 
 // flagTable returns a Markdown table of the help.
 func flagTable(help string) string {
 	var b strings.Builder
 	b.WriteString("| Flag | Default | Meaning |\n|---|---|---|\n")
 	for _, m := range usage.FindAllStringSubmatch(help, -1) {
-		name, meaning, value := m[1], strings.ReplaceAll(m[2], "|", `\|`), strings.Trim(m[3], `"[]`)
+		if m[1] != "" {
+			fmt.Fprintf(&b, "| **%s** | | |\n", m[1])
+			continue
+		}
+		name, meaning, value := m[2], strings.ReplaceAll(m[3], "|", `\|`), strings.Trim(m[4], `"[]`)
 		if name == "help" {
 			continue
 		}
@@ -92,12 +103,12 @@ func flagTable(help string) string {
 }
 
 func TestFlagTable(t *testing.T) {
-	help := "Flags:\n" +
+	help := "Pod network flags:\n\n" +
 		"      --cluster-cidr string     Prefixes of pods: a|b.\n" +
 		"  -h, --help                    help for kube-nftproxy\n" +
 		"      --name strings            Names. (default [primary])\n" +
 		"  -v, --v Level                 verbosity\n"
-	want := "| Flag | Default | Meaning |\n|---|---|---|\n" +
+	want := "| Flag | Default | Meaning |\n|---|---|---|\n| **Pod network flags** | | |\n" +
 		"| `--cluster-cidr` |  | Prefixes of pods: a\\|b. |\n" +
 		"| `--name` | `primary` | Names. |\n" +
 		"| `--v` |  | verbosity |\n"

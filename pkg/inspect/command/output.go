@@ -175,6 +175,16 @@ func isTerminal(to io.Writer) bool {
 	return err == nil
 }
 
+// columns returns the width of the terminal, or 0 if the output is no terminal.
+func columns(to io.Writer) int {
+	if isTerminal(to) {
+		if size, err := unix.IoctlGetWinsize(int(to.(*os.File).Fd()), unix.TIOCGWINSZ); err == nil {
+			return int(size.Col)
+		}
+	}
+	return 0
+}
+
 // oneOf is a flag for one of a few words.
 type oneOf struct {
 	to    *string

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/cli"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
@@ -88,6 +90,39 @@ func New(version string, daemon Daemon) *cobra.Command {
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	addCommands(cmd, version)
+	cmd.SilenceUsage = true
 	cmd.SetFlagErrorFunc(usage.FlagError)
+	general := cmd.HelpFunc()
+	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if c == cmd {
+			help(c, o)
+			return
+		}
+		general(c, args)
+	})
 	return cmd
+}
+
+// help prints the commands, and the flags of the daemon in groups.
+func help(cmd *cobra.Command, o *config.Options) {
+	to := cmd.OutOrStdout()
+	fmt.Fprintf(to, "%s\n\nUsage:\n  %s [flags]      run the proxy of this node\n  %[2]s COMMAND      query it\n\nCommands:\n", cmd.Long, cmd.Name())
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() || c.Name() == "help" {
+			fmt.Fprintf(to, "  %-12s%s\n", c.Name(), c.Short)
+		}
+	}
+	sets := o.FlagSets()
+	rest := sets.FlagSet("other")
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		for _, set := range sets.FlagSets {
+			if set.Lookup(f.Name) != nil {
+				return
+			}
+		}
+		rest.AddFlag(f)
+	})
+	sets.Order = slices.DeleteFunc(sets.Order, func(name string) bool { return name == config.IgnoredFlags })
+	cliflag.PrintSections(to, sets, columns(to)) // without a terminal, each flag is one line
+	fmt.Fprintf(to, "\nRun %s COMMAND --help for the flags of a command.\n", cmd.Name())
 }
