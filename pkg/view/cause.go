@@ -40,10 +40,10 @@ func (s *Service) Causes() (list []Cause) {
 		p := &s.Ports[i]
 		for j := range p.Frontends {
 			f := &p.Frontends[j]
-			switch row := &outcome.Rows[outcome.Of(f.DoesReason)]; {
+			switch row := &outcome.Rows[outcome.Of(f.Reason)]; {
 			case !f.wrong():
 			case row.OfAddress:
-				add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
+				add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Message)
 			case p.Why != "":
 				add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
 			default:
@@ -55,7 +55,7 @@ func (s *Service) Causes() (list []Cause) {
 		return list // the reason of the port is also the reason of its unusable endpoints
 	}
 	for i := range s.Unusable {
-		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s", s.Unusable[i].Address, s.Unusable[i].WhyNot)
+		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s", s.Unusable[i].Address, s.Unusable[i].Message)
 	}
 	return list
 }
@@ -63,8 +63,8 @@ func (s *Service) Causes() (list []Cause) {
 // unused returns the result for a new connection, and the reason why the first endpoint is not used.
 func (p *ServicePort) unused(f *Frontend) string {
 	if len(p.Endpoints) == 0 {
-		return f.Does
+		return f.Message
 	}
 	e := &p.Endpoints[0]
-	return fmt.Sprintf("%s (%s; the first, %s: %s)", f.Does, Count(len(p.Endpoints), "endpoint"), e.Address, e.WhyNot)
+	return fmt.Sprintf("%s (%s; the first, %s: %s)", f.Message, Count(len(p.Endpoints), "endpoint"), e.Address, e.Message)
 }

@@ -12,11 +12,11 @@ func TestCauses(t *testing.T) {
 	port := func(why string, endpoints []Endpoint, fronts ...Frontend) Service {
 		return Service{Namespace: "a", Name: "web", Ports: []ServicePort{{Name: "http", Protocol: "tcp", Family: "IPv4", Why: why, Endpoints: endpoints, Frontends: fronts}}}
 	}
-	unready := []Endpoint{{Address: "10.244.0.1:80", WhyNot: "not ready"}, {Address: "10.244.0.2:80", WhyNot: "terminating"}}
-	refused := Frontend{Address: "10.96.0.1:80", Does: "refused", DoesReason: "NoEndpoints"}
-	noNodeAddress := Frontend{Address: "30080", Does: "not served", DoesReason: "NoNodeAddress"}
+	unready := []Endpoint{{Address: "10.244.0.1:80", Message: "not ready"}, {Address: "10.244.0.2:80", Message: "terminating"}}
+	refused := Frontend{Address: "10.96.0.1:80", Message: "refused", Reason: "NoEndpoints"}
+	noNodeAddress := Frontend{Address: "30080", Message: "not served", Reason: "NoNodeAddress"}
 	withOthers := port("no port", nil, refused)
-	withOthers.Unusable = []Endpoint{{Address: "10.244.0.1", WhyNot: "no port"}}
+	withOthers.Unusable = []Endpoint{{Address: "10.244.0.1", Message: "no port"}}
 	var many []Frontend
 	lost := func(port int, to string) Frontend {
 		f := Frontend{Address: fmt.Sprintf("203.0.113.1:%d", port), Endpoints: 1}
@@ -38,7 +38,7 @@ func TestCauses(t *testing.T) {
 		{"no endpoint is ready", port("", unready, refused), []string{"port http: refused (2 endpoints; the first, 10.244.0.1:80: not ready)"}},
 		{"no address serves node ports", port("", unready, noNodeAddress), []string{"30080/TCP: not served"}},
 		{"endpoints without a port", withOthers, []string{"port http: no endpoints: no port"}},
-		{"endpoints that no port uses", Service{Unusable: []Endpoint{{Address: "10.244.0.1", WhyNot: "wrong family"}}}, []string{"endpoint 10.244.0.1: wrong family"}},
+		{"endpoints that no port uses", Service{Unusable: []Endpoint{{Address: "10.244.0.1", Message: "wrong family"}}}, []string{"endpoint 10.244.0.1: wrong family"}},
 		{"a rejected part", Service{Problems: []string{"spec.externalIPs: 0.0.0.0"}}, []string{"spec.externalIPs: 0.0.0.0"}},
 		{"too many", port("", nil, many...), []string{
 			"203.0.113.1:0/TCP: not programmed: already used by a/other", "203.0.113.1:1/TCP: not programmed: already used by a/other", "203.0.113.1:2/TCP: not programmed: already used by a/other",

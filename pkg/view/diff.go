@@ -21,9 +21,14 @@ func (l DiffLine) String() string {
 	return sign + l.Where + ": " + l.Text
 }
 
-// PrintDiff writes a coloured line for each object.
-func PrintDiff(p *Printer, lines []DiffLine) {
-	for _, l := range lines {
+// Diff lists all differences.
+type Diff struct {
+	Differences []DiffLine `json:"differences"`
+}
+
+// Text writes a coloured line for each object.
+func (d *Diff) Text(p *Printer) {
+	for _, l := range d.Differences {
 		style := Bad
 		if l.Wanted {
 			style = Good

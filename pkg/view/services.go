@@ -64,13 +64,14 @@ type ServicePort struct {
 	Frontends      []Frontend `json:"frontends"`
 	Endpoints      []Endpoint `json:"endpoints"`
 	// Why is the reason why the port has no endpoints.
-	Why string `json:"why,omitempty"`
+	Why string `json:"message,omitempty"`
 }
 
 // Frontend is one way to reach a service port.
 type Frontend struct {
-	// Address is an address with a port, or for a node port only the port.
+	// Address is an address with a port, or for a node port only the port. Port is the port as a number.
 	Address string `json:"address"`
+	Port    uint16 `json:"port,omitempty"`
 	// Kind is ClusterIP, ExternalIP, LoadBalancer or NodePort; Policy is Cluster or Local.
 	Kind   string `json:"kind"`
 	Policy string `json:"policy"`
@@ -84,12 +85,12 @@ type Frontend struct {
 	AllowedSources []string `json:"allowedSources,omitempty"`
 	// DeniedSources cannot connect, even if AllowedSources has them.
 	DeniedSources []string `json:"deniedSources,omitempty"`
-	// Does describes the outcome of a new connection, unless the connection reaches an endpoint. DoesReason is the
-	// reason of the outcome. Normal is true if an administrator need not do anything about it. [Frontend.SetOutcome] sets
+	// Message describes the outcome of a new connection, unless the connection reaches an endpoint. Reason is the
+	// reason of the outcome in one word. Normal is true if an administrator need not do anything about it. [Frontend.SetOutcome] sets
 	// them.
-	Does       string `json:"does,omitempty"`
-	DoesReason string `json:"doesReason,omitempty"`
-	Normal     bool   `json:"normal,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+	Normal  bool   `json:"normal,omitempty"`
 	// LostTo names the Service that has this address and port instead. [Frontend.Lose] sets it.
 	LostTo string `json:"lostTo,omitempty"`
 	// FromThisNode is the number of endpoints for this node's pods and processes, if policy Local applies only to other clients.
@@ -119,8 +120,8 @@ type Endpoint struct {
 	// Share is the endpoint's share of new connections in percent. It is 0 unless an algorithm or weights make shares unequal. It applies to policy
 	// Cluster, or to policy Local if policy Cluster has no endpoints.
 	Share float64 `json:"sharePercent,omitempty"`
-	// WhyNot is the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
-	WhyNot string `json:"whyNot,omitempty"`
+	// Message is the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
+	Message string `json:"message,omitempty"`
 	// Tried is the result of a test connection from this node, if the command made one. Fails is true if the connection failed.
 	Tried string `json:"tried,omitempty"`
 	Fails bool   `json:"fails,omitempty"`
@@ -129,13 +130,13 @@ type Endpoint struct {
 // SetOutcome sets the outcome of new connections.
 func (f *Frontend) SetOutcome(c outcome.Code) {
 	row := &outcome.Rows[c]
-	f.Does, f.DoesReason, f.Normal = row.Does, row.Reason, row.Fix == ""
+	f.Message, f.Reason, f.Normal = row.Does, row.Reason, row.Fix == ""
 }
 
 // Lose sets the Service that has this address and port instead.
 func (f *Frontend) Lose(to string) {
 	f.SetOutcome(outcome.Conflict)
-	f.LostTo, f.Does = to, f.Does+" "+to
+	f.LostTo, f.Message = to, f.Message+" "+to
 }
 
 // Chosen reports whether any frontend uses the endpoint.
@@ -323,8 +324,8 @@ func (f *Frontend) failures() string {
 // note returns special properties of a frontend in one line.
 func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	var parts []string
-	if f.Does != "" {
-		parts = append(parts, f.Does)
+	if f.Message != "" {
+		parts = append(parts, f.Message)
 	}
 	if n := f.failures(); n != "" {
 		parts = append(parts, "connections: "+n)
@@ -384,7 +385,7 @@ func (v *Services) Detail(p *Printer) {
 func (v *Services) served() bool {
 	return !slices.ContainsFunc(v.Services, func(s Service) bool {
 		return slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
-			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.DoesReason != "" })
+			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.Reason != "" })
 		})
 	})
 }
@@ -551,7 +552,7 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 		if e.Tried != "" {
 			row = append(row, Cell{e.Tried, map[bool]Style{true: Bad, false: Good}[e.Fails]})
 		}
-		rows = append(rows, append(row, Cell{Text: e.WhyNot, Style: Warn}))
+		rows = append(rows, append(row, Cell{Text: e.Message, Style: Warn}))
 	}
 	return rows
 }

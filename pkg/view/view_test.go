@@ -85,16 +85,16 @@ func sample() *Services {
 			Frontends: []Frontend{
 				{Address: "10.96.0.1:80", Kind: "ClusterIP", Policy: "Cluster", Endpoints: 1, Connections: new(uint64(7))},
 				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1),
-					Does: "dropped", Normal: true,
+					Message: "dropped", Normal: true,
 					Connections: new(uint64(0)), Refused: new(uint64(7)), Dropped: 6, AllowedSources: []string{"a", "b", "c", "d", "e"}},
 			},
 			Endpoints: []Endpoint{
-				{Address: "10.1.1.1:8080", Node: "m", Pod: "web-1", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
-				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, WhyNot: "not ready", Slice: "web-x"},
+				{Address: "10.1.1.1:8080", Node: "m", Pod: "web-1", Conditions: "ready", Cluster: true, Message: "not for policy Local: it isn't here"},
+				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, Message: "not ready", Slice: "web-x"},
 			},
 		}, {
 			Protocol: "udp", Family: "IPv6", MaxConnections: 100, AtMaximum: "refuse", Full: 12, Why: "no pod is ready",
-			Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused"}},
+			Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Message: "refused"}},
 		}},
 	}}}
 }
@@ -167,7 +167,7 @@ func TestWidth(t *testing.T) {
 	for i := range s.Ports[0].Frontends {
 		f := &s.Ports[0].Frontends[i]
 		f.Kind, f.Address = "LoadBalancer", "203.0.113.8:443"
-		f.Does, f.AllowedSources = strings.Repeat("a long reason ", 20), slices.Repeat([]string{"198.51.100.0/24"}, 40)
+		f.Message, f.AllowedSources = strings.Repeat("a long reason ", 20), slices.Repeat([]string{"198.51.100.0/24"}, 40)
 	}
 	for name, text := range map[string]func(*Printer){"list": v.Text, "detail": v.Detail} {
 		got := printed(t, text)

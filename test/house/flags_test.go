@@ -78,19 +78,26 @@ func mustSay(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// usage matches a line of the help: the heading of a group, or name, meaning and default of a flag.
-var usage = regexp.MustCompile(`(?m)^([A-Z][\w ]* flags):$|^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
+// heading matches the heading of a group of flags in the help, and usage the line of a flag: name, meaning, default.
+var heading = regexp.MustCompile(`^([A-Z][\w -]* flags):$`)
+
+var usage = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
 
 // flagTable returns a Markdown table of the help.
 func flagTable(help string) string {
 	var b strings.Builder
 	b.WriteString("| Flag | Default | Meaning |\n|---|---|---|\n")
-	for _, m := range usage.FindAllStringSubmatch(help, -1) {
-		if m[1] != "" {
+	for line := range strings.Lines(help) {
+		line = strings.TrimSuffix(line, "\n")
+		if m := heading.FindStringSubmatch(line); m != nil {
 			fmt.Fprintf(&b, "| **%s** | | |\n", m[1])
 			continue
 		}
-		name, meaning, value := m[2], strings.ReplaceAll(m[3], "|", `\|`), strings.Trim(m[4], `"[]`)
+		m := usage.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		name, meaning, value := m[1], strings.ReplaceAll(m[2], "|", `\|`), strings.Trim(m[3], `"[]`)
 		if name == "help" {
 			continue
 		}

@@ -79,9 +79,11 @@ func TestMistypedCommands(t *testing.T) {
 func TestFormats(t *testing.T) {
 	value := view.Services{Node: "n", NodePortAddresses: []string{}, Services: []view.Service{}}
 	for format, want := range map[string]string{
-		"table": "plain\n", "wide": "wide\n", "yaml": "node: \"n\"\nnodePortAddresses: []\nservices: []\n",
+		"table": "plain\n", "wide": "wide\n",
+		"yaml":             "apiVersion: kube-nftproxy.io/v1alpha1\nkind: Services\nnode: \"n\"\nnodePortAddresses: []\nservices: []\n",
 		"jsonpath={.node}": "n", "jsonpath=.node": "n", "jsonpath=node": "n", "jsonpath={.nosuch}": "",
-		"json": "{\n  \"node\": \"n\",\n  \"nodePortAddresses\": [],\n  \"services\": []\n}\n",
+		"jsonpath=kind": "Services", "custom-columns=NAME:.name": "", "custom-columns=K:kind,N:.nodePortAddresses[0]": "",
+		"json": "{\n  \"kind\": \"Services\",\n  \"apiVersion\": \"kube-nftproxy.io/v1alpha1\",\n  \"node\": \"n\",\n  \"nodePortAddresses\": [],\n  \"services\": []\n}\n",
 	} {
 		var out output
 		cmd := &cobra.Command{}
@@ -96,10 +98,27 @@ func TestFormats(t *testing.T) {
 	var out output
 	cmd := &cobra.Command{}
 	out.flags(cmd)
-	for _, format := range []string{"xml", "name", "jsonpath", "jsonpath={.x"} {
+	for _, format := range []string{"xml", "name", "jsonpath", "jsonpath={.x", "custom-columns", "custom-columns=x", "custom-columns=X:{.x"} {
 		if err := cmd.Flags().Parse([]string{"-o", format}); err == nil {
 			t.Errorf("-o %s is accepted", format)
 		}
+	}
+}
+
+// TestCustomColumns: each item of the list is a row, and a value without a list is one row.
+func TestCustomColumns(t *testing.T) {
+	for _, c := range []struct {
+		value          any
+		columns, wants string
+	}{
+		{&view.Services{Services: []view.Service{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "cart", Ports: []view.ServicePort{{Protocol: "tcp"}}}}},
+			"NAME:.name,PROTOCOL:.ports[*].protocol", "NAME  PROTOCOL\nweb   <none>\ncart  tcp\n"},
+		{&versions{Version: "v1"}, "V:.version,KIND:.kind", "V   KIND\nv1  Versions\n"},
+	} {
+		var b bytes.Buffer
+		out := output{format: formatColumns, template: c.columns}
+		lab.Must(t, out.print(&b, c.value, nil))
+		lab.Same(t, c.wants, b.String(), "custom-columns=%s", c.columns)
 	}
 }
 

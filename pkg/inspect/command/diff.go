@@ -69,7 +69,8 @@ To find errors of the running program itself, use verify. If no program runs, se
 			if err != nil {
 				return err
 			}
-			if err := out.print(cmd.OutOrStdout(), lines, func(printer *view.Printer) { view.PrintDiff(printer, lines) }); err != nil {
+			v := view.Diff{Differences: lines}
+			if err := out.print(cmd.OutOrStdout(), &v, v.Text); err != nil {
 				return err
 			}
 			if len(lines) > 0 {

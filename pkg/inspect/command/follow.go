@@ -58,7 +58,11 @@ func (q *question) watch(ctx context.Context, s *selection) error {
 		}
 		switch q.format {
 		case formatJSON:
-			return json.NewEncoder(os.Stdout).Encode(c)
+			b, err := object(&c)
+			if err == nil {
+				_, err = os.Stdout.Write(append(b, '\n'))
+			}
+			return err
 		case formatYAML:
 			p.Printf("---\n")
 			return errors.Join(p.Err(), q.print(os.Stdout, &c, nil))

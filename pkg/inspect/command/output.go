@@ -1,11 +1,14 @@
 package command
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -45,7 +48,7 @@ var errWrong = errors.New("something is wrong")
 type output struct {
 	format string
 	color  string
-	// template is the value of -o jsonpath=.
+	// template is the value of -o jsonpath= or -o custom-columns=.
 	template string
 	// names returns the lines of -o name; nil if the command has no such format.
 	names func() []string
@@ -58,6 +61,7 @@ const (
 	formatJSON     = "json"
 	formatYAML     = "yaml"
 	formatJSONPath = "jsonpath"
+	formatColumns  = "custom-columns"
 	formatName     = "name"
 )
 
@@ -66,10 +70,11 @@ var whenToColor = []string{"auto", "always", "never"}
 // flags adds -o and --color. more are the additional formats of the command.
 func (o *output) flags(cmd *cobra.Command, more ...string) {
 	o.format, o.color = formatTable, "auto"
-	words := slices.Concat([]string{formatTable, formatWide}, more, []string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE"})
+	words := slices.Concat([]string{formatTable, formatWide}, more,
+		[]string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE", formatColumns + "=NAME:PATH,..."})
 	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", ")+".")
 	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, unless NO_COLOR is set).")
-	complete(cmd, "output", append(slices.Clone(words[:len(words)-1]), formatJSONPath+"="))
+	complete(cmd, "output", append(slices.Clone(words[:len(words)-2]), formatJSONPath+"=", formatColumns+"="))
 	complete(cmd, "color", whenToColor)
 }
 
@@ -88,10 +93,14 @@ func (v *formatFlag) Type() string { return "string" }
 // Set implements pflag.Value. As with kubectl, a template needs no braces.
 func (v *formatFlag) Set(s string) error {
 	name, template, found := strings.Cut(s, "=")
-	if name != formatJSONPath || !found {
+	if name != formatJSONPath && name != formatColumns || !found {
 		return (&oneOf{&v.format, v.words}).Set(s)
 	}
 	v.format, v.template = name, template
+	if name == formatColumns {
+		_, _, err := columnsOf(template)
+		return err
+	}
 	_, err := newPath(template)
 	return err
 }
@@ -121,39 +130,112 @@ func complete(cmd *cobra.Command, flag string, words []string) {
 	}
 }
 
+// apiVersion is the version of the JSON forms of all commands.
+const apiVersion = "kube-nftproxy.io/v1alpha1"
+
+// object returns the JSON form of a value, which begins with kind and apiVersion as a Kubernetes object. The kind is the name of the
+// value's type.
+func object(value any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		return nil, err
+	}
+	kind := reflect.Indirect(reflect.ValueOf(value)).Type().Name()
+	head := fmt.Sprintf(`{"kind":%q,"apiVersion":%q,`, strings.ToUpper(kind[:1])+kind[1:], apiVersion)
+	fields := bytes.TrimPrefix(bytes.TrimSpace(b.Bytes()), []byte("{"))
+	if string(fields) == "}" {
+		head = strings.TrimSuffix(head, ",")
+	}
+	return append([]byte(head), fields...), nil
+}
+
 // print writes a value in the selected format. For table and wide, text writes it.
 func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error {
 	switch o.format {
-	case formatJSON:
-		e := json.NewEncoder(to)
-		e.SetIndent("", "  ")
-		e.SetEscapeHTML(false)
-		return e.Encode(value)
-	case formatYAML:
-		b, err := yaml.Marshal(value)
-		if err != nil {
-			return err
-		}
-		_, err = to.Write(b)
-		return err
-	case formatJSONPath:
-		path, err := newPath(o.template)
-		if err == nil {
-			value, err = generic(value)
-		}
-		if err == nil {
-			err = path.Execute(to, value)
-		}
-		if err == nil && isTerminal(to) {
-			_, err = io.WriteString(to, "\n")
-		}
-		return err
+	case formatTable, formatWide:
+		p := o.printer(to)
+		text(p)
+		return p.Err()
 	case formatName:
 		_, err := io.WriteString(to, strings.Join(append(o.names(), ""), "\n"))
 		return err
 	}
+	b, err := object(value)
+	if err != nil {
+		return err
+	}
+	switch o.format {
+	case formatJSON:
+		var indented bytes.Buffer
+		if err = json.Indent(&indented, b, "", "  "); err == nil {
+			_, err = fmt.Fprintf(to, "%s\n", indented.Bytes())
+		}
+		return err
+	case formatYAML:
+		if b, err = yaml.JSONToYAML(b); err == nil {
+			_, err = to.Write(b)
+		}
+		return err
+	}
+	var fields any
+	if err := utiljson.Unmarshal(b, &fields); err != nil {
+		return err
+	}
+	if o.format == formatColumns {
+		return o.writeColumns(to, fields)
+	}
+	path, err := newPath(o.template)
+	if err == nil {
+		err = path.Execute(to, fields)
+	}
+	if err == nil && isTerminal(to) {
+		_, err = io.WriteString(to, "\n")
+	}
+	return err
+}
+
+// columnsOf parses NAME:PATH,...
+func columnsOf(template string) (header []string, paths []*jsonpath.JSONPath, err error) {
+	for column := range strings.SplitSeq(template, ",") {
+		name, field, found := strings.Cut(column, ":")
+		path, err := newPath(field)
+		if !found || err != nil {
+			return nil, nil, fmt.Errorf("column %q is not NAME:PATH", column)
+		}
+		header, paths = append(header, name), append(paths, path)
+	}
+	return header, paths, nil
+}
+
+// writeColumns writes the custom columns: one row for each item of the first list of the value, or one row for a value without a list.
+func (o *output) writeColumns(to io.Writer, value any) error {
+	header, paths, err := columnsOf(o.template)
+	if err != nil {
+		return err
+	}
+	items := []any{value}
+	for _, list := range []string{"services", "differences", "findings", "events"} {
+		if found, ok := value.(map[string]any)[list].([]any); ok {
+			items = found
+			break
+		}
+	}
+	var rows [][]view.Cell
+	for _, item := range items {
+		var row []view.Cell
+		for _, path := range paths {
+			var b strings.Builder
+			if err := path.Execute(&b, item); err != nil {
+				return err
+			}
+			row = append(row, view.Cell{Text: cmp.Or(b.String(), "<none>")})
+		}
+		rows = append(rows, row)
+	}
 	p := o.printer(to)
-	text(p)
+	p.Table(header, rows)
 	return p.Err()
 }
 

@@ -145,7 +145,7 @@ func (q *question) tracePacket(to io.Writer, p trace.Packet) error {
 }
 
 func printPrediction(to io.Writer, out *output, t *trace.Trace) error {
-	if err := out.print(to, newTraceView(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
+	if err := out.print(to, newPacketTrace(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
 		return err
 	}
 	for _, w := range t.Ways {
@@ -156,8 +156,8 @@ func printPrediction(to io.Writer, out *output, t *trace.Trace) error {
 	return nil
 }
 
-// traceView is the JSON form of a trace.
-type traceView struct {
+// packetTrace is the JSON form of a trace.
+type packetTrace struct {
 	From      string `json:"from"`
 	Interface string `json:"interface,omitempty"`
 	To        string `json:"to"`
@@ -165,8 +165,8 @@ type traceView struct {
 	*trace.Trace
 }
 
-func newTraceView(t *trace.Trace) traceView {
-	return traceView{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), t.Packet.Protocol.String(), t}
+func newPacketTrace(t *trace.Trace) packetTrace {
+	return packetTrace{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), t.Packet.Protocol.String(), t}
 }
 
 func printTrace(p *view.Printer, t *trace.Trace) {
@@ -343,7 +343,7 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	}
 	way := journey{events, own.Name, chains, p.Protocol, predicted}
 	end := way.end()
-	err = q.print(to, liveView{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+	err = q.print(to, liveTrace{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
 		if predicted.Frontend != "" {
 			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(predicted.Frontend)))
 		}
@@ -356,8 +356,8 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	return err
 }
 
-// liveView is the JSON form of the events.
-type liveView struct {
+// liveTrace is the JSON form of the events.
+type liveTrace struct {
 	Frontend string      `json:"frontend"`
 	Events   []liveEvent `json:"events"`
 	End      string      `json:"end"`

@@ -242,7 +242,7 @@ not a Service's address and port
 		})
 	}
 	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80", "-o", "json")
-	var v traceView
+	var v packetTrace
 	if failed := json.Unmarshal([]byte(out), &v); failed != nil || err != nil {
 		t.Fatalf("-o json: %v, %v:\n%s", err, failed, out)
 	}

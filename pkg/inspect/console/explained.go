@@ -91,7 +91,7 @@ var kindNames = [...]string{
 }
 
 func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, facts *proxy.Facts) view.Frontend {
-	v := view.Frontend{Kind: kindNames[f.Kind], Policy: "Cluster", Endpoints: len(p.Cluster)}
+	v := view.Frontend{Kind: kindNames[f.Kind], Port: f.Port, Policy: "Cluster", Endpoints: len(p.Cluster)}
 	if f.Local {
 		v.Policy, v.Endpoints = "Local", len(p.Local)
 	}
@@ -143,13 +143,13 @@ func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
 	switch {
 	case e.Cluster && (e.Local || !p.UsesLocal), e.Local && !p.UsesCluster:
 	case e.Cluster:
-		e.WhyNot = "not for policy Local: " + c.NotLocal
+		e.Message = "not for policy Local: " + c.NotLocal
 	case e.Local:
-		e.WhyNot = "not for policy Cluster: " + c.NotCluster
+		e.Message = "not for policy Cluster: " + c.NotCluster
 	case !p.UsesCluster && p.UsesLocal && c.NotCluster == "":
-		e.WhyNot = "policy Local: " + c.NotLocal
+		e.Message = "policy Local: " + c.NotLocal
 	default:
-		e.WhyNot = cmp.Or(c.NotCluster, c.NotLocal)
+		e.Message = cmp.Or(c.NotCluster, c.NotLocal)
 	}
 	return e
 }

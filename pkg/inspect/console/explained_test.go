@@ -24,9 +24,9 @@ func TestOutcomesOfFrontends(t *testing.T) {
 		frontendView(port(false), &nodePort, true, facts), frontendView(port(false), &nodePort, false, facts),
 		frontendView(port(true), &nodePort, false, facts), frontendView(port(true), &local, false, facts), lost,
 	} {
-		got[f.DoesReason] = f.Does
-		if f.Normal != (outcome.Rows[outcome.Of(f.DoesReason)].Fix == "") {
-			t.Errorf("%s: normal is %t", f.DoesReason, f.Normal)
+		got[f.Reason] = f.Message
+		if f.Normal != (outcome.Rows[outcome.Of(f.Reason)].Fix == "") {
+			t.Errorf("%s: normal is %t", f.Reason, f.Normal)
 		}
 	}
 	want := map[string]string{}

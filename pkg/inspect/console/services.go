@@ -172,8 +172,8 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (%s)", at, err, remedy))
 			case at.IsValid():
 				f.Loopback = at.Addr().String()
-				if outcome.Of(f.DoesReason) == outcome.NoNodeAddress {
-					f.Does = "served on loopback only: no other address of this node is in --nodeport-addresses"
+				if outcome.Of(f.Reason) == outcome.NoNodeAddress {
+					f.Message = "served on loopback only: no other address of this node is in --nodeport-addresses"
 				}
 			}
 		}

@@ -156,7 +156,7 @@
   function endpointLine(e) {
     const used = e.cluster || e.local;
     const where = e.onThisNode ? "on this node" : e.node ? "on " + e.node : "on an unknown node";
-    return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where, e.whyNot ? " – " + e.whyNot : undefined);
+    return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where, e.message ? " – " + e.message : undefined);
   }
 
   const failed = (n, how) => n > 0 ? number(n) + " " + how : "";
@@ -164,7 +164,7 @@
   function portPart(name, p, nodes) {
     const rows = p.frontends.map(f => {
       const notes = [];
-      if (f.does) notes.push(f.does);
+      if (f.message) notes.push(f.message);
       if (f.allowedSources) notes.push("allowed sources: " + f.allowedSources.join(", "));
       if (f.deniedSources) notes.push("denied sources: " + f.deniedSources.join(", "));
       return [
@@ -173,13 +173,13 @@
         {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount,
           label: true, style: f.endpoints === 0 && !f.normal ? "bad" : undefined},
         {text: f.connections === undefined ? "" : [number(f.connections), failed(f.refused - (f.dropped || 0), "refused"), failed(f.dropped, "dropped")].filter(text => text).join(", "), label: true},
-        {text: notes.join("; "), style: f.does && !f.normal ? "wide warn" : "wide dim"}];
+        {text: notes.join("; "), style: f.message && !f.normal ? "wide warn" : "wide dim"}];
     });
     const part = el("div", {class: "port"}, table(["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", "Note"], rows));
     if (p.moreFrontends) part.append(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));
     if (p.affinitySeconds) part.append(el("p", {class: "dim"}, "session affinity for " + p.affinitySeconds + " s"));
     if (p.endpointCount === 0) {
-      part.append(el("p", {class: "bad"}, "no endpoints: " + (p.why || "")));
+      part.append(el("p", {class: "bad"}, "no endpoints: " + (p.message || "")));
     } else {
       part.append(el("p", {class: "dim"}, count(p.endpointCount, "endpoint") + (p.name ? " of port " + p.name : "") + ", " + p.family),
         el("ul", {}, ...p.endpoints.map(endpointLine), p.moreEndpoints ? el("li", {class: "dim"}, "and " + number(p.moreEndpoints) + " more: kube-nftproxy services " + name) : undefined));

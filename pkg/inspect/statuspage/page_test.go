@@ -254,7 +254,7 @@ func huge(n int) view.Service {
 			p.Frontends = append(p.Frontends, f)
 		}
 		for j := range 1000 {
-			p.Endpoints = append(p.Endpoints, view.Endpoint{Address: fmt.Sprint(j), Cluster: j >= 500, WhyNot: "not ready"})
+			p.Endpoints = append(p.Endpoints, view.Endpoint{Address: fmt.Sprint(j), Cluster: j >= 500, Message: "not ready"})
 		}
 		s.Ports = append(s.Ports, p)
 		s.Problems = append(s.Problems, strings.Repeat("x", 10*longestText))
