@@ -132,6 +132,12 @@ var documented = []struct {
 	{"kubectl -n kube-system exec daemonset/kube-nftproxy -- kube-nftproxy status", says(`health +healthy[,\n]`)},
 	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
 	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 node, 1 without`)},
+	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`)},
+	{"kubectl nftproxy preflight", says(
+		`(?s)^NODE +PREFLIGHT +KERNEL +PRESENT PROXY +PROBLEMS\nnode-1 +.*\n1 node, `,
+		"kubectl nftproxy", "kubectl -n kube-system rollout status daemonset/kube-nftproxy-preflight && kubectl nftproxy")},
+	{"kubectl nftproxy -l k8s-app=kube-nftproxy-preflight node-007 preflight --root=/host", says(`kernel +\d`, "node-007", "node-1")},
+	{"kubectl delete -k deploy/preflight", says(`kube-nftproxy-preflight" deleted`)},
 	{"kubectl nftproxy node-1 services", says(`default/web:http +ClusterIP `)},
 	{"kubectl nftproxy --of default/cart status", says(`health +healthy[,\n]`)},
 	{"kubectl nftproxy --all verify", says(`^node-1: OK: 2 tables`)},

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -31,6 +33,7 @@ func preflightCommand() *cobra.Command {
 	var q question
 	var name string
 	var cidrs []string
+	var hold bool
 	site := doctor.Site{Lacks: lacks}
 	cmd := &cobra.Command{
 		Use: "preflight", Short: "Check a node before the installation of kube-nftproxy", Args: cobra.NoArgs,
@@ -62,6 +65,11 @@ func preflightCommand() *cobra.Command {
 			if err := q.print(cmd.OutOrStdout(), v, v.Text); err != nil {
 				return err
 			}
+			if hold {
+				ended, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+				defer stop()
+				<-ended.Done()
+			}
 			if !v.Ready {
 				return errWrong
 			}
@@ -71,6 +79,7 @@ func preflightCommand() *cobra.Command {
 	q.flags(cmd)
 	cmd.Flags().StringVar(&site.Root, "root", "/", "Root folder of the node, if the command runs in a container.")
 	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: its name in the configuration of the proxy that runs, or else the host name.")
+	cmd.Flags().BoolVar(&hold, "hold", false, "After the output, wait for a signal. In a pod, kubectl nftproxy preflight then repeats the checks.")
 	cmd.Flags().StringSliceVar(&cidrs, "service-cidrs", nil, "Prefixes of cluster IPs: kubectl get servicecidrs shows them. Default: those of a running kube-nftproxy.")
 	return cmd
 }

@@ -32,6 +32,9 @@ const (
 	exitUnable = 2
 )
 
+// defaultSelector selects the pods of kube-nftproxy.
+const defaultSelector = "k8s-app in (kube-nftproxy, kube-proxy)"
+
 // commands are the words that are a command, not the name of a node, if they are the first argument.
 var commands = []string{"status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "version", "help", "completion"}
 
@@ -80,11 +83,12 @@ func (o *options) newCommand(version string) *cobra.Command {
 the flags before the node or the command, which include flags of kubectl such as --context. The command reads all later flags.
 
 status without a node, or with --all, prints one table of all nodes, with problems first. The table includes Nodes without a pod of
-kube-nftproxy. Other commands with --all print the name of the node before each line. bundle writes a file for each node into the current
+kube-nftproxy. preflight without a node prints such a table from the pods of deploy/preflight, before an installation. Other commands with --all print the name of the node before each line. bundle writes a file for each node into the current
 folder. trace pod/NAMESPACE/NAME needs no node: it runs on the node of the pod.
 
 The exit code is the highest exit code of the command on all selected nodes: 0 no problem, 1 a problem, 2 the command failed.`,
 		Example: `  kubectl nftproxy status
+  kubectl nftproxy preflight
   kubectl nftproxy node-1 services svc/shop/web
   kubectl nftproxy --of shop/cart-7d9f status
   kubectl nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
@@ -92,6 +96,12 @@ The exit code is the highest exit code of the command on all selected nodes: 0 n
   kubectl nftproxy node-1 bundle`,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"},
 		Version:     version, SilenceErrors: true, SilenceUsage: true, Args: cobra.ArbitraryArgs,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 1 || len(args) == 1 && slices.Contains(commands, args[0]) {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return commands, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), cmd, args) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -105,7 +115,7 @@ The exit code is the highest exit code of the command on all selected nodes: 0 n
 	f.StringVar(&o.kubeconfig.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	clientcmd.BindOverrideFlags(&o.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
 	f.Lookup("namespace").Usage = "Namespace of the pods of kube-nftproxy. Default: kube-system."
-	f.StringVarP(&o.selector, "selector", "l", "k8s-app in (kube-nftproxy, kube-proxy)", "Label selector of the pods of kube-nftproxy.")
+	f.StringVarP(&o.selector, "selector", "l", defaultSelector, "Label selector of the pods of kube-nftproxy.")
 	f.StringVarP(&o.container, "container", "c", "", "Container in these pods. Default: the first.")
 	f.BoolVar(&o.all, "all", false, "Run the command on all nodes.")
 	f.StringVar(&o.of, "of", "", "Run the command on the node of this pod, as NAMESPACE/POD.")
@@ -166,8 +176,8 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 		}
 	}
 	switch {
-	case node == "" && slices.Equal(args, []string{"status"}):
-		return o.summary(ctx)
+	case node == "" && len(args) == 1 && questions[args[0]].read != nil:
+		return o.summary(ctx, questions[args[0]])
 	case node == "" && o.all:
 		return o.everywhere(ctx, args)
 	case node == "":

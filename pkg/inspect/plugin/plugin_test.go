@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -38,6 +39,8 @@ type fleet struct {
 
 	mu       sync.Mutex
 	requests []string
+	// selector is the label selector of the pods; empty for the default.
+	selector string
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -69,7 +72,7 @@ func (f *fleet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			list = append(list, object{"metadata": object{"name": n}})
 		}
 		answer("NodeList", object{"items": list})
-	case path == "/api/v1/namespaces/kube-system/pods" && r.URL.Query().Get("labelSelector") == "k8s-app in (kube-nftproxy, kube-proxy)":
+	case path == "/api/v1/namespaces/kube-system/pods" && r.URL.Query().Get("labelSelector") == cmp.Or(f.selector, defaultSelector):
 		list := []object{}
 		for node, phase := range f.pods {
 			if selector := r.URL.Query().Get("fieldSelector"); selector == "" || selector == "spec.nodeName="+node {
@@ -156,10 +159,15 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 	results := map[string]result{
 		"node-042": {code: 1, out: statusJSON(t, func(s *view.Status) {
 			s.Healthy = false
-			s.Findings = []view.Finding{{Severity: view.Wrong, What: "syncs fail: no space"}, {Severity: view.Wrong, What: "much"}, {Severity: view.Warning, What: "little"}}
+			s.Findings = []view.Finding{
+				{Severity: view.Wrong, Reason: "SyncsFail", What: "syncs fail: no space"}, {Severity: view.Wrong, Reason: "Much", What: "much"},
+				{Severity: view.Warning, Reason: "Little", What: "little"},
+			}
 		})},
 		"node-043": {code: 1, out: statusJSON(t, func(s *view.Status) {
-			s.Findings = []view.Finding{{Severity: view.Wrong, What: strings.Repeat("a long problem ", 20)}, {Severity: view.Wrong, What: "much"}}
+			s.Findings = []view.Finding{
+				{Severity: view.Wrong, Reason: "Long", What: strings.Repeat("a long problem ", 20)}, {Severity: view.Wrong, Reason: "Much", What: "much"},
+			}
 		})},
 		"node-100": {code: 2, err: "Error: kube-nftproxy does not run\n"},
 	}
@@ -213,8 +221,53 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 		lines = slices.Delete(lines, i, i+1)
 	}
 	lab.Same(t, want, lines[:6], "")
-	if !strings.HasSuffix(out, "\n\n201 nodes, 196 without a problem\n") {
+	if !strings.HasSuffix(out, "\n\n201 nodes, 196 without a problem\nMuch       2 nodes\nLong       1 node\nSyncsFail  1 node\n") {
 		t.Errorf("the end of the table: %q", out[len(out)-80:])
+	}
+}
+
+// TestPreflightOfTwoHundredNodes: preflight prints one table of all nodes, and the number of nodes for each reason.
+func TestPreflightOfTwoHundredNodes(t *testing.T) {
+	f := newFleet(t)
+	f.selector = "k8s-app=kube-nftproxy-preflight"
+	for i := range 200 {
+		name := fmt.Sprintf("node-%03d", i)
+		f.nodes, f.pods[name] = append(f.nodes, name), "Running"
+	}
+	f.nodes = append(f.nodes, "bare")
+	f.exec = func(node string, args []string) result {
+		if want := []string{"preflight", "--root=/host", "-o", "json"}; !slices.Equal(args, want) {
+			t.Errorf("%s runs %q, want %q", node, args, want)
+		}
+		v := view.Preflight{Node: node}
+		v.Add("kernel", "6.1.0")
+		v.Add("old proxy", "kube-proxy, mode iptables, answers at http://127.0.0.1:10249; its rules: 1 chain", view.Finding{Severity: view.Note, What: "fine"})
+		code := exitFine
+		if node == "node-007" || node == "node-042" {
+			v.Add("kernel", "5.4.0", view.Finding{Severity: view.Wrong, Reason: "KernelTooOld", What: "the kernel 5.4.0 is too old"})
+			code = exitWrong
+		}
+		v.Conclude()
+		text, err := json.Marshal(v)
+		if err != nil {
+			t.Error(err)
+		}
+		return result{out: string(text), code: code}
+	}
+	out, code := f.plugin("preflight")
+	if code != exitWrong {
+		t.Errorf("exit code %d, want %d", code, exitWrong)
+	}
+	lines := strings.Split(out, "\n")
+	lab.Same(t, []string{
+		"NODE      PREFLIGHT  KERNEL  PRESENT PROXY              PROBLEMS",
+		"bare      no pod     -       -                          no pod of deploy/preflight on this node",
+		"node-007  not ready  5.4.0   kube-proxy, mode iptables  the kernel 5.4.0 is too old",
+		"node-042  not ready  5.4.0   kube-proxy, mode iptables  the kernel 5.4.0 is too old",
+		"node-000  ready      6.1.0   kube-proxy, mode iptables  none",
+	}, lines[:min(5, len(lines))], "")
+	if !strings.HasSuffix(out, "\n\n201 nodes, 198 without a problem\nKernelTooOld  2 nodes\n") {
+		t.Errorf("the end of the table: %q", out[max(0, len(out)-80):])
 	}
 }
 
@@ -249,7 +302,7 @@ func TestCommandsOnNodes(t *testing.T) {
 		"node-1 --cleanup --force":                    {"kubectl nftproxy: --cleanup is not a command: the flags of the plugin are before the node\n", 2},
 		"--slector app=x status":                      {"kubectl nftproxy: unknown flag: --slector; did you mean --selector?\n", 2},
 		"--version":                                   {"kubectl nftproxy version v1\n", 0},
-		"preflight":                                   {"kubectl nftproxy: preflight needs a node: kubectl nftproxy NODE preflight, or --all\n", 2},
+		"preflight --service-cidrs=10.96.0.0/12":      {"kubectl nftproxy: preflight needs a node: kubectl nftproxy NODE preflight, or --all\n", 2},
 		"node-1 diff --config -":                      {"node-1 ran diff --config - < input\n", 0},
 		"--of cart status":                            {"kubectl nftproxy: --of takes NAMESPACE/POD\n", 2},
 		"--parallel 0 status":                         {"kubectl nftproxy: --parallel must be at least 1\n", 2},

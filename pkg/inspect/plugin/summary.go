@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,26 +17,55 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// health is the row of a node in the summary.
-type health struct {
-	node, state, version, lastSync string
-	problems                       []string
-	code                           int
+// row is the row of a node in a summary. facts are the two columns between the state and the problems.
+type row struct {
+	node, state string
+	facts       [2]string
+	problems    []string
+	// reasons are the reasons of the problems, each a word.
+	reasons []string
+	code    int
 }
 
-// summary prints the health of all nodes in one table, with problems first.
-func (o *options) summary(ctx context.Context) error {
+// question is a command whose answers a summary has in one table.
+type question struct {
+	header []string
+	args   []string
+	// owner names the pods in which the command runs, and selector selects them unless the command line does.
+	owner, selector string
+	// read sets the state, the facts and the problems from the JSON output.
+	read func(r *row, text []byte) error
+}
+
+// questions are the commands with a summary.
+var questions = map[string]question{
+	"status": {
+		header: []string{"NODE", "HEALTH", "VERSION", "LAST SYNC", "PROBLEMS"}, args: []string{"status", "-o", "json"},
+		owner: "kube-nftproxy", selector: defaultSelector, read: readStatus,
+	},
+	"preflight": {
+		header: []string{"NODE", "PREFLIGHT", "KERNEL", "PRESENT PROXY", "PROBLEMS"},
+		args:   []string{"preflight", "--root=/host", "-o", "json"},
+		owner:  "deploy/preflight", selector: "k8s-app=kube-nftproxy-preflight", read: readPreflight,
+	},
+}
+
+// summary prints the answers of all nodes in one table, with problems first.
+func (o *options) summary(ctx context.Context, q question) error {
+	if o.selector == defaultSelector {
+		o.selector = q.selector
+	}
 	list, err := o.pods(ctx, "")
 	if err != nil {
 		return err
 	}
-	rows := make([]health, len(list))
-	o.each(list, func(i int, p proxyPod) { rows[i] = o.health(ctx, p) })
-	rows = append(rows, o.without(ctx, list)...)
+	rows := make([]row, len(list))
+	o.each(list, func(i int, p proxyPod) { rows[i] = o.ask(ctx, q, p) })
+	rows = append(rows, o.without(ctx, q, list)...)
 	if len(rows) == 0 {
-		return fmt.Errorf("no pods of kube-nftproxy (namespace %s, selector %q), and no Nodes", o.namespace, o.selector)
+		return fmt.Errorf("no pods of %s (namespace %s, selector %q), and no Nodes", q.owner, o.namespace, o.selector)
 	}
-	slices.SortFunc(rows, func(a, b health) int { return cmp.Or(b.code-a.code, cmp.Compare(a.node, b.node)) })
+	slices.SortFunc(rows, func(a, b row) int { return cmp.Or(b.code-a.code, cmp.Compare(a.node, b.node)) })
 	p := view.NewPrinter(o.out)
 	cells := make([][]view.Cell, len(rows))
 	healthy := 0
@@ -47,11 +77,11 @@ func (o *options) summary(ctx context.Context) error {
 			healthy++
 		}
 		o.code = max(o.code, r.code)
-		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.version)}, {Text: dash(r.lastSync)}, {}}
+		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.facts[0])}, {Text: dash(r.facts[1])}, {}}
 	}
 	left := 119 // the width of the last column: a line, without the other columns
 	for column := range 4 {
-		widest := len("LAST SYNC")
+		widest := len(q.header[column])
 		for _, row := range cells {
 			widest = max(widest, len(row[column].Text))
 		}
@@ -60,9 +90,27 @@ func (o *options) summary(ctx context.Context) error {
 	for i, r := range rows {
 		cells[i][4].Text = inShort(r.problems, max(left, 40))
 	}
-	p.Table([]string{"NODE", "HEALTH", "VERSION", "LAST SYNC", "PROBLEMS"}, cells)
+	p.Table(q.header, cells)
 	p.Printf("\n%s, %d without a problem\n", view.Count(len(rows), "node"), healthy)
+	printReasons(p, rows)
 	return p.Err()
+}
+
+// printReasons prints the number of nodes for each reason of a problem, the most frequent one first.
+func printReasons(p *view.Printer, rows []row) {
+	nodes := map[string]int{}
+	for _, r := range rows {
+		slices.Sort(r.reasons)
+		for _, reason := range slices.Compact(r.reasons) {
+			nodes[reason]++
+		}
+	}
+	reasons := slices.SortedFunc(maps.Keys(nodes), func(a, b string) int { return cmp.Or(nodes[b]-nodes[a], cmp.Compare(a, b)) })
+	var cells [][]view.Cell
+	for _, reason := range reasons {
+		cells = append(cells, []view.Cell{{Text: reason}, {Text: view.Count(nodes[reason], "node")}})
+	}
+	p.Table(nil, cells)
 }
 
 func dash(text string) string { return cmp.Or(text, "-") }
@@ -82,45 +130,77 @@ func inShort(problems []string, most int) string {
 	return string(text) + more
 }
 
-// health queries the status of a node.
-func (o *options) health(ctx context.Context, p proxyPod) health {
+// ask runs the command of a question on a node.
+func (o *options) ask(ctx context.Context, q question, p proxyPod) row {
 	const patience = time.Minute
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	h := health{node: p.node, state: "no answer", code: exitUnable}
+	r := row{node: p.node, state: "no answer", code: exitUnable}
 	var out, errs bytes.Buffer
-	code, err := o.cluster.run(ctx, p, []string{"status", "-o", "json"}, streams{out: &out, err: &errs})
-	var s view.Status
+	code, err := o.cluster.run(ctx, p, q.args, streams{out: &out, err: &errs})
 	if err == nil && code == exitUnable {
 		err = fmt.Errorf("%s", strings.TrimPrefix(strings.TrimSpace(errs.String()), "Error: "))
 	}
 	if err == nil {
-		err = json.Unmarshal(out.Bytes(), &s)
+		err = q.read(&r, out.Bytes())
 	}
 	if err != nil {
-		h.problems = []string{err.Error()}
-		return h
+		r.problems = []string{err.Error()}
+		return r
 	}
-	h.code, h.state, h.version = code, "healthy", s.Version
-	if !s.Healthy {
-		h.state = "unhealthy"
+	if r.code = code; code == exitWrong && len(r.problems) == 0 {
+		r.problems = []string{"see kubectl nftproxy " + p.node + " " + q.args[0]}
 	}
-	if s.Loop != nil && s.Loop.Last != nil {
-		h.lastSync = duration.HumanDuration(s.Time.Sub(s.Loop.Last.Time)) + " ago"
-	}
-	for _, f := range s.Findings {
-		if f.Severity == view.Wrong {
-			h.problems = append(h.problems, f.What)
-		}
-	}
-	if code == exitWrong && len(h.problems) == 0 {
-		h.problems = []string{"see kubectl nftproxy " + p.node + " status"}
-	}
-	return h
+	return r
 }
 
-// without returns the Linux nodes without a pod of kube-nftproxy, or none if the user may not list Nodes.
-func (o *options) without(ctx context.Context, list []proxyPod) (rows []health) {
+// wrong adds the findings that are wrong to the problems.
+func (r *row) wrong(findings []view.Finding) {
+	for _, f := range findings {
+		if f.Severity == view.Wrong {
+			r.problems, r.reasons = append(r.problems, f.What), append(r.reasons, string(f.Reason))
+		}
+	}
+}
+
+func readStatus(r *row, text []byte) error {
+	var s view.Status
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	r.state, r.facts[0] = "healthy", s.Version
+	if !s.Healthy {
+		r.state = "unhealthy"
+	}
+	if s.Loop != nil && s.Loop.Last != nil {
+		r.facts[1] = duration.HumanDuration(s.Time.Sub(s.Loop.Last.Time)) + " ago"
+	}
+	r.wrong(s.Findings)
+	return nil
+}
+
+func readPreflight(r *row, text []byte) error {
+	var v view.Preflight
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	r.state = "ready"
+	if !v.Ready {
+		r.state = "not ready"
+	}
+	for _, c := range v.Checks {
+		for i, name := range []string{"kernel", "old proxy"} {
+			if c.Name == name {
+				r.facts[i], _, _ = strings.Cut(c.Result, ", answers at") // without the details
+			}
+		}
+	}
+	r.wrong(v.Findings)
+	return nil
+}
+
+// without returns the Linux nodes without a pod, or none if the user may not list Nodes.
+func (o *options) without(ctx context.Context, q question, list []proxyPod) (rows []row) {
 	nodes, err := o.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil
@@ -131,7 +211,8 @@ func (o *options) without(ctx context.Context, list []proxyPod) (rows []health) 
 	}
 	for i := range nodes.Items {
 		if n := &nodes.Items[i]; !has[n.Name] && cmp.Or(n.Labels["kubernetes.io/os"], "linux") == "linux" {
-			rows = append(rows, health{node: n.Name, state: "no pod", code: exitWrong, problems: []string{"no pod of kube-nftproxy on this node"}})
+			rows = append(rows, row{node: n.Name, state: "no pod", code: exitWrong,
+				problems: []string{"no pod of " + q.owner + " on this node"}})
 		}
 	}
 	return rows
