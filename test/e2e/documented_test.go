@@ -132,7 +132,8 @@ var documented = []struct {
 	{"kubectl -n kube-system exec daemonset/kube-nftproxy -- kube-nftproxy status", says(`health +healthy[,\n]`)},
 	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
 	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 node, 1 without`)},
-	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`)},
+	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`,
+		"kubectl apply", strings.ReplaceAll(strings.TrimSpace(setImage), "deploy/base", "deploy/preflight")+" && kubectl apply")},
 	{"kubectl nftproxy preflight", says(
 		`(?s)^NODE +PREFLIGHT +KERNEL +PRESENT PROXY +PROBLEMS\nnode-1 +.*\n1 node, `,
 		"kubectl nftproxy", "kubectl -n kube-system rollout status daemonset/kube-nftproxy-preflight && kubectl nftproxy")},

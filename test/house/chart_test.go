@@ -36,10 +36,11 @@ func TestChartSchema(t *testing.T) {
 	properties := schema["properties"].(object)
 	properties["config"] = configSchema()
 	properties["apiServer"].(object)["properties"].(object)["host"].(object)["pattern"] = either(ipv4, ipv6, hostName)
-	var flags []string
+	flags := ignoredFlags()
 	for _, m := range usage.FindAllStringSubmatch(mustHelp(t), -1) {
 		flags = append(flags, m[1])
 	}
+	slices.Sort(flags)
 	known := "^--(" + strings.Join(flags, "|") + ")(=.*)?$"
 	properties["args"].(object)["items"] = object{"type": "string", "pattern": known}
 	lab.Must(t, yaml.Unmarshal([]byte(mustRead(t, "deploy/monitoring/rules.yaml")), &rule))

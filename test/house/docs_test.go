@@ -284,7 +284,6 @@ var othersFlags = map[string]string{
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
 	"--all": "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
-	"--boot-id-file": "kube-proxy up to v1.36, hidden; accepted here", "--machine-id-file": "kube-proxy up to v1.36, hidden; accepted here",
 }
 
 var (
@@ -302,6 +301,9 @@ func TestNamedFlagsExist(t *testing.T) {
 		for _, m := range usage.FindAllStringSubmatch(mustSay(t, program, append(strings.Fields(command), "--help")...), -1) {
 			known["--"+m[1]] = true
 		}
+	}
+	for _, name := range ignoredFlags() {
+		known["--"+name] = true
 	}
 	named, others := 0, map[string]bool{}
 	check := func(name, text string) {
