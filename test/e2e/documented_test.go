@@ -69,7 +69,10 @@ var notRun = map[string][]string{
 		"helm upgrade kube-nftproxy deploy/chart --namespace kube-system --reuse-values --set config.mode=ebpf",
 	},
 	"TestChartEqualsKustomize runs it, with a version": {"helm package deploy/chart"},
-	"it changes the checkout":                          {"git checkout REVISION && go version"},
+	"no container engine is here, and TestDemoToTheEnd runs the demo": {
+		`docker run --rm -it --privileged -v "$PWD:/src" -w /src golang:1.26 make demo`,
+	},
+	"it changes the checkout": {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
 		"kubeadm upgrade node --patches /etc/kubernetes/patches",
@@ -132,8 +135,9 @@ var documented = []struct {
 	{"kubectl -n kube-system exec daemonset/kube-nftproxy -- kube-nftproxy status", says(`health +healthy[,\n]`)},
 	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
 	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 node, 1 without`)},
-	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`,
-		"kubectl apply", strings.ReplaceAll(strings.TrimSpace(setImage), "deploy/base", "deploy/preflight")+" && kubectl apply")},
+	{"sed -i 's|newName: .*|newName: registry.example.com/kube-nftproxy|; s|newTag: .*|newTag: v0.1.0|' deploy/preflight/kustomization.yaml",
+		says(``, "registry.example.com/kube-nftproxy", ourImage)},
+	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`)},
 	{"kubectl nftproxy preflight", says(
 		`(?s)^NODE +PREFLIGHT +KERNEL +PRESENT PROXY +PROBLEMS\nnode-1 +.*\n1 node, `,
 		"kubectl nftproxy", "kubectl -n kube-system rollout status daemonset/kube-nftproxy-preflight && kubectl nftproxy")},

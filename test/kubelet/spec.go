@@ -45,6 +45,7 @@ var numbers = map[corev1.Capability]int{
 	"MKNOD": unix.CAP_MKNOD, "NET_RAW": unix.CAP_NET_RAW, "SETGID": unix.CAP_SETGID, "SETUID": unix.CAP_SETUID,
 	"SETFCAP": unix.CAP_SETFCAP, "SETPCAP": unix.CAP_SETPCAP, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 	"SYS_CHROOT": unix.CAP_SYS_CHROOT, "KILL": unix.CAP_KILL, "AUDIT_WRITE": unix.CAP_AUDIT_WRITE, "NET_ADMIN": unix.CAP_NET_ADMIN,
+	"SYS_PTRACE": unix.CAP_SYS_PTRACE,
 }
 
 // secure applies a container's security context.
