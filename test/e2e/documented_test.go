@@ -139,7 +139,7 @@ var documented = []struct {
 		says(``, "registry.example.com/kube-nftproxy", ourImage)},
 	{"kubectl apply -k deploy/preflight", says(`daemonset\S*kube-nftproxy-preflight created`)},
 	{"kubectl nftproxy preflight", says(
-		`(?s)^NODE +PREFLIGHT +KERNEL +PRESENT PROXY +PROBLEMS\nnode-1 +.*\n1 node, `,
+		`(?m)^NODE +PREFLIGHT +KERNEL +PRESENT PROXY +PROBLEMS\nnode-1 +ready +\d.* none\n\n1 node, 1 without`,
 		"kubectl nftproxy", "kubectl -n kube-system rollout status daemonset/kube-nftproxy-preflight && kubectl nftproxy")},
 	{"kubectl nftproxy -l k8s-app=kube-nftproxy-preflight node-007 preflight --root=/host", says(`kernel +\d`, "node-007", "node-1")},
 	{"kubectl delete -k deploy/preflight", says(`kube-nftproxy-preflight" deleted`)},
