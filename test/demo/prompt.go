@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// prompt leaves the node to the reader: a shell in its namespace, with the commands of the program, and a command for each other
-// host, which runs a program there.
+// prompt leaves the node to the reader: a shell in its namespace, with the commands of the program, and a command
+// for each other host, which runs a program there.
 func (d *demo) prompt(ctx context.Context) error {
 	shell, err := exec.LookPath("bash")
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 	pause  = 2 * time.Millisecond
 	// calmly is the time that the load continues before and after the replacement.
 	calmly = 300 * time.Millisecond
-	// soon is the longest wait for a connection: the kernel sends a lost SYN again after a second, and a connection with a lost
-	// SYN counts as lost.
+	// soon is the longest wait for a connection: the kernel sends a lost SYN again after a second, and a connection
+	// with a lost SYN counts as lost.
 	soon = 900 * time.Millisecond
 )
 
@@ -112,8 +112,8 @@ func (d *demo) kubeProxy(ctx context.Context) (*program.Program, error) {
 	return p, p.Await(waiting, 5*time.Millisecond, "kube-proxy", d.answers)
 }
 
-// serveObjects serves the objects of the folder to kube-proxy, which has no flag for a folder: just enough of an API server for
-// the lists and watches of a client that never writes.
+// serveObjects serves the objects of the folder to kube-proxy, which has no flag for a folder: just enough of an
+// API server for the lists and watches of a client that never writes.
 func (d *demo) serveObjects(ctx context.Context) (address string, err error) {
 	lists := map[string][]runtime.Object{}
 	names, err := initial()

@@ -133,8 +133,8 @@ func complete(cmd *cobra.Command, flag string, words []string) {
 // apiVersion is the version of the JSON forms of all commands.
 const apiVersion = "kube-nftproxy.io/v1alpha1"
 
-// object returns the JSON form of a value, which begins with kind and apiVersion as a Kubernetes object. The kind is the name of the
-// value's type.
+// object returns the JSON form of a value, which begins with kind and apiVersion as a Kubernetes object. The kind
+// is the name of the value's type.
 func object(value any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -209,7 +209,8 @@ func columnsOf(template string) (header []string, paths []*jsonpath.JSONPath, er
 	return header, paths, nil
 }
 
-// writeColumns writes the custom columns: one row for each item of the first list of the value, or one row for a value without a list.
+// writeColumns writes the custom columns: one row for each item of the first list of the value, or one row for a
+// value without a list.
 func (o *output) writeColumns(to io.Writer, value any) error {
 	header, paths, err := columnsOf(o.template)
 	if err != nil {

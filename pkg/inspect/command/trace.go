@@ -364,8 +364,8 @@ type liveTrace struct {
 	Stopped  bool        `json:"stopped"`
 }
 
-// firstPacket returns the events of the first packet that arrives, or none after the timeout. Other packets may follow without a
-// pause, so only events of the first one delay the end.
+// firstPacket returns the events of the first packet that arrives, or none after the timeout. Other packets may
+// follow without a pause, so only events of the first one delay the end.
 func firstPacket(t *read.Tracer, timeout time.Duration) (own []read.TraceEvent, err error) {
 	for deadline := time.Now().Add(timeout); time.Until(deadline) > 0; {
 		events, err := t.Next(time.Until(deadline))
