@@ -37,7 +37,36 @@ var vip = [2]netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr
 // newFabric makes the cluster. flags are those of the proxy on each node.
 func newFabric(t *testing.T, flags ...string) *fabric {
 	t.Helper()
-	f := &fabric{T: t, lab: lab.ForTest(t, lab.Config{Pods: len(flags), Remotes: len(flags)})}
+	f := newNetwork(t, len(flags))
+	for i := range f.nodes {
+		f.proxies = append(f.proxies, f.startProxy(i, flags[i], t.TempDir()))
+	}
+	t.Cleanup(func() {
+		for i, p := range f.proxies {
+			if err := p.close(); err != nil {
+				t.Errorf("clean up node %d: %v", i+1, err)
+			}
+		}
+	})
+	f.ingress(0)
+	return f
+}
+
+// startProxy starts the proxy of a node.
+func (f *fabric) startProxy(node int, flags, folder string) *pipeline {
+	f.Helper()
+	s, err := parseSettings(strings.Fields(flags))
+	lab.Must(f, err)
+	s.node = fmt.Sprintf("node-%d", node+1)
+	p, err := startPipeline(f.nodes[node], s, folder)
+	lab.Must(f, err)
+	return p
+}
+
+// newNetwork makes the network of a number of nodes, without proxies.
+func newNetwork(t *testing.T, nodes int) *fabric {
+	t.Helper()
+	f := &fabric{T: t, lab: lab.ForTest(t, lab.Config{Pods: nodes, Remotes: nodes})}
 	f.nodes, f.pods = f.lab.Remotes, f.lab.Pods
 	router := f.lab.Node
 	router.Run(t, "ip", "link", "add", "segment", "type", "bridge")
@@ -64,19 +93,7 @@ func newFabric(t *testing.T, flags ...string) *fabric {
 				f.script(n, fmt.Sprintf(`ip route add 10.244.%[1]d.0/24 via 10.0.0.1%[1]d; ip route add fd00:10:244:%[1]d::/64 via fd00:10::1%[1]d`, j+1))
 			}
 		}
-		s, err := parseSettings(strings.Fields(flags[i]))
-		lab.Must(t, err)
-		s.node = fmt.Sprintf("node-%d", i+1)
-		p, err := startPipeline(n, s, t.TempDir())
-		lab.Must(t, err)
-		f.proxies = append(f.proxies, p)
-		t.Cleanup(func() {
-			if err := p.close(); err != nil {
-				t.Errorf("clean up: %v", err)
-			}
-		})
 	}
-	f.ingress(0)
 	return f
 }
 
@@ -125,6 +142,7 @@ spec:
   type: LoadBalancer
   clusterIPs: [10.96.0.10, "fd00:10:96::10"]
   ipFamilies: [IPv4, IPv6]
+  ipFamilyPolicy: RequireDualStack
   ports: [{name: http, port: 80}, {name: echo, port: 70}, {name: dns, port: 53, protocol: UDP}]
 status: {loadBalancer: {ingress: [{ip: %[3]s}, {ip: "%[4]s"}]}}
 ---
@@ -336,7 +354,7 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 				f.endpoints(c.after)
 				lost := 0
 				for _, o := range list {
-					if err := o.ask(); err != nil {
+					if err := o.ask(5 * time.Second); err != nil {
 						t.Log(err)
 						lost++
 					}
@@ -350,10 +368,11 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 	}
 }
 
-// opened is a connection to the Service's port that returns each line.
+// opened is a connection to the Service's port that returns each line. server is the name of its pod.
 type opened struct {
 	net.Conn
-	r *bufio.Reader
+	r      *bufio.Reader
+	server string
 }
 
 // open opens a connection to an endpoint, and closes it at the end of the test.
@@ -362,16 +381,18 @@ func (f *fabric) open(family inet.Family) *opened {
 	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, netip.AddrPortFrom(vip[family], 70))
 	lab.Must(f, err)
 	f.Cleanup(func() { _ = conn.Close() })
-	o := &opened{conn, bufio.NewReader(conn)}
-	_, err = o.r.ReadString('\n')
+	o := &opened{Conn: conn, r: bufio.NewReader(conn)}
+	line, err := o.r.ReadString('\n')
 	lab.Must(f, err)
-	lab.Must(f, o.ask())
+	answer, err := lab.ParseAnswer(line)
+	lab.Must(f, err)
+	o.server = answer.Server
+	lab.Must(f, o.ask(5*time.Second))
 	return o
 }
 
 // ask sends a line, and waits until it comes back.
-func (o *opened) ask() error {
-	const patience = 5 * time.Second
+func (o *opened) ask(patience time.Duration) error {
 	if err := o.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
