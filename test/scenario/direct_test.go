@@ -42,10 +42,8 @@ func newFabric(t *testing.T, flags ...string) *fabric {
 		f.proxies = append(f.proxies, f.startProxy(i, flags[i], t.TempDir()))
 	}
 	t.Cleanup(func() {
-		for i, p := range f.proxies {
-			if err := p.close(); err != nil {
-				t.Errorf("clean up node %d: %v", i+1, err)
-			}
+		for i := range f.proxies {
+			f.stopProxy(i)
 		}
 	})
 	f.ingress(0)
@@ -61,6 +59,17 @@ func (f *fabric) startProxy(node int, flags, folder string) *pipeline {
 	p, err := startPipeline(f.nodes[node], s, folder)
 	lab.Must(f, err)
 	return p
+}
+
+// stopProxy stops the proxy of a node, if it runs. Its rules stay.
+func (f *fabric) stopProxy(node int) {
+	f.Helper()
+	if p := f.proxies[node]; p != nil {
+		if err := p.close(); err != nil {
+			f.Errorf("stop the proxy of node %d: %v", node+1, err)
+		}
+		f.proxies[node] = nil
+	}
 }
 
 // newNetwork makes the network of a number of nodes, without proxies.
@@ -297,6 +306,45 @@ func TestDirectReturnAtTheBorder(t *testing.T) {
 		if a, b := f.passed(0)-by[0], f.passed(1)-by[1]; a != 5 || b != 0 {
 			t.Errorf("%s: the nodes pass 5 packets on %d and %d times, want 5 and 0", family, a, b)
 		}
+	}
+}
+
+// TestDirectReturnWithoutLease: a node whose lease has expired passes no packets on, neither those of new connections
+// nor those of open ones, so that a proxy that has taken over serves them.
+func TestDirectReturnWithoutLease(t *testing.T) {
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f.endpoints("2")
+	var open []*opened
+	for _, family := range inet.Families {
+		for range 10 {
+			open = append(open, f.open(family))
+		}
+	}
+	f.endpoints("1 2")
+	f.stopProxy(0)
+	node := f.nodes[0]
+	f.script(node, `nft flush set ip kube-nftproxy lease; nft flush set ip6 kube-nftproxy lease`)
+	node.Run(t, "nft", fmt.Sprintf(`table inet successor {
+		chain prerouting {
+			type nat hook prerouting priority dstnat
+			meta l4proto { tcp, udp } ip daddr %s dnat ip to 10.244.1.5:%[3]d
+			meta l4proto { tcp, udp } ip6 daddr %[2]s dnat ip6 to [fd00:10:244:1::5]:%[3]d
+		}
+	}`, vip[0], vip[1], firstPort))
+	passed := f.passed(0)
+	for _, family := range inet.Families {
+		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+			seen := "pod-0 saw " + f.lab.Client.Addrs()[family].String()
+			lab.Same(t, map[string]int{seen: 10}, f.ask(family, p, 10), "%s %s, served by the successor", family, p)
+		}
+	}
+	for _, o := range open {
+		_, err := o.Write([]byte("x\n"))
+		lab.Must(t, err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n := f.passed(0) - passed; n != 0 {
+		t.Errorf("the node passes %d packets on", n)
 	}
 }
 

@@ -123,7 +123,7 @@ func TestECMPWithDirectReturn(t *testing.T) {
 	f.publish = func(endpoints string) { f.endpoints(endpoints) }
 	f.restart = func() {
 		for i, p := range f.proxies {
-			lab.Must(f, p.close())
+			f.stopProxy(i)
 			f.proxies[i] = f.startProxy(i, flag, p.folder)
 			lab.Must(f, f.proxies[i].load())
 		}
