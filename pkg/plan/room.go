@@ -257,7 +257,7 @@ func (f form) elements(sp *model.ServicePort) int {
 		return n
 	}
 	if sp.Direct != nil {
-		return 3 * (len(sp.Frontends) + sp.Slots())
+		return 3*len(sp.Frontends) + 4*sp.Slots()
 	}
 	return len(sp.Frontends) + sp.Slots()
 }

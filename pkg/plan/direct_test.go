@@ -1,0 +1,100 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// directService returns a Service with a load-balancer IP for each of its ports, and endpoints on this node and on
+// other nodes. Every second round has another last endpoint.
+func directService(ports, here, elsewhere, round int) *model.Service {
+	s := benchService(0, here+elsewhere, round)
+	first := *s.Ports[0]
+	first.Method = balance.Method{Key: balance.Flow}
+	slices.SortFunc(first.Cluster, netip.AddrPort.Compare)
+	first.Direct = &model.Direct{Here: first.Cluster[:here], Elsewhere: first.Cluster[here:]}
+	s.Ports = nil
+	for i := range ports {
+		p := first
+		p.Name.Port = fmt.Sprint("p", i)
+		p.Frontends = nil
+		for _, kind := range []model.Kind{model.ClusterIP, model.LoadBalancer} {
+			addr := netip.AddrFrom4([4]byte{10, 96, 0, byte(kind)})
+			key := model.Key{Addr: addr, Port: uint16(1 + i), Protocol: inet.TCP}
+			p.Frontends = append(p.Frontends, model.Frontend{Kind: kind, Key: key})
+		}
+		s.Ports = append(s.Ports, &p)
+	}
+	return s
+}
+
+// TestElementsOfDirectReturnAreCounted: the elements of a service port with direct server return are at most those that
+// are counted as room, for any places of its endpoints. A change of an endpoint writes less than a new Service.
+func TestElementsOfDirectReturnAreCounted(t *testing.T) {
+	for _, c := range []struct{ here, elsewhere int }{{1, 1}, {99, 1}, {1, 99}, {50, 50}, {10, 0}, {0, 10}} {
+		t.Run(fmt.Sprintf("%d here, %d elsewhere", c.here, c.elsewhere), func(t *testing.T) {
+			p := New(testOptions())
+			sink := record(t, p)
+			constant := len(sink.elements)
+			s := directService(1, c.here, c.elsewhere, 0)
+			p.Set(s.Name, s)
+			// Some elements lead to chains.
+			got, counted := len(sink.elements)-constant, ElementsIn(s)
+			if got > counted+10 {
+				t.Errorf("%d elements, and %d are counted", got, counted)
+			}
+			before := sink.puts
+			s = directService(1, c.here, c.elsewhere, 1)
+			p.Set(s.Name, s)
+			written := sink.puts - before
+			if written > got {
+				t.Errorf("a change of an endpoint writes %d elements, and the Service has %d", written, got)
+			}
+			t.Logf("%d elements, %d counted; a change of an endpoint writes %d", got, counted, written)
+		})
+	}
+}
+
+// TestLargestServiceWithDirectReturn: a Service at the limit of slots takes a small multiple of the time that it takes
+// with the same algorithm and NAT, when it is new and when an endpoint changes.
+func TestLargestServiceWithDirectReturn(t *testing.T) {
+	const slots, endpoints, most = 251, 20, 8
+	ports := model.DefaultLimits().Slots / slots
+	plan := func(direct bool) (first, change time.Duration) {
+		p := New(testOptions())
+		var versions []*model.Service
+		for round := range 2 {
+			s := directService(ports, endpoints/2, endpoints/2, round)
+			for _, sp := range s.Ports {
+				if !direct {
+					sp.Direct = nil
+				}
+			}
+			versions = append(versions, s)
+		}
+		start := lab.ProcessorTime(t)
+		p.Set(versions[0].Name, versions[0])
+		first = lab.ProcessorTime(t) - start
+		const changes = 4
+		for i := range changes {
+			p.Set(versions[0].Name, versions[(i+1)%2])
+		}
+		return first, (lab.ProcessorTime(t) - start - first) / changes
+	}
+	plan(true) // allocates memory
+	first, change := plan(false)
+	directFirst, directChange := plan(true)
+	t.Logf("%d ports: %v and %v for a change with NAT, %v and %v with direct server return",
+		ports, first, change, directFirst, directChange)
+	if directFirst > most*first || directChange > most*change {
+		t.Errorf("direct server return takes more than %d times the time of NAT", most)
+	}
+}
