@@ -67,8 +67,8 @@ skew: ## kube-nftproxy with API servers of all supported releases (root); builds
 neighbours: ## kube-nftproxy beside firewalls, container engines and network plugins, in 20 minutes (root); RUN=regexp; OUTPUT=. writes docs/compatibility.md
 	RUN='$(RUN)' OUTPUT='$(OUTPUT)' hack/neighbours.sh
 
-bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; VIPS=1: only VIPs and port ranges; PACKETS=1: only first packets; GROWTH=1: only the growth of costs; CILIUM=1: beside Cilium's benchmark; OUTPUT=. writes the figures into docs/
-	QUICK='$(QUICK)' LIMITS='$(LIMITS)' ALGORITHMS='$(ALGORITHMS)' VIPS='$(VIPS)' CILIUM='$(CILIUM)' GROWTH='$(GROWTH)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
+bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; VIPS=1: only VIPs and port ranges; PACKETS=1: only first packets; DIRECT=1: only direct server return; GROWTH=1: only the growth of costs; CILIUM=1: beside Cilium's benchmark; OUTPUT=. writes the figures into docs/
+	QUICK='$(QUICK)' LIMITS='$(LIMITS)' ALGORITHMS='$(ALGORITHMS)' VIPS='$(VIPS)' PACKETS='$(PACKETS)' TURNS='$(TURNS)' DIRECT='$(DIRECT)' CILIUM='$(CILIUM)' GROWTH='$(GROWTH)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
 bench-kernels: ## measure the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. writes them into docs/
 	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)

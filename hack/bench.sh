@@ -7,10 +7,11 @@
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
 #   PACKETS=1          only first packets, with rules from none to kube-proxy's; 40 minutes. TURNS=9 loads the rules
 #                      nine times, and SIZES has sizes as in "10000x1,50000xmixed IPv6 UDP"
+#   DIRECT=1           only packets with direct server return, beside NAT and plain forwarding; two minutes
 #   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes
-#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md and README.md, and docs/plots
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md, docs/dsr.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail
@@ -41,12 +42,14 @@ if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" 
 if [ -n "${VIPS:-}" ]; then bin/compare -vips -output "${OUTPUT:-}" && exit; fi
 packets() { bin/compare -packets ${TURNS:+-turns "$TURNS"} -only "${SIZES:-}" -output "${OUTPUT:-}"; }
 if [ -n "${PACKETS:-}" ]; then packets && exit; fi
+if [ -n "${DIRECT:-}" ]; then bin/compare -direct -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"
   bin/compare -vips -output "${OUTPUT:-}"
   SIZES='' packets
+  bin/compare -direct -output "${OUTPUT:-}"
   limits
 fi
 if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -33,8 +33,8 @@ type settings struct {
 	limitElements, limitPairs, limitRanges int
 	// algorithms selects the measurement of algorithms instead.
 	algorithms bool
-	// vips selects the measurement of VIPs and port ranges instead.
-	vips bool
+	// vips selects the measurement of VIPs and port ranges instead, direct that of direct server return.
+	vips, direct bool
 	// starts selects the measurement of the API server instead, with this number of nodes.
 	starts int
 	// growth selects the measurement of the growth of costs instead.
@@ -66,6 +66,7 @@ func main() {
 	flag.IntVar(&s.limitRanges, "limit-ranges", room.New(plan.DefaultRoom().SourceRanges).Most(), "its source ranges, with -limits")
 	flag.BoolVar(&s.algorithms, "algorithms", false, "measure Services of each algorithm instead of the plan; -quick measures each only once")
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
+	flag.BoolVar(&s.direct, "direct", false, "measure packets with direct server return instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
 	flag.BoolVar(&s.packets, "packets", false,
@@ -97,6 +98,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.vips {
 		return measureVIPs(ctx, s)
+	}
+	if s.direct {
+		return measureDirect(ctx, s)
 	}
 	if s.packets {
 		return measureRulesets(ctx, s)

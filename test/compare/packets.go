@@ -352,8 +352,8 @@ func (s *site) sender() *lab.Host { return s.lab.Clients[1] }
 // default route.
 func (s *site) ends() []*lab.Host { return []*lab.Host{s.lab.Pods[0], s.lab.Client} }
 
-// deaf are the rules at the ends: after one reply, they drop packets, so that the ends send no rejections. They count packets with
-// the address of an endpoint.
+// deaf are the rules at the ends: after one reply, they drop packets, so that the ends send no rejections. They count packets of
+// clients, also those that the node masquerades.
 const deaf = `table inet deaf {
  chain prerouting {
   type filter hook prerouting priority -400; policy drop
@@ -361,6 +361,8 @@ const deaf = `table inet deaf {
   ip6 daddr fd00:10:96::/112 drop
   ip saddr 10.200.0.0/16 counter
   ip6 saddr fd00:10:200::/112 counter
+  ip saddr 192.0.2.1 tcp dport 8080 counter
+  ip6 saddr 2001:db8::1 tcp dport 8080 counter
   udp dport 5353 counter
  }
 }

@@ -193,11 +193,12 @@ func (t *timer) vipTurn(ctx context.Context, s settings, dir string, packets int
 	return nil
 }
 
-// start starts a program on a host with a folder of manifests and further flags, and waits for its first sync. If the wait fails, it also returns the
-// running program.
+// start starts a program on a host with a folder of manifests and further flags, which precede others, and waits for
+// its first sync. If the wait fails, it also returns the running program.
 func (t *timer) start(ctx context.Context, host *lab.Host, path, manifests string, flags ...string) (*program.Program, error) {
-	p, err := program.Start(ctx, program.Config{Host: host, Path: path, Log: manifests + ".log", Rest: time.Second, Args: append(flags,
-		"--manifests="+manifests, "--hostname-override="+nodeName, "--cluster-cidr="+clusterCIDRs[t.family], "--proxy-mode=nftables", "--conntrack-max-per-core=0")})
+	p, err := program.Start(ctx, program.Config{Host: host, Path: path, Log: manifests + ".log", Rest: time.Second, Args: append([]string{
+		"--manifests=" + manifests, "--hostname-override=" + nodeName, "--cluster-cidr=" + clusterCIDRs[t.family],
+		"--proxy-mode=nftables", "--conntrack-max-per-core=0"}, flags...)})
 	if err != nil {
 		return nil, err
 	}
