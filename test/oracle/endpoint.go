@@ -16,6 +16,8 @@ import (
 type endpoint struct {
 	addr                               netip.AddrPort
 	local, ready, serving, terminating bool
+	// nodeless is true if the slice names no node.
+	nodeless bool
 	// forSomeNode and forSomeZone are true if it has hints, forNode and forZone if one is for this node.
 	forSomeNode, forNode, forSomeZone, forZone bool
 	weight                                     int
@@ -89,6 +91,7 @@ func (r *Oracle) readEndpoint(e *discoveryv1.Endpoint, port uint16, six bool) (e
 	out := endpoint{
 		addr:        netip.AddrPortFrom(addr, port),
 		local:       e.NodeName != nil && *e.NodeName == r.machine.Name,
+		nodeless:    e.NodeName == nil || *e.NodeName == "",
 		ready:       said(e.Conditions.Ready, true),
 		serving:     said(e.Conditions.Serving, true),
 		terminating: said(e.Conditions.Terminating, false),
@@ -107,30 +110,33 @@ func (r *Oracle) readEndpoint(e *discoveryv1.Endpoint, port uint16, six bool) (e
 // endpoints.
 func (r *Oracle) choose(list []endpoint) (cluster, local []endpoint) {
 	list = unique(list)
-	ready := func(e endpoint) bool { return e.ready }
 	lastHope := func(e endpoint) bool { return e.serving && e.terminating }
 	onNode := only(list, func(e endpoint) bool { return e.local })
-	if local = only(onNode, ready); len(local) == 0 {
+	if local = ready(onNode); len(local) == 0 {
 		local = only(onNode, lastHope)
 	}
-	if cluster = only(list, ready); len(cluster) == 0 {
+	if cluster = ready(list); len(cluster) == 0 {
 		return only(list, lastHope), local
 	}
-	return hinted(cluster), local
+	cluster, _ = hinted(cluster)
+	return cluster, local
 }
 
-// hinted: hints apply if every endpoint has one and one of them is for this node. Hints for nodes precede those for zones.
-func hinted(list []endpoint) []endpoint {
+func ready(list []endpoint) []endpoint { return only(list, func(e endpoint) bool { return e.ready }) }
+
+// hinted: hints apply if every endpoint has one and one of them is for this node. Hints for nodes precede those for
+// zones. near is true if hints apply.
+func hinted(list []endpoint) (chosen []endpoint, near bool) {
 	all := func(f func(endpoint) bool) bool { return len(only(list, f)) == len(list) }
 	forNode := only(list, func(e endpoint) bool { return e.forNode })
 	forZone := only(list, func(e endpoint) bool { return e.forZone })
 	switch {
 	case len(forNode) > 0 && all(func(e endpoint) bool { return e.forSomeNode }):
-		return forNode
+		return forNode, true
 	case len(forZone) > 0 && all(func(e endpoint) bool { return e.forSomeZone }):
-		return forZone
+		return forZone, true
 	}
-	return list
+	return list, false
 }
 
 func addrs(list []endpoint) (out []netip.AddrPort) {

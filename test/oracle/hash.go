@@ -91,9 +91,11 @@ type Algorithm struct {
 	Slots int
 }
 
-// algorithm returns the algorithm of a Service for a number of endpoints; false if the choice is random (docs/algorithms.md). The own annotation
-// precedes those of Cilium and Calico. An invalid value means random.
-func algorithm(s *corev1.Service, endpoints int) (Algorithm, bool) {
+// algorithm returns the algorithm of a Service for a number of endpoints; false if the choice is random
+// (docs/algorithms.md). The own annotation precedes those of Cilium and Calico. An invalid value means random, and
+// maglev with direct server return.
+func algorithm(s *corev1.Service, endpoints int, direct bool) (Algorithm, bool) {
+	random := false
 	a := Algorithm{Prefixes: [2]int{32, 128}, Slots: 16381}
 	name, own := s.Annotations["kube-nftproxy.io/lb-algorithm"]
 	cilium, ciliums := s.Annotations["service.cilium.io/lb-algorithm"]
@@ -102,13 +104,17 @@ func algorithm(s *corev1.Service, endpoints int) (Algorithm, bool) {
 	case own && name == "source-hash":
 	case own && name != "maglev":
 		if n, _ := fmt.Sscanf(name, "source-hash/%d,%d", &a.Prefixes[0], &a.Prefixes[1]); n == 0 {
-			return a, false
+			random = true
 		}
 	case !own && ciliums && cilium != "maglev", !own && !ciliums && calico != "maglev":
-		return a, false
+		random = true
 	default:
 		a.Ports = true
 	}
+	if random && !direct {
+		return a, false
+	}
+	a.Ports = a.Ports || random
 	for _, t := range [][2]int{{341, 4093}, {85, 1021}, {20, 251}} {
 		if endpoints <= t[0] {
 			a.Slots = t[1]

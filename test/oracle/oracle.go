@@ -30,6 +30,8 @@ type Machine struct {
 	MasqueradeAll bool
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
 	IgnoreExternalIPs bool
+	// DirectServerReturn is the flag with this name.
+	DirectServerReturn bool
 	// NodePortAddresses are prefixes; none means the Node's primary addresses.
 	NodePortAddresses []netip.Prefix
 	// RefuseUnusedPorts and AnswerPing are the flags with these names; empty for their defaults. Out returns the interface of this node for packets to an
@@ -99,6 +101,8 @@ type Endpoint struct {
 	// endpoint's own address as source.
 	Sees   netip.Addr
 	Weight int
+	// Passed is true if the node passes the packet on, unchanged, to the endpoint's node.
+	Passed bool
 }
 
 // Oracle holds the state of the cluster.
@@ -216,10 +220,10 @@ func (r *Oracle) Ask(p Packet) Verdict {
 	v.Outcome = Answered
 	v.Maximum, v.AtMaximum = maximum(c.service)
 	for _, e := range all {
-		v.Endpoints = append(v.Endpoints, Endpoint{c.at(e.addr, p), r.sees(c, p, e), e.weight})
+		v.Endpoints = append(v.Endpoints, Endpoint{c.at(e.addr, p), r.sees(c, p, e), e.weight, r.passes(c, p, e)})
 	}
 	var a Algorithm
-	if a, v.Hashed = algorithm(c.service, len(all)); v.Hashed {
+	if a, v.Hashed = algorithm(c.service, len(all), r.wantsDirect(c.service)); v.Hashed {
 		v.Chosen = -1
 		if !a.Ports || p.Port != 0 {
 			v.Chosen = a.Endpoint(netip.AddrPortFrom(p.From, p.Port), addrs(all), weights(all))
@@ -303,11 +307,14 @@ func (r *Oracle) local(c claim, p Packet) bool {
 // sees returns the source that the endpoint sees. A cluster IP masquerades all clients except local pods, if these can be
 // recognised; an external address with policy Cluster masquerades all, one with policy Local only processes of this node. An
 // endpoint on this node that reaches itself must see the node, or it would reply to itself. A node does not masquerade packets to
-// itself.
+// itself. With direct server return, an endpoint on this node sees all clients except processes of this node.
 func (r *Oracle) sees(c claim, p Packet, e endpoint) netip.Addr {
 	masquerade := !externalLocal(c.service) || r.isNode(p)
-	if c.internal {
+	switch {
+	case c.internal:
 		masquerade = r.machine.MasqueradeAll || r.machine.LocalPod != nil && !r.isLocalPod(p)
+	case r.direct(c, p.To.Addr().Is6()):
+		masquerade = r.isNode(p) || !e.local
 	}
 	toItself := e.addr.Addr() == p.From && !r.isNode(p)
 	switch {

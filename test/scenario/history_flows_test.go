@@ -82,7 +82,10 @@ func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
 	if v.Affinity == 0 {
 		v = v.ForNewClient()
 	}
+	passed := v.Outcome == oracle.Answered && v.Endpoints[0].Passed
 	switch {
+	case passed: // before connection tracking, so that a known flow does not stay, either
+		defer a.endFlow(q.flow)
 	case known == nil || !known.endpoint.IsValid():
 	case !truth.MayGoOn(p, known.endpoint):
 		a.moved++
@@ -95,7 +98,7 @@ func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
 		a.endFlow(q.flow) // its packet would create a conntrack entry without translation
 		return nil
 	}
-	if v.Outcome == oracle.Answered && l.outcome == lab.TimedOut {
+	if v.Outcome == oracle.Answered && l.outcome == lab.TimedOut && !passed {
 		// The endpoint cannot reply, for example because the client is on another node and is its own endpoint. The flow stays with
 		// it for as long as it serves, independently of other clients' replies.
 		a.endFlow(q.flow)

@@ -43,9 +43,10 @@ type player struct {
 	folder string
 
 	plays, steps, faults, probes, continued, moved int
-	// starting counts the starting endpoints of all steps, fills the service ports that clients have filled.
-	starting, fills int
-	outcomes        map[oracle.Outcome]int
+	// starting counts the starting endpoints of all steps, fills the service ports that clients have filled, and passed
+	// the packets that the node passes on.
+	starting, fills, passed int
+	outcomes                map[oracle.Outcome]int
 	// lastPlay is the record of the last play.
 	lastPlay []recordedStep
 	// drawn counts, for each list of weights from the greatest to the least, how often each endpoint was drawn. hashed counts the packets whose
@@ -487,8 +488,10 @@ func (a *performance) oracle() *oracle.Oracle {
 // machine returns the node with these settings for the oracle.
 func (s *settings) machine(out func(netip.Addr) string) oracle.Machine {
 	m := oracle.Machine{
-		Name: nodeName, Addresses: ownAddresses, MasqueradeAll: s.plan.MasqueradeAll, IgnoreExternalIPs: s.model.IgnoreExternalIPs,
-		NodePortAddresses: s.nodePorts, RefuseUnusedPorts: s.unusedPorts, AnswerPing: string(s.model.Ping), Out: out,
+		Name: nodeName, Addresses: ownAddresses, MasqueradeAll: s.plan.MasqueradeAll,
+		IgnoreExternalIPs: s.model.IgnoreExternalIPs, NodePortAddresses: s.nodePorts,
+		RefuseUnusedPorts: s.unusedPorts, AnswerPing: string(s.model.Ping), Out: out,
+		DirectServerReturn: s.plan.DirectReturn,
 	}
 	pods := s.plan.LocalPods
 	switch {
@@ -650,11 +653,13 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 	case oracle.NotService:
 		return a.untouched(q)
 	}
-	lost := 0
+	lost, passed := 0, false
 	text := "="
 	for _, e := range v.Endpoints {
 		name, seen := a.hostOf(e.Addr()), "node"
 		switch {
+		case e.Passed: // in this lab, the other nodes do not translate
+			lost, passed = lost+1, true
 		case name == "node" && q.protocol == corev1.ProtocolSCTP:
 			return "", false // no SCTP server
 		case !e.Sees.IsValid():
@@ -671,7 +676,7 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 	case v.Ranged && !served(q.to.Port()):
 		return "refused", lost == 0 && q.protocol != corev1.ProtocolSCTP // the endpoint refuses
 	}
-	return text, lost == 0 || v.Affinity == 0
+	return text, lost == 0 || v.Affinity == 0 && !passed
 }
 
 // untouched returns the result for a packet that the proxy does not handle: a host without a server rejects it, and the other
@@ -754,6 +759,9 @@ func (a *performance) count(l line, v oracle.Verdict, s server) {
 	defer a.counting.Unlock()
 	a.probes++
 	a.outcomes[v.Outcome]++
+	if slices.ContainsFunc(v.Endpoints, func(e oracle.Endpoint) bool { return e.Passed }) {
+		a.passed++
+	}
 	if v.Hashed && v.Affinity == 0 {
 		a.hashed[map[bool]string{false: "address and port", true: "address"}[v.Chosen >= 0]]++
 		return

@@ -95,7 +95,7 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 func find(t *testing.T, p *player, first uint64, name string) *shrinker {
 	t.Helper()
 	for seed := first; seed < first+20; seed++ {
-		h := newHistory(seed, lengthOf(seed))
+		h := newHistory(seed, lengthOf(seed), false)
 		if f := p.play(h); f != nil {
 			t.Logf("after %d steps: %s", p.steps, f)
 			return p.shrink(h, f, name)

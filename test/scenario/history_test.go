@@ -113,13 +113,14 @@ func TestHistories(t *testing.T) {
 	if os.Getenv("HISTORY_MINUTES") != "" {
 		other = uint64(time.Now().UnixMilli())
 	}
-	for name, seed := range map[string]uint64{"some": 1, "others": setting(t, "HISTORY_SEED", other)} {
+	seed := setting(t, "HISTORY_SEED", other)
+	for name, seed := range map[string]uint64{"some": 1, "others": seed, "direct": seed} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPlayer(newLab(t))
 			p.until, p.listings = until, lab.ForTest(t, lab.Config{})
 			for ; p.steps < cmp.Or(steps, defaultSteps) && time.Now().Before(until); seed++ {
-				h := newHistory(seed, lengthOf(seed))
+				h := newHistory(seed, lengthOf(seed), name == "direct")
 				if f := p.play(h); f != nil {
 					t.Errorf("HISTORY_SEED=%d, after %d steps in all: %s", seed, p.steps, f)
 					t.Fatal(p.shrunk(h, f, fmt.Sprintf("history-%d", seed)))
@@ -134,8 +135,8 @@ func TestHistories(t *testing.T) {
 // tally describes the amount of work.
 func (p *player) tally() string {
 	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; endpoints by a hash: %v; %d times a UDP client stayed with its endpoint, %d times it could not; "+
-		"%d times an endpoint was starting, %d service ports were full",
-		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.hashed, p.continued, p.moved, p.starting, p.fills)
+		"%d times an endpoint was starting, %d service ports were full, %d packets were passed on",
+		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.hashed, p.continued, p.moved, p.starting, p.fills, p.passed)
 }
 
 // checkFairness: each endpoint gets a share of packets in proportion to its weight. Chi-square, by the Wilson-Hilferty approximation, with a

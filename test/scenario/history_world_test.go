@@ -30,6 +30,8 @@ type world struct {
 	// take time.
 	flows       []question
 	most, begun int
+	// direct is true with the flag for direct server return.
+	direct bool
 }
 
 // member is a Service with its slices.
@@ -60,10 +62,13 @@ func newWorld(r *rand.Rand) *world {
 	return w
 }
 
-// newHistory draws a history with a number of steps.
-func newHistory(seed uint64, steps int) *history {
+// newHistory draws a history with a number of steps. With direct, Services may have direct server return.
+func newHistory(seed uint64, steps int, direct bool) *history {
 	w := newWorld(rand.New(rand.NewPCG(seed, 2)))
 	h := &history{flags: w.flags()}
+	if w.direct = direct; direct {
+		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64", "--direct-server-return")
+	}
 	for range steps {
 		h.steps = append(h.steps, w.step())
 	}
@@ -143,6 +148,9 @@ func (w *world) change(m *moment) {
 		return
 	default:
 		changes[w.rand.IntN(len(changes))](w, s)
+	}
+	if w.direct && w.rand.IntN(2) == 0 {
+		w.forwarding(s)
 	}
 	m.put(file, s.manifest())
 }
@@ -478,6 +486,31 @@ func (w *world) scale(m *member) {
 	}
 }
 
+// forwarding asks for direct server return, and removes most properties that prevent it. With source-hash, the oracle
+// knows the endpoint of each client.
+func (w *world) forwarding(m *member) {
+	m.service.Annotations["kube-nftproxy.io/forwarding-mode"] = "dsr"
+	m.service.Annotations["kube-nftproxy.io/lb-algorithm"] = one(w, "source-hash", "source-hash", "maglev", "random")
+	for _, name := range []string{"max-connections", "slow-start", "port-ranges"} {
+		delete(m.service.Annotations, "kube-nftproxy.io/"+name)
+	}
+	delete(m.service.Annotations, "networking.cozystack.io/wholeIP")
+	m.service.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	m.service.Spec.SessionAffinity, m.service.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
+	for len(m.service.Status.LoadBalancer.Ingress) == 0 {
+		w.balancers(m)
+	}
+	for i := range m.slices {
+		s := &m.slices[i]
+		if len(s.Endpoints) < 3 && w.rand.IntN(2) == 0 {
+			s.Endpoints = append(s.Endpoints, w.endpoint(s.AddressType == discoveryv1.AddressTypeIPv6, otherNode))
+		}
+		for j := range s.Endpoints {
+			s.Endpoints[j].Hints = nil
+		}
+	}
+}
+
 // class draws the class of the load balancer.
 func (w *world) class(m *member) {
 	m.service.Spec.LoadBalancerClass = one(w, nil, nil, new("example.org/other"))
@@ -500,9 +533,12 @@ func (w *world) slicePorts(m *member) {
 // place is a host that can be an endpoint.
 type place struct{ four, six, node string }
 
+// otherNode is a pod on another node.
+var otherNode = place{"10.244.1.10", "fd00:10:244:1::10", "node-2"}
+
 var endpointPool = []place{
 	{"10.244.0.10", "fd00:10:244::10", nodeName}, {"10.244.0.11", "fd00:10:244::11", nodeName},
-	{"10.244.1.10", "fd00:10:244:1::10", "node-2"}, {"10.244.1.11", "fd00:10:244:1::11", ""}, {"192.0.2.1", "2001:db8::1", nodeName},
+	otherNode, {"10.244.1.11", "fd00:10:244:1::11", ""}, {"192.0.2.1", "2001:db8::1", nodeName},
 }
 
 func (w *world) endpoint(six bool, host place) discoveryv1.Endpoint {
@@ -684,6 +720,9 @@ func (w *world) target(m *member) (netip.Addr, corev1.ServicePort) {
 	}
 	for _, text := range slices.Concat(m.service.Spec.ClusterIPs, m.service.Spec.ExternalIPs) {
 		add(text)
+	}
+	if w.direct && len(m.service.Status.LoadBalancer.Ingress) > 0 && w.rand.IntN(2) == 0 {
+		addrs = nil
 	}
 	for _, ingress := range m.service.Status.LoadBalancer.Ingress {
 		add(ingress.IP)
