@@ -17,11 +17,12 @@ import (
 // Direct has the places of the endpoints of a service port with direct server return. All lists are sorted and free
 // of duplicates.
 type Direct struct {
-	// Leaving are the endpoints that terminate. Open connections may still have them.
-	Leaving []netip.AddrPort
-	// Here are the endpoints of Cluster and Leaving on this node, Elsewhere those on other nodes. Endpoints without a node
-	// are in neither list.
+	// Here are the endpoints on this node, Elsewhere those on other nodes: those of Cluster, and those that terminate,
+	// because open connections may still have them. Endpoints without a node are in neither list.
 	Here, Elsewhere []netip.AddrPort
+	// Earlier has Elsewhere and the endpoints without a node. EarlierWeights are their weights; nil if they are equal.
+	Earlier        []netip.AddrPort
+	EarlierWeights []uint16
 }
 
 // forwardDirect is the value of the annotation for direct server return. usesNAT is the effect of an invalid value,
@@ -86,12 +87,13 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 	case s.forCluster&(thisNodeHint|thisZoneHint) != 0:
 		return "hints select endpoints near this node"
 	}
-	leaves := func(e *endpoint) bool { return e.has(terminating) }
-	mayHave := func(e *endpoint) bool { return e.lacksCluster == 0 || leaves(e) }
+	mayHave := func(e *endpoint) bool { return e.lacksCluster == 0 || e.has(terminating) }
+	earlier := func(e *endpoint) bool { return mayHave(e) && !e.has(local) }
 	sp.Direct = &Direct{
-		Leaving:   pick(s.endpoints, leaves),
-		Here:      pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && e.has(local) }),
-		Elsewhere: pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && !e.has(local) && !e.has(nodeless) }),
+		Here:           pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && e.has(local) }),
+		Elsewhere:      pick(s.endpoints, func(e *endpoint) bool { return earlier(e) && !e.has(nodeless) }),
+		Earlier:        pick(s.endpoints, earlier),
+		EarlierWeights: sp.weightsOf(s.endpoints, earlier, false),
 	}
 	return ""
 }

@@ -244,17 +244,15 @@ func (l *layout) placeElements(p *port, to *wants) {
 // present endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this
 // table.
 func (p *port) findEarlier() {
-	now := p.slots[listCluster]
-	if len(p.Direct.Here) == 0 || p.Protocol != inet.TCP || p.ClusterWeights != nil {
+	now, d := p.slots[listCluster], p.Direct
+	if len(d.Here) == 0 || p.Protocol != inet.TCP {
 		return
 	}
-	elsewhere, _ := difference(union(p.Cluster, p.Direct.Leaving), p.Direct.Here)
 	method := p.Method
 	method.Size = uint32(len(now))
-	if method.Slots(len(elsewhere), nil) != len(now) {
-		return
+	if method.Slots(len(d.Earlier), d.EarlierWeights) == len(now) {
+		p.earlier = method.Fill(d.Earlier, d.EarlierWeights)
 	}
-	p.earlier = method.Fill(elsewhere, nil)
 }
 
 // ttl: ip ttl OP VALUE, or ip6 hoplimit OP VALUE

@@ -20,7 +20,8 @@ func directService(ports, here, elsewhere, round int) *model.Service {
 	first := *s.Ports[0]
 	first.Method = balance.Method{Key: balance.Flow}
 	slices.SortFunc(first.Cluster, netip.AddrPort.Compare)
-	first.Direct = &model.Direct{Here: first.Cluster[:here], Elsewhere: first.Cluster[here:]}
+	others := first.Cluster[here:]
+	first.Direct = &model.Direct{Here: first.Cluster[:here], Elsewhere: others, Earlier: others}
 	s.Ports = nil
 	for i := range ports {
 		p := first

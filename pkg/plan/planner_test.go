@@ -211,13 +211,17 @@ func randomPlaces(r *rand.Rand, endpoints []netip.AddrPort) *model.Direct {
 	}
 	d := &model.Direct{}
 	for _, e := range endpoints {
-		switch r.IntN(3) {
-		case 0:
+		place := r.IntN(3)
+		if place == 0 {
 			d.Here = append(d.Here, e)
-		case 1:
+			continue
+		}
+		if place == 1 {
 			d.Elsewhere = append(d.Elsewhere, e)
 		}
+		d.Earlier = append(d.Earlier, e)
 	}
+	d.EarlierWeights = randomWeights(r, len(d.Earlier))
 	return d
 }
 

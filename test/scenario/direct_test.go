@@ -124,7 +124,8 @@ func (f *fabric) ingress(node int) {
 	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s via 10.0.0.1%[3]d; ip route replace %[2]s via fd00:10::1%[3]d`, vip[0], vip[1], node+1))
 }
 
-// service is the manifest of a node: the Service with its endpoints, such as "2 3" for the pods of nodes 2 and 3.
+// service is the manifest of a node: the Service with its endpoints, such as "2 3" for the pods of nodes 2 and 3. The
+// number of a node may have a weight and conditions.
 func (f *fabric) service(node int, annotations, endpoints string) string {
 	f.Helper()
 	slice := [2]string{"shop/web-4", "shop/web-6"}
@@ -132,10 +133,7 @@ func (f *fabric) service(node int, annotations, endpoints string) string {
 		slice[i] += fmt.Sprintf(" http=%d echo=%d dns=%d/udp:", firstPort, echoPort, firstPort)
 	}
 	for _, e := range strings.Fields(endpoints) {
-		number, traits, _ := strings.Cut(e, "!")
-		if traits != "" {
-			traits = "!" + traits
-		}
+		number, traits := e[:1], e[1:]
 		slice[0] += fmt.Sprintf(" 10.244.%s.5@node-%[1]s%[2]s", number, traits)
 		slice[1] += fmt.Sprintf(" fd00:10:244:%s::5@node-%[1]s%[2]s", number, traits)
 	}
@@ -173,7 +171,7 @@ func (f *fabric) endpoints(endpoints string, nodes ...int) {
 	var want []string
 	for _, e := range strings.Fields(endpoints) {
 		if !strings.Contains(e, "!") {
-			want = append(want, fmt.Sprintf("10.244.%s.5", e))
+			want = append(want, fmt.Sprintf("10.244.%s.5", e[:1]))
 		}
 	}
 	for _, i := range nodes {
@@ -387,6 +385,7 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 		{"an endpoint is added on the ingress node", "2 3", "1 2 3", each},
 		{"an endpoint of the ingress node terminates", "1 2", "2 1!ready+terminating", each},
 		{"an endpoint terminates", "2 3", "3 2!ready!serving+terminating", each},
+		{"an endpoint is added, with weights", "2*3 3", "1 2*3 3", each},
 		{"two endpoints are added at once", "2", "1 2 3", each / 3},
 		{"an endpoint is replaced", "2 3", "1 3 2!ready+terminating", each / 2},
 	} {
