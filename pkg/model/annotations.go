@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
@@ -50,6 +51,8 @@ const (
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
 	annotationDeniedSources     = prefix + "denied-source-ranges"
 	annotationForwarding        = prefix + "forwarding-mode"
+	annotationNodeSelector      = "service.cilium.io/node-selector"
+	annotationNode              = "service.cilium.io/node"
 	annotationSourcePolicy      = "service.cilium.io/src-ranges-policy"
 	annotationWholeIP           = "networking.cozystack.io/wholeIP"
 )
@@ -157,6 +160,32 @@ var Annotations = []Annotation{
 		Else: "established connections stay",
 	},
 	{
+		Name: "service.cilium.io/type", Page: "vips.md",
+		Meaning: "the only kind of addresses that is served, beside external IPs",
+		Value: oneOf(func(b *builder, name string) {
+			b.exposed = corev1.ServiceType(name)
+		}, string(corev1.ServiceTypeLoadBalancer), string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeClusterIP)),
+		Else: "all addresses are served",
+	},
+	{
+		Name: annotationNodeSelector, Page: "vips.md",
+		Meaning: "the nodes that serve the Service, by their labels",
+		Value: Value{
+			Values: "a label selector",
+			Samples: []string{
+				"topology.kubernetes.io/zone in (zone-a, zone-b)", "topology.kubernetes.io/zone=zone-b", "!example.com/none",
+			},
+			Wrong: []string{"=", "a in b", strings.Repeat("a,", mostSelector)},
+			set:   (*builder).setNodeSelector,
+		},
+		Else: "all nodes serve the Service",
+	},
+	{
+		Name: annotationNode, Alias: annotationNodeSelector, Page: "vips.md",
+		Meaning: "the same, by the value of the Node's label `service.cilium.io/node`",
+		Value:   Value{Values: "the value of the label", Samples: []string{"edge", ""}, set: (*builder).setNode},
+	},
+	{
 		Name: prefix + "refuse-unused-ports", Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md",
 		Value: either((*builder).setRefusal),
 		Else:  "unused ports of its load-balancer and external IPs are not refused",
@@ -215,6 +244,27 @@ var Annotations = []Annotation{
 			set: (*builder).setSourcePolicy,
 		},
 	},
+}
+
+// mostSelector is the largest length of a selector of nodes, which is read again for each change of the Service.
+const mostSelector = 1024
+
+func (b *builder) setNodeSelector(text string) error {
+	if len(text) > mostSelector {
+		return fmt.Errorf("has more than %d bytes", mostSelector)
+	}
+	selector, err := labels.Parse(text)
+	if err != nil {
+		return errors.New("not a label selector")
+	}
+	b.elsewhere = !selector.Matches(b.node.labels())
+	return nil
+}
+
+// setNode compares the value with the label of the node that has the name of the annotation.
+func (b *builder) setNode(text string) error {
+	b.elsewhere = b.node.labels().Get(annotationNode) != text
+	return nil
 }
 
 func scaleToZero(s *Switches) *bool { return &s.ScaleToZero }

@@ -126,6 +126,11 @@ type builder struct {
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
 	deniesBalancers, closesBalancers bool
 
+	// exposed is the only type of frontends that is served, or empty. elsewhere is true if only other nodes serve the
+	// Service.
+	exposed   corev1.ServiceType
+	elsewhere bool
+
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
 	// fronts holds one frontend for each address of each served family. Port and protocol are not set yet.
@@ -153,6 +158,10 @@ func (b *builder) service() {
 	if len(b.svc.Annotations) > 0 {
 		b.readAnnotations()
 	}
+	if b.elsewhere {
+		b.reserve()
+		return
+	}
 	b.addresses(len(ports), nodePorts)
 	if b.opts.UnusedPorts.Any() || b.opts.Ping.Answers() {
 		b.setVotes()
@@ -160,6 +169,18 @@ func (b *builder) service() {
 	b.setPorts(ports)
 	if b.svc.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(b.svc) {
 		b.healthCheck()
+	}
+}
+
+// exposes reports whether frontends of a type are served.
+func (b *builder) exposes(t corev1.ServiceType) bool { return b.exposed == "" || b.exposed == t }
+
+// reserve keeps the cluster IPs for the Service, without frontends: no other Service may get them.
+func (b *builder) reserve() {
+	for _, a := range b.cluster {
+		if a.IsValid() {
+			b.out.Reserved = append(b.out.Reserved, a)
+		}
 	}
 }
 
@@ -264,7 +285,7 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range inet.Families {
-		if addr := b.cluster[f]; addr.IsValid() {
+		if addr := b.cluster[f]; addr.IsValid() && b.exposes(corev1.ServiceTypeClusterIP) {
 			b.fronts[f] = append(b.fronts[f], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
 		}
 	}
@@ -276,7 +297,12 @@ func (b *builder) addresses(ports, nodePorts int) {
 		b.sources = b.readSources(balancers, externals)
 	}
 	b.addFronts(ExternalIP, externals)
-	b.addFronts(LoadBalancer, balancers)
+	if b.exposes(corev1.ServiceTypeLoadBalancer) {
+		b.addFronts(LoadBalancer, balancers)
+	}
+	if !b.exposes(corev1.ServiceTypeClusterIP) {
+		b.reserve()
+	}
 }
 
 // otherAddresses returns the usable load-balancer IPs and external IPs, within the limits.
@@ -329,7 +355,9 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, Sources: b.sources[kind][f]}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true
-			b.fronts[f][0] = front
+		}
+		if first := b.fronts[f]; len(first) > 0 && first[0].Addr == addr {
+			first[0] = front
 			continue
 		}
 		b.fronts[f] = append(b.fronts[f], front)
@@ -473,7 +501,7 @@ func (b *builder) setPorts(ports []port) {
 				front.Port, front.Protocol = p.number, p.protocol
 				sp.Frontends = append(sp.Frontends, front)
 			}
-			if p.nodePort != 0 {
+			if p.nodePort != 0 && b.exposes(corev1.ServiceTypeNodePort) {
 				sp.Frontends = append(sp.Frontends, Frontend{
 					Key:  Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
 					Kind: NodePort, Local: externalLocal(b.svc), Sources: b.sources[NodePort][f],

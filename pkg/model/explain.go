@@ -59,7 +59,7 @@ func Explain(o Objects, node Node, opts Options) *Explanation {
 	if b == nil {
 		return nil
 	}
-	notes := append(loadBalancerNotes(o.Service), terminationNotes(o.Service, b.out)...)
+	notes := slices.Concat(exposureNotes(b), loadBalancerNotes(o.Service), terminationNotes(o.Service, b.out))
 	x := explainer{builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes}}
 	for i := range b.out.Ports {
 		x.out.Ports = append(x.out.Ports, x.port(i))
@@ -256,6 +256,23 @@ func compareCandidates(a, b Candidate) int {
 		return c
 	}
 	return strings.Compare(a.Slice, b.Slice)
+}
+
+// exposureNotes returns a note if annotations leave out frontends of the Service on this node.
+func exposureNotes(b *builder) (notes []string) {
+	refuse := "; its cluster IPs refuse connections"
+	switch {
+	case b.elsewhere:
+		notes = append(notes, "the labels of this node do not match the Service's annotation "+annotationNodeSelector+" or "+
+			annotationNode+", so only other nodes serve the Service"+refuse)
+	case b.exposed != "":
+		if b.exposes(corev1.ServiceTypeClusterIP) {
+			refuse = ""
+		}
+		notes = append(notes, fmt.Sprintf("the annotation service.cilium.io/type limits the Service to %s addresses and "+
+			"external IPs%s", b.exposed, refuse))
+	}
+	return notes
 }
 
 // loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -17,7 +18,7 @@ func NodeOf(name string, node *corev1.Node) Node {
 	if node == nil {
 		return n
 	}
-	n.Zone = node.Labels[corev1.LabelTopologyZone]
+	n.Zone, n.Labels = node.Labels[corev1.LabelTopologyZone], labels.Set(node.Labels).String()
 	for _, kind := range [...]corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range node.Status.Addresses {
 			if a.Type == kind {
@@ -26,6 +27,12 @@ func NodeOf(name string, node *corev1.Node) Node {
 		}
 	}
 	return n
+}
+
+// labels returns the labels of the node.
+func (n Node) labels() labels.Set {
+	set, _ := labels.ConvertSelectorToLabelsMap(n.Labels) // the API server has checked them
+	return set
 }
 
 // WithIP returns the node with addr as the primary address of its family. If addr is invalid, the node is unchanged.

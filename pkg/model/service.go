@@ -150,6 +150,8 @@ type Service struct {
 	// UID is metadata.uid.
 	UID   string
 	Ports []*ServicePort
+	// Reserved are the cluster IPs at which the Service has no frontend, because of an annotation. They refuse connections.
+	Reserved []netip.Addr
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
@@ -201,6 +203,8 @@ type Node struct {
 	Name string
 	// Zone is the label topology.kubernetes.io/zone; empty means unknown.
 	Zone string
+	// Labels has all labels, in the form key=value with commas, so that two Nodes are comparable.
+	Labels string
 	// IPs holds the node's primary address of each family, or the zero Addr.
 	IPs [2]netip.Addr
 }

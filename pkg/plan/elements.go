@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
@@ -149,6 +150,12 @@ func (p *Planner) serviceElements(s *service, to *wants) {
 	to.own = slices.Grow(to.own, s.takes[ofElements])
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, to)
+	}
+	for _, a := range s.reserved {
+		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
+			to.inNetwork(l.regions, a, regionBits[l.family])
+			l.clusterIP(a, to)
+		}
 	}
 	for f, sources := range s.sources {
 		if sources != nil {

@@ -304,8 +304,7 @@ func (l *layout) sharedElements(p *port, to *wants) {
 			to.inNetwork(l.regions, f.Addr, regionBits[l.family])
 		}
 		if f.AtClusterIP() {
-			to.at(l.clusterIPs, f.Addr)
-			to.inNetwork(l.networks, f.Addr, networkBits[l.family])
+			l.clusterIP(f.Addr, to)
 		}
 		if f.Last != 0 {
 			to.at(l.rangeAddresses, f.Addr)
@@ -318,4 +317,10 @@ func (l *layout) sharedElements(p *port, to *wants) {
 		to.at(l.hairpin, e.Addr(), e.Addr())
 		to.inNetwork(l.networks, e.Addr(), networkBits[l.family])
 	}
+}
+
+// clusterIP adds votes for a cluster IP.
+func (l *layout) clusterIP(a netip.Addr, to *wants) {
+	to.at(l.clusterIPs, a)
+	to.inNetwork(l.networks, a, networkBits[l.family])
 }

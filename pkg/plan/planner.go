@@ -66,6 +66,8 @@ type service struct {
 	index   map[portID]*port
 	sources [2]*sources
 	takes   takes
+	// reserved are the cluster IPs without a frontend.
+	reserved []netip.Addr
 	// lacks are the parts without room, nil if there are none.
 	lacks *lacking
 }
@@ -224,7 +226,7 @@ func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *s
 	if s == nil {
 		return out
 	}
-	out.age = s.Age()
+	out.age, out.reserved = s.Age(), s.Reserved
 	holds, restricted := s.Asleep() && p.assignHolders(out, s), false
 	ranges := p.countRanges(s)
 	if ranges > 0 && !p.assignRanges(out, s, ranges) {

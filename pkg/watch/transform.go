@@ -155,12 +155,11 @@ func stripService(s *corev1.Service, l *model.Limits) *corev1.Service {
 // every few minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, DeletionTimestamp: n.DeletionTimestamp},
-		Spec:       corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
-		Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
-	}
-	if zone, ok := n.Labels[corev1.LabelTopologyZone]; ok {
-		stripped.Labels = map[string]string{corev1.LabelTopologyZone: zone}
+		ObjectMeta: metav1.ObjectMeta{
+			Name: n.Name, UID: n.UID, DeletionTimestamp: n.DeletionTimestamp, Labels: n.Labels,
+		},
+		Spec:   corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
+		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
 	}
 	return stripped
 }

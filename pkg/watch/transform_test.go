@@ -140,7 +140,7 @@ func TestNodeKeepsFieldsThatAreRead(t *testing.T) {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
 	}
 	sent := kept.DeepCopy()
-	sent.Spec.PodCIDR, sent.Labels["kubernetes.io/os"] = "10.0.1.0/24", "linux"
+	sent.Spec.PodCIDR = "10.0.1.0/24"
 	sent.Annotations = map[string]string{"note": "long"}
 	sent.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
 	sent.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.example.com/app"}}}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Objects are the objects in the API server.
@@ -110,6 +111,7 @@ type Oracle struct {
 	machine Machine
 	primary []netip.Addr // of the Node
 	zone    string
+	labels  labels.Set // of the Node
 	cidrs   []netip.Prefix
 	claims  map[target]claim
 	// affinities are the timeouts of service ports by family.
@@ -179,7 +181,7 @@ func (r *Oracle) readNode(n *corev1.Node) {
 	if n == nil {
 		return
 	}
-	r.zone = n.Labels[corev1.LabelTopologyZone]
+	r.zone, r.labels = n.Labels[corev1.LabelTopologyZone], n.Labels
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range n.Status.Addresses {
 			addr, err := netip.ParseAddr(a.Address)

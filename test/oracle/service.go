@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // labelServiceProxyName is the label of Services of another proxy, with any value (KEP-2447).
@@ -50,11 +51,17 @@ func has(list []netip.Addr, a netip.Addr) bool {
 func (r *Oracle) readService(s *corev1.Service) {
 	internal := clusterIPs(s)
 	balancers := balancerIPs(s)
+	if !r.here(s) {
+		for _, a := range internal {
+			r.inUse[a] = true
+		}
+		return
+	}
 	own := ownAddresses(s)
 	mine := map[target]bool{}
 	var fronts []front
 	for _, a := range balancers {
-		if has(internal, a) {
+		if has(internal, a) && exposes(s, corev1.ServiceTypeLoadBalancer) {
 			fronts = append(fronts, front{a, r.guard(claim{service: s, allocated: slices.Contains(internal, a), balanced: true}, a, own)})
 		}
 	}
@@ -64,6 +71,9 @@ func (r *Oracle) readService(s *corev1.Service) {
 		}
 	}
 	for _, a := range internal {
+		if !exposes(s, corev1.ServiceTypeClusterIP) {
+			break
+		}
 		fronts = append(fronts, front{a, claim{service: s, internal: true, allocated: true}})
 	}
 	for i := range s.Spec.Ports {
@@ -75,12 +85,29 @@ func (r *Oracle) readService(s *corev1.Service) {
 		for _, a := range internal {
 			r.inUse[a] = true
 			r.affinities[key(s, p, a.Is6())] = affinity(s)
-			if p.NodePort != 0 {
+			if p.NodePort != 0 && exposes(s, corev1.ServiceTypeNodePort) {
 				r.claimTarget(mine, target{port: uint16(p.NodePort), protocol: protocol(p.Protocol), six: a.Is6()}, r.guard(claim{service: s, port: p, onNode: true}, a, own))
 			}
 		}
 	}
 	r.readRanges(s, fronts)
+}
+
+// exposes reports whether a Service is served at addresses of a type; an annotation may name the only one.
+func exposes(s *corev1.Service, t corev1.ServiceType) bool {
+	only := corev1.ServiceType(s.Annotations["service.cilium.io/type"])
+	all := only != corev1.ServiceTypeClusterIP && only != corev1.ServiceTypeNodePort && only != corev1.ServiceTypeLoadBalancer
+	return all || only == t
+}
+
+// here reports whether this node serves a Service: an annotation may select nodes.
+func (r *Oracle) here(s *corev1.Service) bool {
+	if text, given := s.Annotations["service.cilium.io/node-selector"]; given {
+		selector, err := labels.Parse(text)
+		return err != nil || len(text) > 1024 || selector.Matches(r.labels)
+	}
+	value, given := s.Annotations["service.cilium.io/node"]
+	return !given || value == r.labels["service.cilium.io/node"]
 }
 
 // front is an address of a Service, with the claim for each of its ports.
