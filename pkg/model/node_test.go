@@ -25,7 +25,7 @@ func TestNodeOf(t *testing.T) {
 		ip4, ip6 string
 	}{
 		{name: "nothing known"},
-		{name: "zone", labels: map[string]string{corev1.LabelTopologyZone: "z1"}, zone: "z1"},
+		{name: "zone", labels: map[string]string{corev1.LabelTopologyZone: "z1", "a": "b"}, zone: "z1"},
 		{name: "internal before external, in any order",
 			addrs: addrs{{Type: external, Address: "1.1.1.1"}, {Type: internal, Address: "10.0.0.1"},
 				{Type: internal, Address: "10.0.0.2"}},
@@ -42,6 +42,9 @@ func TestNodeOf(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			want := Node{Name: "n1", Zone: tc.zone}
+			if tc.labels != nil {
+				want.Labels = "a=b,topology.kubernetes.io/zone=z1"
+			}
 			if tc.ip4 != "" {
 				want.IPs[inet.IPv4] = netip.MustParseAddr(tc.ip4)
 			}
