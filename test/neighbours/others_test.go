@@ -115,12 +115,12 @@ func crowdSec() neighbour {
 		},
 		install: func(n *node, configured bool) {
 			if configured {
-				page, err := os.ReadFile(filepath.Join("..", "..", Page))
+				page, err := os.ReadFile(filepath.Join("..", "..", Results.Page))
 				lab.Must(n.t, err)
 				_, rules, _ := strings.Cut(string(page), "```nft\n")
 				rules, _, found := strings.Cut(rules, "```")
 				if !found {
-					n.t.Fatalf("%s has no file for CrowdSec", Page)
+					n.t.Fatalf("%s has no file for CrowdSec", Results.Page)
 				}
 				n.sh("sed -i 's/set-only: false/set-only: true/' %s; nft -f - <<'E'\n%sE", bouncer, rules)
 			}
