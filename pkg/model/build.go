@@ -159,7 +159,7 @@ func (b *builder) service() {
 		b.readAnnotations()
 	}
 	if b.elsewhere {
-		b.reserve()
+		b.reserve(len(ports))
 		return
 	}
 	b.addresses(len(ports), nodePorts)
@@ -175,10 +175,10 @@ func (b *builder) service() {
 // exposes reports whether frontends of a type are served.
 func (b *builder) exposes(t corev1.ServiceType) bool { return b.exposed == "" || b.exposed == t }
 
-// reserve keeps the cluster IPs for the Service, without frontends: no other Service may get them.
-func (b *builder) reserve() {
+// reserve keeps the cluster IPs for a Service with ports, without frontends: no other Service may get them.
+func (b *builder) reserve(ports int) {
 	for _, a := range b.cluster {
-		if a.IsValid() {
+		if a.IsValid() && ports > 0 {
 			b.out.Reserved = append(b.out.Reserved, a)
 		}
 	}
@@ -301,7 +301,7 @@ func (b *builder) addresses(ports, nodePorts int) {
 		b.addFronts(LoadBalancer, balancers)
 	}
 	if !b.exposes(corev1.ServiceTypeClusterIP) {
-		b.reserve()
+		b.reserve(ports)
 	}
 }
 

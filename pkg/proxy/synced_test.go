@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,9 +108,9 @@ func TestAListenerToSomeServices(t *testing.T) {
 			s.Spec.Type, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, 32000
 			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 		}
-		failing := false
+		var failing atomic.Bool
 		b.kernel.fail = func(int) error {
-			if failing {
+			if failing.Load() {
 				return errors.New("refused")
 			}
 			return nil
@@ -133,10 +134,10 @@ func TestAListenerToSomeServices(t *testing.T) {
 		synced := []string{"svc-1 true", "synced first=false err=<nil>", "serve true"}
 		b.set(1, 2, checked)
 		lab.Same(t, synced, changes(), "a Service with a health check")
-		failing = true
+		failing.Store(true)
 		b.set(1, 3)
 		time.Sleep(time.Millisecond)
-		failing = false
+		failing.Store(false)
 		lab.Same(t, append([]string{"svc-1 true", "synced first=false err=refused"}, synced[1:]...), changes(),
 			"the health check leaves, and the first sync fails")
 		b.set(1, 4)

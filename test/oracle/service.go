@@ -53,7 +53,7 @@ func (r *Oracle) readService(s *corev1.Service) {
 	balancers := balancerIPs(s)
 	if !r.here(s) {
 		for _, a := range internal {
-			r.inUse[a] = true
+			r.inUse[a] = r.inUse[a] || len(s.Spec.Ports) > 0
 		}
 		return
 	}
