@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -69,10 +70,10 @@ func (w *world) asFresh() *daemon {
 	// Unused chains stay for two seconds.
 	eventually(w, patience, func() error {
 		want := ruleset(w, w.Remotes[0])
-		for family, bits := range [...]int{inet.IPv4: 20, inet.IPv6: 64} {
-			region := netip.PrefixFrom(w.Node.Addrs()[family], bits).Masked().Addr()
-			want = append(want, fmt.Sprintf("%s set regions: %s", inet.Family(family).Keyword(), region))
-		}
+		addrs := w.Node.Addrs()
+		region, bytes := netip.PrefixFrom(addrs[inet.IPv4], 20).Masked().Addr(), addrs[inet.IPv6].As16()
+		want = append(want, fmt.Sprintf("ip set regions: %s", region),
+			fmt.Sprintf("ip6 set regions: %#x", binary.BigEndian.Uint32(bytes[4:8])))
 		slices.Sort(want)
 		if diff := cmp.Diff(unnumbered(slices.Compact(want)), unnumbered(ruleset(w, w.Node))); diff != "" {
 			return fmt.Errorf("ruleset against that of a fresh start (-want +got):\n%s", diff)
