@@ -52,9 +52,10 @@ var (
 // maxElementList is the largest size of a list of elements in bytes. An attribute's length has 16 bits.
 const maxElementList = 60 << 10
 
-// NewBatch returns an empty batch with a capacity in bytes.
+// NewBatch returns an empty batch with a capacity in bytes. Any batch has room for a change of a small Service.
 func NewBatch(capacity int) *Batch {
-	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+256)}}
+	const small = 2 << 10
+	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+small)}}
 	b.control(unix.NFNL_MSG_BATCH_BEGIN)
 	return b
 }
