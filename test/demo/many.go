@@ -63,7 +63,7 @@ func (d *demo) many(ctx context.Context) error {
 	if err := d.restart(ctx); err != nil {
 		return err
 	}
-	d.out.note("Most of the start is the reading of the folder, which is slower than an API server.")
+	d.out.note("Most of the start is the reading of the folder.")
 	return nil
 }
 

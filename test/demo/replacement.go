@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -176,10 +177,12 @@ func kindOf(path string) (kind, version string) {
 	return "Status", "v1"
 }
 
-// answers returns an error unless web answers at its cluster IP and its node port.
+// answers returns an error unless web answers at its cluster IPs and its node port. kube-proxy programs each IP family
+// by itself.
 func (d *demo) answers(ctx context.Context) error {
 	for _, a := range []lab.Answer{
-		d.asker.Probe(ctx, inet.TCP, web4, lab.Options{}), d.lab.Client.Probe(ctx, inet.TCP, nodePort, lab.Options{}),
+		d.asker.Probe(ctx, inet.TCP, web4, lab.Options{}), d.asker.Probe(ctx, inet.TCP, web6, lab.Options{}),
+		d.lab.Client.Probe(ctx, inet.TCP, nodePort, lab.Options{}),
 	} {
 		if a.Outcome != lab.Answered {
 			return fmt.Errorf("web: %s", a)
@@ -241,7 +244,8 @@ func (d *demo) tables(ctx context.Context, proxy string) error {
 		return err
 	}
 	d.out.output(list)
-	if want := fmt.Sprintf("table ip %s\ntable ip6 %s\n", proxy, proxy); list != want {
+	want := fmt.Sprintf("table ip %s\ntable ip6 %s\n", proxy, proxy)
+	if lines := slices.Sorted(strings.Lines(list)); strings.Join(lines, "") != want { // nft lists them in any order
 		return &mismatch{"The tables belong to " + proxy + ".", want, list}
 	}
 	return nil
