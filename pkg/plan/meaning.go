@@ -35,9 +35,9 @@ func (t table) share() string {
 		return fmt.Sprintf("one of %d slots by %s", size, t.by.words())
 	}
 	if filled := surelyFilled(size); filled < size {
-		return fmt.Sprintf("one of %d to %d by chance", filled+1, size)
+		return fmt.Sprintf("one of %d to %d at random", filled+1, size)
 	}
-	return fmt.Sprintf("one of %d by chance", size)
+	return fmt.Sprintf("one of %d at random", size)
 }
 
 // words describes the endpoints of a list.

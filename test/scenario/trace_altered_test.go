@@ -35,7 +35,7 @@ var alterations = []struct {
 	// refused is the probability of a rejection, if it is neither 0 nor 1.
 	refused float64
 }{
-	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 by chance"},
+	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 at random"},
 	{
 		name:  "the element of the Service is deleted",
 		input: "delete element ip kube-nftproxy services { 10.96.0.10 . tcp . 80 }",
@@ -69,7 +69,7 @@ var alterations = []struct {
 		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 }\n" +
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 1 }\n" +
 			"add element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 : 10.244.1.11 . 9090, tcp . 8000:800 . 1 : 10.244.1.11 . 9090 }",
-		want: []string{"remote-1 sees 10.244.0.11"}, why: "one of 2 by chance",
+		want: []string{"remote-1 sees 10.244.0.11"}, why: "one of 2 at random",
 	},
 	{
 		name:  "the rule that draws is deleted",

@@ -156,7 +156,7 @@ func TestTraceShowsThePath(t *testing.T) {
 		{name: "a pod to a cluster IP", args: []string{"10.244.0.10", "10.96.0.10:80"}, want: `10.244.0.10 -> 10.96.0.10:80/tcp, arrives by veth-pod0
 Service port: shop/web:http
 
-any endpoint; one of 2 by chance
+any endpoint; one of 2 at random
   50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: an endpoint that reaches itself
   50 %  to 10.244.1.10:8080  source kept: 10.244.0.10
 `},
@@ -180,7 +180,7 @@ Rules that act on the packet, on the first of these paths:
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
 Service port: shop/web:http
 
-any endpoint; one of 2 by chance
+any endpoint; one of 2 at random
   50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
   50 %  to 10.244.1.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
 `},
@@ -326,7 +326,7 @@ func TestTraceLive(t *testing.T) {
 	for _, want := range []string{
 		"Service port: shop/sticky\n",
 		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease is valid; on to services: finds the Service of a packet's destination\n",
-		"pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
+		"pick one; on to pick-of-1: a new client: one of 1 at random\n", "the client is remembered\n",
 		"the endpoint is known, is translated to that endpoint\n", " -> 10.244.0.10:8080\n", "The packet left this node by veth-pod0. 10.244.0.10:8080 answered.\n",
 	} {
 		if !strings.Contains(r.out, want) {
