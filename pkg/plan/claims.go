@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -18,8 +19,20 @@ type contenders struct {
 }
 
 // has reports whether a Service is among the contenders.
-func (c *contenders) has(s *service) bool {
-	return c.winner.service == s || slices.ContainsFunc(c.losers, func(l claim) bool { return l.service == s })
+func (c *contenders) has(s *service) bool { return c.winner.service == s || c.lost(s) >= 0 }
+
+// lost returns the index of the claim of a Service among the losers; -1 if there is none. The losers are sorted, so the
+// costs of thousands of Services that claim the same keys do not multiply.
+func (c *contenders) lost(s *service) int {
+	for rank := range ranks {
+		i, found := slices.BinarySearchFunc(c.losers, s, func(l claim, s *service) int {
+			return cmp.Or(cmp.Compare(l.rank(), rank), l.service.compareAge(s))
+		})
+		if found && c.losers[i].service == s {
+			return i
+		}
+	}
+	return -1
 }
 
 // Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the
@@ -126,7 +139,8 @@ func (cs *claims) withdraw(s *service) {
 		case !list.has(s):
 			return
 		case list.winner.service != s:
-			list.losers = slices.DeleteFunc(list.losers, func(l claim) bool { return l.service == s })
+			i := list.lost(s)
+			list.losers = slices.Delete(list.losers, i, i+1)
 		case len(list.losers) == 0:
 			delete(cs.byKey, c.frontend.Key)
 			if cs.singlesAt != nil {

@@ -85,6 +85,9 @@ func (c *claim) compare(d *claim) int {
 	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.compareAge(d.service))
 }
 
+// ranks is the number of ranks of claims.
+const ranks = 3
+
 func (c *claim) rank() int {
 	switch {
 	case c.frontend.AtClusterIP():
