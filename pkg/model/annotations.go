@@ -164,7 +164,8 @@ var Annotations = []Annotation{
 		Meaning: "the only kind of addresses that is served, beside external IPs",
 		Value: oneOf(func(b *builder, name string) {
 			b.exposed = corev1.ServiceType(name)
-		}, string(corev1.ServiceTypeLoadBalancer), string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeClusterIP)),
+		}, string(corev1.ServiceTypeLoadBalancer), string(corev1.ServiceTypeNodePort),
+			string(corev1.ServiceTypeClusterIP)),
 		Else: "all addresses are served",
 	},
 	{
@@ -173,7 +174,8 @@ var Annotations = []Annotation{
 		Value: Value{
 			Values: "a label selector",
 			Samples: []string{
-				"topology.kubernetes.io/zone in (zone-a, zone-b)", "topology.kubernetes.io/zone=zone-b", "!example.com/none",
+				"topology.kubernetes.io/zone in (zone-a, zone-b)", "topology.kubernetes.io/zone=zone-b",
+				"!example.com/none",
 			},
 			Wrong: []string{"=", "a in b", strings.Repeat("a,", mostSelector)},
 			set:   (*builder).setNodeSelector,

@@ -263,8 +263,8 @@ func exposureNotes(b *builder) (notes []string) {
 	refuse := "; its cluster IPs refuse connections"
 	switch {
 	case b.elsewhere:
-		notes = append(notes, "the labels of this node do not match the Service's annotation "+annotationNodeSelector+" or "+
-			annotationNode+", so only other nodes serve the Service"+refuse)
+		notes = append(notes, "the labels of this node do not match the Service's annotation "+
+			annotationNodeSelector+" or "+annotationNode+", so only other nodes serve the Service"+refuse)
 	case b.exposed != "":
 		if b.exposes(corev1.ServiceTypeClusterIP) {
 			refuse = ""

@@ -150,7 +150,8 @@ type Service struct {
 	// UID is metadata.uid.
 	UID   string
 	Ports []*ServicePort
-	// Reserved are the cluster IPs at which the Service has no frontend, because of an annotation. They refuse connections.
+	// Reserved are the cluster IPs at which the Service has no frontend, because of an annotation. They refuse
+	// connections.
 	Reserved []netip.Addr
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16

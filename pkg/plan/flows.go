@@ -39,8 +39,8 @@ type Flows struct{ planner *Planner }
 // Flows returns the flows to the planned frontends.
 func (p *Planner) Flows() Flows { return Flows{p} }
 
-// Take returns the changed frontends since the last call, and forgets them. Each has the namespace of its last owner; ""
-// if this is an earlier process, or for the following frontends. For a range of ports, Take also returns its
+// Take returns the changed frontends since the last call, and forgets them. Each has the namespace of its last owner;
+// "" if this is an earlier process, or for the following frontends. For a range of ports, Take also returns its
 // [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call
 // it after a successful sync.
 func (fs Flows) Take() map[model.Key]string {

@@ -215,8 +215,8 @@ func (r *rulesets) program(name string) string {
 // toOneService returns the first packet of a connection to the same Service each time.
 func (t *timer) toOneService(s *site) []byte { return t.first(s, t.vip(7), servicePort) }
 
-// laterToEndpoint and laterToService return the only packet of a UDP flow that nobody answers. All but the first packet
-// of a burst are later packets of the flow.
+// laterToEndpoint and laterToService return a packet of a UDP flow to which the endpoint never replies. In a burst, the
+// first one begins the flow, and all others continue it.
 func (t *timer) laterToEndpoint(s *site) []byte { return t.later(s, t.endpoint(0), endpointPort) }
 func (t *timer) laterToService(s *site) []byte  { return t.later(s, t.vip(7), servicePort) }
 
