@@ -239,24 +239,31 @@ func (p *pipeline) load() error {
 }
 
 // settle waits until all changes that the tracker has at the call are committed. The first sync that ends may have started before the
-// call. So settle waits for a second one.
+// call, so settle waits for a second one. The loop may plan the changes in several rounds, so settle waits until no Service waits.
 func (p *pipeline) settle() error {
 	const patience = 20 * time.Second
-	timeout := time.After(patience)
-	for range 2 {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for rounds := 0; ; rounds++ {
 		before, changed, _ := p.kernel.state()
-		p.tracker.MarkServiceCIDRs()
+		if rounds >= 2 {
+			status, err := p.loop.Status(ctx)
+			if err != nil || status.Pending == 0 {
+				_, _, failed := p.kernel.state()
+				return errors.Join(err, failed)
+			}
+		} else {
+			p.tracker.MarkServiceCIDRs()
+		}
 		for now := before; now == before; now, changed, _ = p.kernel.state() {
 			select {
 			case <-changed:
-			case <-timeout:
+			case <-ctx.Done():
 				_, _, err := p.kernel.state()
 				return errors.Join(fmt.Errorf("no sync within %s", patience), err)
 			}
 		}
 	}
-	_, _, err := p.kernel.state()
-	return err
 }
 
 // shares returns the starting endpoints in the form of [oracle.Starts.Weigh].
