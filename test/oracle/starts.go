@@ -46,7 +46,7 @@ func (s *Starts) Follow(r *Oracle, now time.Time) {
 		for i := range service.Spec.Ports {
 			for _, a := range clusterIPs(service) {
 				of := key(service, &service.Spec.Ports[i], a.Is6())
-				ready := only(unique(r.endpoints[of]), func(e endpoint) bool { return e.ready })
+				ready := only(unique(r.endpoints[of]), func(e endpoint) bool { return e.ready && r.here(service) })
 				ports[of] = earlier[of].follow(ready, now, slow, old)
 			}
 		}
