@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// limited returns a Service whose endpoints have a maximum of connections each.
+// limited returns a Service with a connection limit of each endpoint.
 func limited(i int, method string, most uint16, endpoints ...int) *model.Service {
 	s := sticky(i, 0, endpoints...)
 	for _, p := range s.Ports {
@@ -85,8 +85,9 @@ func (w *wire) occupy(f inet.Family, n int, destinations []netip.AddrPort) map[i
 	return of
 }
 
-// Each endpoint gets its maximum of connections, at all addresses of a Service together. After the connections of an endpoint have ended, new
-// connections fill all their places: the endpoint does not count clients that found it full and reached another endpoint.
+// Each endpoint reaches its connection limit, at all addresses of a Service together. After the connections of an
+// endpoint have ended, new connections fill all their places: the endpoint does not count clients that found it full
+// and reached another endpoint.
 func TestEndpointsGetTheirMaximumOfConnections(t *testing.T) {
 	cases := []*model.Service{
 		limited(0, "random", 5, 0, 1, 2),
@@ -169,7 +170,7 @@ func TestCountsSurvive(t *testing.T) {
 			for range 20 { // some draws
 				for _, e := range w.offer(f, 1<<20, 16, destinations(f, 0)[0]) {
 					if slices.Contains(endpoints, e) {
-						t.Fatalf("%s: %s gets more than its maximum of connections", when, e)
+						t.Fatalf("%s: %s exceeds its connection limit", when, e)
 					}
 				}
 			}
@@ -233,7 +234,7 @@ func TestCountsSurviveAbsence(t *testing.T) {
 				for _, f := range inet.Families {
 					for range 20 { // some draws
 						if got := w.offer(f, 1<<20, 16, destinations(f, 0)[0]); len(got) > 0 {
-							t.Fatalf("endpoints with their maximum of connections get more: %v", got)
+							t.Fatalf("endpoints at their connection limit get more: %v", got)
 						}
 					}
 				}

@@ -26,7 +26,7 @@ func reload(t testing.TB) {
 }
 
 // TestNftLoadsItsListing: after nft has loaded its own listing, the sets are the same, byte for byte. With algorithms, so are the rules, and packets have the
-// same endpoints. With maximums, so are the elements, and endpoints get their maximum of connections.
+// same endpoints. With maximums, so are the elements, and endpoints reach their connection limit.
 func TestNftLoadsItsListing(t *testing.T) {
 	every, counted := plan.New(options()), stickyOptions
 	cluster(every)

@@ -59,7 +59,8 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
 	}
 	if served.WithoutMaximum {
-		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
+		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): " +
+			"no endpoint has a connection limit")
 	}
 	if o.DirectReturn && !served.DirectReturn {
 		logger.Info("The kernel lacks dup (modules nft_dup_ipv4 and nft_dup_ipv6): no Service has direct server return")

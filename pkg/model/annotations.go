@@ -113,9 +113,9 @@ var Annotations = []Annotation{
 		Else: "endpoints start with their full weight",
 	},
 	{
-		Name: annotationMaximum, Meaning: "the maximum of connections of each endpoint", Page: "algorithms.md",
+		Name: annotationMaximum, Meaning: "the connection limit of each endpoint", Page: "algorithms.md",
 		Value: numbers(1, MostConnections, "", func(b *builder, n uint16) { b.maximum = n }, "1", "2", "1000"),
-		Else:  "endpoints have no maximum of connections",
+		Else:  "endpoints have no connection limit",
 	},
 	{
 		Name: prefix + "at-max-connections", Page: "algorithms.md",
@@ -307,7 +307,7 @@ func (b *builder) readAnnotations() {
 	b.checkDirect()
 	if b.maximum > 0 && !b.limited() {
 		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+
-			"endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
+			"endpoints have no connection limit; use the algorithm "+balance.SourceHash+" instead of session affinity"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.svc.Annotations)) {
 		if strings.HasPrefix(name, prefix) && !known[name] {

@@ -65,7 +65,7 @@ func (b *builder) preventsDirect() string {
 	case b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP:
 		return "the Service has session affinity; use the algorithm " + balance.SourceHash + " instead"
 	case b.maximum > 0:
-		return "the endpoints have a maximum of connections"
+		return "the endpoints have a connection limit"
 	case b.slow > 0:
 		return "the Service has slow start"
 	case len(b.ranges) > 0:

@@ -48,7 +48,7 @@ func TestDirect(t *testing.T) {
 		{name: "SCTP", words: asked, opts: permitted, key: balance.Flow, problem: "SCTP", change: func(s *corev1.Service) {
 			s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
 		}},
-		{name: "maximum", words: asked + annotationMaximum + "=5", opts: permitted, problem: "maximum of connections"},
+		{name: "maximum", words: asked + annotationMaximum + "=5", opts: permitted, problem: "connection limit"},
 		{name: "slow start", words: asked + prefix + "slow-start=5", opts: permitted, problem: "slow start"},
 		{name: "port ranges", words: asked + annotationPortRanges + "=tcp/90-99", opts: permitted, problem: "port ranges"},
 		{name: "hints", words: asked, opts: permitted, key: balance.Flow, hint: hinted, problem: "hints"},

@@ -53,7 +53,7 @@ func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Por
 func (b *builder) setPortRanges(text string) error {
 	list, err := b.limits.parsePortRanges(text)
 	if err == nil && b.limited() {
-		err = errors.New("a maximum of connections cannot count connections to port ranges")
+		err = errors.New("a connection limit cannot count connections to port ranges")
 	}
 	if err == nil {
 		b.ranges = list

@@ -16,7 +16,7 @@ const (
 	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node, or because no number
 	// was left for the service port.
 	NoLocalEndpoints
-	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections.
+	// AtMaximum: refused or dropped, because the endpoints had reached their connection limit.
 	AtMaximum
 	// Held: dropped, because the Service scales to zero and has no endpoint; refused after a while.
 	Held
@@ -81,10 +81,10 @@ var Rows = [Codes]Row{
 		Words: "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
 	},
 	AtMaximum: {
-		Label: "max_connections", Help: "the endpoints have their maximum of connections",
+		Label: "max_connections", Help: "the endpoints have reached their connection limit",
 		Counted: "`at-maximum`", OfPort: true,
 		Action:  "add endpoints, or raise the [connection limit](algorithms.md#connection-limit)",
-		Refuses: true, Drops: true, Words: "all endpoints have their maximum of connections",
+		Refuses: true, Drops: true, Words: "all endpoints have reached their connection limit",
 	},
 	Held: {
 		Reason: "Held", Does: "held: no endpoint; the client retries, and is refused after 2m0s",

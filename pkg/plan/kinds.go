@@ -102,7 +102,7 @@ var kinds = [kindEnd]kindRow{
 	kindLimited: {
 		prefix: "limited-", each: routeNames, code: 5,
 		fixed: [][]step{{stepFirst}, {stepFirst}, {stepFirst, stepAllowed}, {stepLocal}, {stepLocal}},
-		words: func(c class) string { return c.route().words() + "; each has a maximum of connections" },
+		words: func(c class) string { return c.route().words() + "; each has a connection limit" },
 	},
 	// Drops packets to a Service that scales to zero, so that clients retry.
 	kindHold: {prefix: "hold-packet", code: 10, fixed: atFirst, outcome: outcome.Held, words: wordsOf(outcome.Held)},

@@ -284,7 +284,7 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	}
 	if limited && sp.Limited() {
 		s.leaveOut(model.MaximumField, fmt.Sprintf(
-			"%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
+			"%s port %q has no connection limit: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
 			sp.Family, sp.Name.Port))
 	}
 	if hashed {

@@ -75,7 +75,7 @@ func newRooms(r Room) (out rooms) {
 	for _, f := range inet.Families {
 		set(ofNumbers.in(f), endOthers-firstNumber, f.String()+" service ports")
 		set(ofAffine.in(f), endAffine-firstAffine,
-			f.String()+" service ports with session affinity, a maximum of connections or port ranges")
+			f.String()+" service ports with session affinity, a connection limit or port ranges")
 		set(ofHolders.in(f), mostHolders, f.String()+" service ports that hold packets")
 	}
 	return out
@@ -346,7 +346,7 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 	case sp.Affinity > 0:
 		field, what = "spec.sessionAffinity", "has no session affinity"
 	case sp.MaxConnections > 0:
-		field, what = model.MaximumField, "has no maximum of connections"
+		field, what = model.MaximumField, "has no connection limit"
 	default:
 		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
 	}

@@ -81,7 +81,7 @@ func (l *layout) table(o *Options) *nft.Table {
 	}
 	for r := range routes {
 		chains = append(chains,
-			&nft.Chain{Name: class{kind: kindLimited, of: uint8(r)}.name(), Comment: "endpoints have a maximum of connections",
+			&nft.Chain{Name: class{kind: kindLimited, of: uint8(r)}.name(), Comment: "endpoints have a connection limit",
 				Rules: append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
 	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},

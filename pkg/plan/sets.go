@@ -128,7 +128,7 @@ func (l *layout) setRows(o *Options) []setRow {
 		}),
 		both(&l.limitedSlots, func(p string) setRow {
 			return setRow{name: p + "limited-slots", key: slot, data: word, form: hash,
-				comment: "service port . index -> endpoint id, with a maximum of connections"}
+				comment: "service port . index -> endpoint id, with a connection limit"}
 		}),
 		[]setRow{
 			{to: &l.singles, name: "singles", key: vip, data: endpoint, form: hash,
@@ -139,9 +139,9 @@ func (l *layout) setRows(o *Options) []setRow {
 				comment: "service ports of namespaces with too many remembered clients",
 				found:   "the namespace of the Service may have more clients", oftenMissed: true},
 			{to: &l.limited, name: "limited", key: id, data: endpoint, form: maximum, counts: toEndpoint,
-				comment: "endpoint id -> endpoint, unless it has its maximum of connections"},
+				comment: "endpoint id -> endpoint, unless it has reached its connection limit"},
 			{to: &l.full, name: "full", key: word, form: filled(fullEndpoints),
-				comment: "ids of endpoints that had their maximum of connections",
+				comment: "ids of endpoints that had reached their connection limit",
 				found:   "the endpoint is not full", oftenMissed: true},
 			{to: &l.tried, name: "tried", key: word, form: filled(fullEndpoints),
 				comment: "ids of full endpoints that a packet has just tried", oftenMissed: true},

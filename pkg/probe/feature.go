@@ -30,7 +30,7 @@ type feature struct {
 // Hash reports whether the feature is jhash, for an algorithm other than random.
 func (m Missing) Hash() bool { return m.option == hashOption }
 
-// Connlimit reports whether the feature is connlimit, for a maximum of connections.
+// Connlimit reports whether the feature is connlimit, for a connection limit.
 func (m Missing) Connlimit() bool { return m.option == connlimitOption }
 
 // Dup reports whether the feature is dup, for direct server return.

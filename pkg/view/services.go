@@ -56,8 +56,8 @@ type ServicePort struct {
 	Algorithm string `json:"algorithm,omitempty"`
 	// DirectReturn is true with direct server return.
 	DirectReturn bool `json:"directServerReturn,omitempty"`
-	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum is refuse or queue. Full is the number of
-	// connections that found no place, of both IP families.
+	// MaxConnections is the connection limit of each endpoint through this node; 0 means none. AtMaximum is refuse or
+	// queue. Full is the number of connections that found no place, of both IP families.
 	MaxConnections int        `json:"maxConnections,omitempty"`
 	AtMaximum      string     `json:"atMaximum,omitempty"`
 	Full           uint64     `json:"full,omitempty"`
@@ -290,7 +290,7 @@ func affinity(sp *ServicePort) string {
 	return "ClientIP " + duration.HumanDuration(time.Duration(sp.AffinitySeconds)*time.Second)
 }
 
-// maximum describes the maximum of connections; "" without one.
+// maximum describes the connection limit; "" without one.
 func (sp *ServicePort) maximum() string {
 	if sp.MaxConnections == 0 {
 		return ""

@@ -38,7 +38,7 @@ func TestNodePortCollision(t *testing.T) {
 	w.serve(w.Pods...)
 	w.apply(onNodePort("web", webNodePort), onNodePort("dns", dnsNodePort), onNodePort("quiet", quietNodePort),
 		slice("web", "web-4", endpoint(w.Pods[0].IPv4)))
-	taker, err := w.Node.Serve(inet.TCP, webNodePort)
+	other, err := w.Node.Serve(inet.TCP, webNodePort)
 	must(t, err)
 	w.occupyQuiet()
 	sysctl := func(name, value string) {
@@ -68,7 +68,7 @@ func TestNodePortCollision(t *testing.T) {
 	}
 
 	// After a change, a search finds neither any more, and reports nothing.
-	must(t, taker.Close())
+	must(t, other.Close())
 	sysctl("ip_local_reserved_ports", "30000-32767")
 	w.apply(onNodePort("other", 30091))
 	eventually(t, patience, func() error { return collisions(d, 0, 0) })

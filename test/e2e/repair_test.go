@@ -59,7 +59,8 @@ var faults = []struct{ name, command, why string }{
 		"add element ip kube-nftproxy service-cidrs { 10.96.0.0/24 }", "service-cidrs"},
 	{"the lease deleted", "flush set ip kube-nftproxy lease", "lease"},
 	{"the state deleted", "flush set ip kube-nftproxy state", "its element state is missing"},
-	{"a table made anew by hand", "delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "is missing"},
+	{"a table created by hand",
+		"delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "is missing"},
 }
 
 // TestRepair makes all kinds of foreign changes of the tables. Within a second the tables are as before, after one counted batch,

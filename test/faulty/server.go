@@ -298,7 +298,7 @@ func (l *listener) reset() (n int) {
 	defer l.mu.Unlock()
 	for c := range l.open {
 		if tcp, ok := c.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // what isn't sent is thrown away, and the other side told so by RST
+			_ = tcp.SetLinger(0) // discard unsent data, and send an RST
 		}
 		_ = c.Close()
 		n++

@@ -76,7 +76,8 @@ func TestWithoutModules(t *testing.T) {
 		{"", both, nil},
 		{"nft_numgen", ended, []string{"the kernel lacks numgen random (module nft_numgen, CONFIG_NFT_NUMGEN):", "run modprobe -a nft_numgen;"}},
 		{"nft_hash", both, []string{"The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random"}},
-		{"nft_connlimit", both, []string{"The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections"}},
+		{"nft_connlimit", both, []string{"The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): " +
+			"no endpoint has a connection limit"}},
 		{"nft_masq", ended, []string{"the kernel lacks masquerade (module nft_masq, CONFIG_NFT_MASQ):"}},
 		{"nft_nat", ended, []string{"the kernel lacks dnat (module nft_nat, CONFIG_NFT_NAT):"}},
 		{"nft_chain_nat", ended, []string{"the kernel lacks chains of type nat (module nft_chain_nat, CONFIG_NFT_NAT):"}},

@@ -87,7 +87,7 @@ func (p *pod) runContainer(ctx context.Context, c *corev1.Container, policy core
 	return false
 }
 
-// runOnce runs a container's program once; where the pod goes, it is told to end, and killed after the grace period.
+// runOnce runs a container's program once; a deleted pod gets SIGTERM, and SIGKILL after the grace period.
 func (p *pod) runOnce(ctx context.Context, c *corev1.Container) error {
 	running, err := p.start(ctx, c)
 	if err != nil {

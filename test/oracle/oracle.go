@@ -81,7 +81,7 @@ type Verdict struct {
 	Chosen int
 	// Affinity is the time after its last packet for which a client stays with its endpoint; 0 without affinity.
 	Affinity time.Duration
-	// Maximum is the maximum of connections of each endpoint, or 0. AtMaximum is the outcome while all endpoints have it.
+	// Maximum is the connection limit of each endpoint, or 0. AtMaximum is the outcome while all endpoints have it.
 	Maximum   int
 	AtMaximum Outcome
 }

@@ -595,7 +595,7 @@ func (a *performance) crowd(q question, truth *oracle.Oracle, port string) *fail
 			return nil
 		}
 	}
-	return &failure{kind: "packet: maximum of connections", text: fmt.Sprintf("%s: %v", l.text, err)}
+	return &failure{kind: "packet: connection limit", text: fmt.Sprintf("%s: %v", l.text, err)}
 }
 
 // packet returns a question's packet for the oracle, and its source host.

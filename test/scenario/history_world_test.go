@@ -456,7 +456,7 @@ func (w *world) weights(m *member) {
 }
 
 // annotations draws the values of some annotations of a Service, or removes them. A step of a history that is not hasty
-// takes three minutes, the time of a short slow start. Some clients reach a maximum of connections of 1 or 2.
+// takes three minutes, the time of a short slow start. Some clients reach a connection limit of 1 or 2.
 func (w *world) annotations(m *member) {
 	for _, a := range model.Annotations {
 		if a.OfSlices() || w.rand.IntN(4) > 0 {

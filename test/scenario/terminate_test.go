@@ -323,8 +323,8 @@ spec:
 	d.live("after the endpoint left", list, true)
 }
 
-// At the maximum of connections, a Service with queue drops only packets that begin a connection: the next segment of a connection to an endpoint that
-// left gets a reset.
+// At the connection limit, a Service with queue drops only packets that begin a connection: the next segment of a
+// connection to an endpoint that left gets a reset.
 func TestConnectionsToGoneEndpointsWithoutAPlace(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
 	for _, host := range []*lab.Host{l.Pods[0], l.Remotes[0]} {

@@ -175,7 +175,7 @@ func (a *API) awaitAll(ctx context.Context, proxies []*Proxy) (missed bool, err 
 func (a *API) resync(ctx context.Context, proxies []*Proxy) error {
 	home := node(a.stored, a.nodeName)
 	if home == nil {
-		return errors.New("have everything written anew: there is no Node to move away")
+		return errors.New("write all objects again: there is no Node to move away")
 	}
 	away := home.DeepCopy()
 	away.Labels = map[string]string{corev1.LabelTopologyZone: zoneAway}

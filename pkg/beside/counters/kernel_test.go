@@ -99,7 +99,7 @@ type shape struct {
 	endpoints []*lab.Host
 	local     bool
 	affinity  time.Duration
-	// most is the maximum of connections of each endpoint.
+	// most is the connection limit of each endpoint.
 	most uint16
 	at   model.AtMaximum
 	// method selects the endpoint. With weighted, the first endpoint has the weight 3, and each other one the weight 1.

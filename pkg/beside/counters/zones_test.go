@@ -85,14 +85,14 @@ func (n *counted) verify(when string) {
 	}
 }
 
-// Each way to an endpoint counts once: by chance, by hash, by weight, of a remembered client, with a maximum, with
+// Each way to an endpoint counts once: random, by hash, by weight, of a remembered client, with a maximum, with
 // policy Local.
 func TestConnectionsOfZones(t *testing.T) {
 	n := newCounted(t)
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
 	kind := apply.Full
 	for name, s := range map[string]shape{
-		"by chance":        {},
+		"random":           {},
 		"maglev":           {method: balance.Method{Key: balance.Flow}},
 		"source hash":      {method: balance.Method{Key: balance.Source, Prefixes: [2]uint8{32, 128}}},
 		"weighted":         {method: balance.Method{Key: balance.Flow}, weighted: true},
@@ -121,7 +121,8 @@ func TestConnectionsOfRangesCountForTheZone(t *testing.T) {
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
 	kind := apply.Full
 	for name, s := range map[string]shape{
-		"by chance": {}, "maglev": {method: balance.Method{Key: balance.Flow}}, "affinity": {affinity: time.Hour}, "policy Local": {local: true},
+		"random": {}, "maglev": {method: balance.Method{Key: balance.Flow}},
+		"affinity": {affinity: time.Hour}, "policy Local": {local: true},
 	} {
 		s.endpoints, s.sources, s.ranged = all, n.firstClient, true
 		n.set(s, kind)

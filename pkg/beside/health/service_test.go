@@ -176,8 +176,8 @@ func (p *port) Close() error {
 	return p.Listener.Close()
 }
 
-// pretending returns Services with recorded addresses.
-func pretending(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
+// recording returns Services with recorded addresses.
+func recording(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
 	p := &ports{open: map[string]int{}}
 	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: failed})
 	s.listen = p.listen
@@ -194,7 +194,7 @@ func addresses(list ...string) (out []netip.Addr) {
 
 func TestWhereServicesListen(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
-	s, ports := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, ports := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
 	for _, step := range []struct {
 		name   string
 		checks map[types.NamespacedName]Check
@@ -227,16 +227,16 @@ func TestWhereServicesListen(t *testing.T) {
 // to another one that is in use, the Service gets another problem.
 func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
-	var told []string
-	s, ports := pretending(t, func(p model.Problem) { told = append(told, p.Name.Name) })
+	var reported []string
+	s, ports := recording(t, func(p model.Problem) { reported = append(reported, p.Name.Name) })
 	checks := map[types.NamespacedName]Check{web: {Port: 1, Served: both}, mail: {Port: 2, Served: both}}
 	addrs := addresses("192.0.2.1", "2001:db8::1")
-	expect := func(when string, wantBroken int, wantTold []string, want map[string]int) {
+	expect := func(when string, wantBroken int, wantReported []string, want map[string]int) {
 		t.Helper()
 		if broken := s.Sync(checks, addrs); broken != wantBroken {
 			t.Errorf("%s: %d failed addresses, want %d", when, broken, wantBroken)
 		}
-		lab.Same(t, wantTold, told, "%s: problems", when)
+		lab.Same(t, wantReported, reported, "%s: problems", when)
 		lab.Same(t, want, ports.list(), "%s: listening", when)
 	}
 	others := map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:1": 1, "tcp6 [2001:db8::1]:2": 1}
@@ -258,8 +258,8 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 // Each Sync retries at most a hundred failed addresses, and opens new ones immediately. So many failures do not block
 // the loop, which calls Sync twice a second.
 func TestManyPortsThatAreTaken(t *testing.T) {
-	told := 0
-	s, ports := pretending(t, func(model.Problem) { told++ })
+	reported := 0
+	s, ports := recording(t, func(model.Problem) { reported++ })
 	tries := 0
 	free := false
 	s.listen = func(network, address string) (net.Listener, error) {
@@ -284,8 +284,8 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 	sync(mostRetries, services*addrs)
 	checks[types.NamespacedName{Name: "new"}] = Check{Port: 1000, Served: both}
 	sync(mostRetries+addrs, services*addrs+addrs)
-	if told != services+1 {
-		t.Errorf("%d problems were reported, want one for each of %d Services", told, services+1)
+	if reported != services+1 {
+		t.Errorf("%d problems were reported, want one for each of %d Services", reported, services+1)
 	}
 	free = true
 	for left := services*addrs + addrs; left > 0; {
@@ -297,7 +297,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 
 // TestTheCostIsASum: 400 addresses of the node and 50 Services cost 50 sockets.
 func TestTheCostIsASum(t *testing.T) {
-	s, ports := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, ports := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
 	var addrs []netip.Addr
 	checks := map[types.NamespacedName]Check{}
 	for i := range 400 {
@@ -346,7 +346,7 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 	all := map[types.NamespacedName]Check{old: of(1), young: of(2), stranger: of(3)}
 	for _, first := range []types.NamespacedName{old, young, stranger} {
 		var reported []types.NamespacedName
-		s, ports := pretending(t, func(p model.Problem) { reported = append(reported, p.Name) })
+		s, ports := recording(t, func(p model.Problem) { reported = append(reported, p.Name) })
 		at := addresses("192.0.2.1")
 		s.Sync(map[types.NamespacedName]Check{first: all[first]}, at)
 		if broken := s.Sync(all, at); broken != 2 || s.Broken(old) != nil || ports.list()["tcp4 192.0.2.1:1"] != 1 {
@@ -368,7 +368,7 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 // limit, and gets descriptors when there is room. Other namespaces get theirs.
 func TestNoNamespaceTakesAllDescriptors(t *testing.T) {
 	var reported []model.Problem
-	s, ports := pretending(t, func(p model.Problem) { reported = append(reported, p) })
+	s, ports := recording(t, func(p model.Problem) { reported = append(reported, p) })
 	s.Files = descriptors.Of(1024)
 	const services, share = 300, 24
 	checks, at := map[types.NamespacedName]Check{}, addresses("192.0.2.1")
@@ -476,7 +476,7 @@ func TestTheProgramAnswersAtTheLimit(t *testing.T) {
 
 // A change of only the numbers of endpoints causes no work for sockets, of which there may be thousands.
 func TestChangedCountsCostNoWorkForSockets(t *testing.T) {
-	s, _ := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, _ := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
 	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
 	for i := range 1000 {
 		checks[types.NamespacedName{Namespace: fmt.Sprint(i), Name: "web"}] = Check{Port: uint16(1 + i), Served: both}

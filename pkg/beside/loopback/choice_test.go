@@ -40,7 +40,7 @@ func TestChoiceWithoutAffinityUsesEveryEndpoint(t *testing.T) {
 // TestChoiceWithAffinity connects repeatedly with session affinity: each connection restarts the timeout.
 func TestChoiceWithAffinity(t *testing.T) {
 	const timeout = 10 * time.Second
-	for range 20 { // a wrong implementation may choose the right endpoint once by chance
+	for range 20 { // a wrong implementation may choose the right endpoint once
 		var c choice
 		now := time.Unix(1000, 0)
 		c.set(three, timeout)

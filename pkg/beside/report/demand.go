@@ -11,8 +11,8 @@ import (
 // share them.
 const demandPerNode = 2_500
 
-// demandBudget limits the Events about demand. It does not remember suppressed ones: a Service has another episode as
-// long as there is demand.
+// demandBudget limits the Events about demand. It does not remember suppressed ones: while there is demand, the
+// Service has another period of demand later.
 type demandBudget struct {
 	mu      sync.Mutex
 	granted allowance
