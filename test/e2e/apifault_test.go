@@ -163,18 +163,6 @@ func (b *besieged) awaitWatches(t *testing.T) {
 // healthy returns an error unless the program reports that it is healthy.
 func (b *besieged) healthy() error { return answer(b.d, "healthz", http.StatusOK) }
 
-// faultTime returns the duration of the API server's outages.
-func faultTime(t *testing.T) time.Duration {
-	t.Helper()
-	s := os.Getenv("API_FAULT")
-	if s == "" {
-		return 2 * time.Second
-	}
-	d, err := time.ParseDuration(s)
-	must(t, err)
-	return d
-}
-
 // apiFaults make a fault, call during for changes meanwhile, and remove the fault.
 var apiFaults = []struct {
 	name string
@@ -225,7 +213,7 @@ var apiFaults = []struct {
 	{"the server lost its memory", restarted, false},
 	{"nobody listens", func(t *testing.T, b *besieged) {
 		b.Down()
-		b.awayWithRestart(t, faultTime(t))
+		b.awayWithRestart(t, lab.Setting(t, "API_FAULT", 2*time.Second))
 		must(t, b.Up())
 	}, false},
 	{"packets are lost", func(t *testing.T, b *besieged) { b.lossy(t, b.away) }, true},
@@ -235,7 +223,7 @@ var apiFaults = []struct {
 		defer resume()
 		b.Edit(func(e faulty.Event) []faulty.Event { <-still.Done(); return []faulty.Event{e} })
 		b.Intercept(func(http.ResponseWriter, *http.Request) bool { <-still.Done(); return false })
-		b.away(t, faultTime(t))
+		b.away(t, lab.Setting(t, "API_FAULT", 2*time.Second))
 	}, true},
 	{"at random", random, false},
 }
@@ -245,7 +233,7 @@ func (b *besieged) lossy(t *testing.T, during func(*testing.T, time.Duration)) {
 	_, port, _ := strings.Cut(b.Address(), ":")
 	nft(t, b.Node, fmt.Sprintf("add table inet lossy; add chain inet lossy out { type filter hook output priority 0; }; "+
 		"add rule inet lossy out tcp dport %s drop; add rule inet lossy out tcp sport %s drop", port, port))
-	during(t, faultTime(t))
+	during(t, lab.Setting(t, "API_FAULT", 2*time.Second))
 	nft(t, b.Node, "delete table inet lossy")
 }
 
@@ -347,13 +335,7 @@ func garbled(t *testing.T, b *besieged) {
 
 // random makes random faults during random changes: CHAOS=10m sets the duration.
 func random(t *testing.T, b *besieged) {
-	long := 5 * time.Second
-	if s := os.Getenv("CHAOS"); s != "" {
-		var err error
-		if long, err = time.ParseDuration(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	long := lab.Setting(t, "CHAOS", 5*time.Second)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

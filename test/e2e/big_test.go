@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,11 +28,9 @@ const (
 
 // bigSize returns the number of Services: 10,000 by default, else BIG.
 func bigSize(t *testing.T) int {
-	n := 10000
-	if s := os.Getenv("BIG"); s != "" {
-		if _, err := fmt.Sscan(s, &n); err != nil || n < samples {
-			t.Fatalf("BIG=%q: want a number of Services, at least %d", s, samples)
-		}
+	n := lab.Setting(t, "BIG", 10_000)
+	if n < samples {
+		t.Fatalf("BIG=%d: want a number of Services, at least %d", n, samples)
 	}
 	return n
 }

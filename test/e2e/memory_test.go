@@ -26,12 +26,7 @@ func TestMemoryLimit(t *testing.T) {
 	if os.Getenv("BIG") != "" {
 		n, limit = bigSize(t), 128
 	}
-	if s := os.Getenv("MEMORY"); s != "" {
-		var err error
-		if limit, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	limit = lab.Setting(t, "MEMORY", limit)
 	w := ownWorld(t, lab.Config{Pods: 7, Remotes: 6})
 	serveEcho(t, backendPort, append(w.Pods[:6:6], w.Remotes[:5]...)...)
 	ips := w.createBig(n)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,13 +65,7 @@ var faults = []struct{ name, command, why string }{
 // TestRepair makes all kinds of foreign changes of the tables. Within a second the tables are as before, after one counted batch,
 // and the log has the reason and the author. REPAIRS=20 repeats it.
 func TestRepair(t *testing.T) {
-	times := 1
-	if s := os.Getenv("REPAIRS"); s != "" {
-		var err error
-		if times, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	times := lab.Setting(t, "REPAIRS", 1)
 	w := newRepaired(t)
 	w.want = ruleset(t, w.Node)
 	w.listens(t)

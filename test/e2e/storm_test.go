@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -53,12 +52,9 @@ var storms = []struct {
 // repair does not wait for that. BIG is the number of Services, 1,000 by default, and REPAIRS the number of repetitions of each
 // storm.
 func TestRepairInAStorm(t *testing.T) {
-	services, times := 1000, 4
+	services, times := 1000, lab.Setting(t, "REPAIRS", 4)
 	if os.Getenv("BIG") != "" {
 		services = bigSize(t)
-	}
-	if n, err := strconv.Atoi(os.Getenv("REPAIRS")); err == nil {
-		times = n
 	}
 	s := newStormy(t, services)
 	for _, storm := range storms {

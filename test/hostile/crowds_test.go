@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // crowd is an attack of several namespaces together on a quantity of the node.
@@ -154,7 +156,7 @@ const littleRoom = "node-elements=20000,node-source-ranges=400,node-port-ranges=
 func TestCrowds(t *testing.T) {
 	for _, c := range crowds {
 		numbers := c.namespaces
-		if setting(t, "HOSTILE_STEPS", defaultSteps) > defaultSteps {
+		if lab.Setting(t, "HOSTILE_STEPS", defaultSteps) > defaultSteps {
 			numbers = append(numbers, c.more...)
 		}
 		for _, of := range numbers {

@@ -2,19 +2,16 @@ package hostile
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -51,7 +48,7 @@ func TestHistories(t *testing.T) {
 }
 
 func histories(t *testing.T, flags ...string) {
-	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
+	seed, steps := lab.Setting(t, "HOSTILE_SEED", defaultSeed), lab.Setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
 		node: newBank(t, flags...), rand: rand.New(rand.NewPCG(uint64(seed), 15)),
 		evil: map[string][]runtime.Object{}, twins: twins(300),
@@ -102,33 +99,12 @@ func histories(t *testing.T, flags ...string) {
 // linesOfAStart is more than the number of problems that a process reports in ten minutes.
 const linesOfAStart = 600
 
-func setting(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return n
-}
-
 // values returns the values of a map, sorted by their keys.
 func values[T any](m map[string]T) (list []T) {
-	for _, name := range sortedKeys(m) {
+	for _, name := range slices.Sorted(maps.Keys(m)) {
 		list = append(list, m[name])
 	}
 	return list
-}
-
-func sortedKeys[T any](m map[string]T) (keys []string) {
-	for name := range m {
-		keys = append(keys, name)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // history has a node, the tenants' objects, and the state of session affinity.
@@ -172,25 +148,27 @@ var acts = []struct {
 		if h.rand.IntN(3) == 0 {
 			s.Spec.SessionAffinity = ""
 		}
-		list := some(h, h.twins, 250)
-		return slicesOf(s.Namespace+"/"+s.Name, []string{"https"}, int32(one(h, 1, 8080, 8443)), append(list, h.Pods[2].IPv6))
+		list := lab.Some(h.rand, h.twins, 250)
+		return slicesOf(s.Namespace+"/"+s.Name, []string{"https"}, int32(lab.One(h.rand, 1, 8080, 8443)),
+			append(list, h.Pods[2].IPv6))
 	}},
 	{"a name of bank's number", func(h *history, s *corev1.Service) []runtime.Object {
-		s.Namespace, s.Name = split(one(h, h.names...))
+		s.Namespace, s.Name = split(lab.One(h.rand, h.names...))
 		sticky(s)
 		return h.endpoints(s)
 	}},
 	{"unusable addresses", func(h *history, s *corev1.Service) []runtime.Object {
-		s.Spec.ExternalIPs = slices.Repeat([]string{one(h, "1::", "239.1.1.1", "127.0.0.1", "bad", "")}, h.rand.IntN(3_000))
+		s.Spec.ExternalIPs = slices.Repeat([]string{lab.One(h.rand, "1::", "239.1.1.1", "127.0.0.1", "bad", "")},
+			h.rand.IntN(3_000))
 		return h.endpoints(s)
 	}},
 	{"a product", func(h *history, s *corev1.Service) []runtime.Object {
-		s.Spec.Ports = ports(one(h, 1, 65_500), 1+h.rand.IntN(30))
+		s.Spec.Ports = ports(lab.One(h.rand, 1, 65_500), 1+h.rand.IntN(30))
 		s.Spec.ExternalIPs = texts(addresses("198.18.0.1", h.rand.IntN(60), 1))
 		return h.endpoints(s)
 	}},
 	{"bank's addresses", func(h *history, s *corev1.Service) []runtime.Object {
-		s.Spec.ExternalIPs = some(h, boundaryAddresses, len(boundaryAddresses))
+		s.Spec.ExternalIPs = lab.Some(h.rand, boundaryAddresses, len(boundaryAddresses))
 		s.Spec.Ports = append(ports(8443, 1), corev1.ServicePort{Name: "u", Protocol: corev1.ProtocolUDP, Port: 8443})
 		return h.endpoints(s)
 	}},
@@ -200,23 +178,26 @@ var acts = []struct {
 		return h.endpoints(s)
 	}},
 	{"long names", func(h *history, s *corev1.Service) []runtime.Object {
-		s.Name = strings.Repeat("x", one(h, 63, 253))
+		s.Name = strings.Repeat("x", lab.One(h.rand, 63, 253))
 		s.Spec.Ports[0].Name = strings.Repeat("y", 63)
 		return h.endpoints(s)
 	}},
 	{"boundary numbers", func(h *history, s *corev1.Service) []runtime.Object {
 		sticky(s)
-		s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = one[int32](h, -1, 0, 1, 65_535, 65_536, math.MaxInt32), one[int32](h, 0, 1, 65_535, 70_000)
-		s.Spec.Ports[0].Protocol = one(h, "", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP, "ICMP")
+		s.Spec.Ports[0].Port = lab.One[int32](h.rand, -1, 0, 1, 65_535, 65_536, math.MaxInt32)
+		s.Spec.Ports[0].NodePort = lab.One[int32](h.rand, 0, 1, 65_535, 70_000)
+		s.Spec.Ports[0].Protocol = lab.One(h.rand, "", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP,
+			"ICMP")
 		s.Spec.Type = corev1.ServiceTypeNodePort
-		timeout := one[int32](h, math.MinInt32, 0, 1, 86_400, 86_401, math.MaxInt32)
+		timeout := lab.One[int32](h.rand, math.MinInt32, 0, 1, 86_400, 86_401, math.MaxInt32)
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 		return h.endpoints(s)
 	}},
 	{"source ranges", func(h *history, s *corev1.Service) []runtime.Object {
 		s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.66"}}
 		s.Spec.LoadBalancerSourceRanges = append(ranges(h.rand.IntN(300)),
-			some(h, []string{"0.0.0.0/0", "0.0.0.0/1", "198.18.0.0/15", "198.18.0.0/32", "255.255.255.255/32", "10.0.0.1/8", "::/0", "bad", ""}, 9)...)
+			lab.Some(h.rand, []string{"0.0.0.0/0", "0.0.0.0/1", "198.18.0.0/15", "198.18.0.0/32", "255.255.255.255/32",
+				"10.0.0.1/8", "::/0", "bad", ""}, 9)...)
 		s.Spec.Ports = ports(1, 1+h.rand.IntN(10))
 		return h.endpoints(s)
 	}},
@@ -231,7 +212,7 @@ func (h *history) useUp(s *corev1.Service) []runtime.Object {
 	lab.Must(h.T, err)
 	c := &crew{namespace: s.Namespace, prefix: s.Name + "-", number: number}
 	client := h.Client.IPv4.String() + "/32"
-	for range one(h, 3, 20, 60) {
+	for range lab.One(h.rand, 3, 20, 60) {
 		var one *corev1.Service
 		port := uint16(80)
 		switch h.rand.IntN(5) {
@@ -342,7 +323,7 @@ func (h *history) step() (what string) {
 		return "a reboot"
 	}
 	var names []string
-	for range one(h, 1, 1, 2, 3) {
+	for range lab.One(h.rand, 1, 1, 2, 3) {
 		names = append(names, h.act())
 	}
 	h.settle()
@@ -372,37 +353,28 @@ func (h *history) act() string {
 
 // endpoints returns slices with random endpoints: evil's pods, unused addresses, bank's cluster IP and the node.
 func (h *history) endpoints(s *corev1.Service) []runtime.Object {
-	list := some(h, append(addresses("10.244.16.1", 20, 1),
+	list := lab.Some(h.rand, append(addresses("10.244.16.1", 20, 1),
 		h.Pods[2].IPv4, h.Pods[3].IPv4, netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.1")), 24)
-	return slicesOf(s.Namespace+"/"+s.Name, portNames(s.Spec.Ports), int32(one(h, 1, backendPort, 65_535)), list)
+	return slicesOf(s.Namespace+"/"+s.Name, portNames(s.Spec.Ports), int32(lab.One(h.rand, 1, backendPort, 65_535)),
+		list)
 }
 
 // drawBank replaces bank's objects with random ones.
 func (h *history) drawBank() {
 	s := bankService()
-	s.Spec.LoadBalancerSourceRanges = one(h, nil, []string{"192.0.2.0/24"}, []string{"198.51.100.0/24"}, []string{"192.0.2.100/32", "10.244.0.12/32"})
+	s.Spec.LoadBalancerSourceRanges = lab.One(h.rand, nil, []string{"192.0.2.0/24"}, []string{"198.51.100.0/24"},
+		[]string{"192.0.2.100/32", "10.244.0.12/32"})
 	if h.rand.IntN(2) == 0 {
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	h.clients.Forget()
 	h.bank = []runtime.Object{s}
 	for number, list := range [][]netip.Addr{{h.Pods[0].IPv4, h.Pods[1].IPv4}, {h.Pods[0].IPv6, h.Pods[1].IPv6}} {
-		if list = some(h, list, 2); len(list) > 0 {
+		if list = lab.Some(h.rand, list, 2); len(list) > 0 {
 			h.bank = append(h.bank, slice("bank/pay", number, []string{"https"}, backendPort, list...))
 		}
 	}
 }
-
-// some returns at most most random items of a list, in random order.
-func some[T any](h *history, list []T, most int) (out []T) {
-	for _, i := range h.rand.Perm(len(list))[:h.rand.IntN(min(most, len(list))+1)] {
-		out = append(out, list[i])
-	}
-	return out
-}
-
-// one returns a random item.
-func one[T any](h *history, list ...T) T { return list[h.rand.IntN(len(list))] }
 
 // follows waits until packets have the results that bank's objects require, and checks that this lasts.
 func (h *history) follows(when string) {
@@ -420,16 +392,7 @@ func (h *history) follows(when string) {
 func (h *history) oracle() *oracle.Oracle {
 	var all oracle.Objects
 	for _, o := range append(clusterObjects(), h.bank...) {
-		switch o := o.(type) {
-		case *corev1.Service:
-			all.Services = append(all.Services, o)
-		case *discoveryv1.EndpointSlice:
-			all.Slices = append(all.Slices, o)
-		case *corev1.Node:
-			all.Node = o
-		case *networkingv1.ServiceCIDR:
-			all.ServiceCIDRs = append(all.ServiceCIDRs, o)
-		}
+		all.Add(o)
 	}
 	pods := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
 	return oracle.New(all, oracle.Machine{

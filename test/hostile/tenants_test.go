@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,7 +152,7 @@ func (n *node) keepsPorts(want map[string]string, evil ...*corev1.Service) {
 	n.Helper()
 	check := func(when string) {
 		n.Helper()
-		for _, to := range sortedKeys(want) {
+		for _, to := range slices.Sorted(maps.Keys(want)) {
 			if got := n.ask(n.Client, to, surely); got != want[to] {
 				n.Errorf("%s, %s: %s, want %s", when, to, got, want[to])
 			}
@@ -288,7 +290,7 @@ func TestVerifyAgreesAboutRoom(t *testing.T) {
 // addresses. New clients of bank are still remembered, and known clients keep their endpoint. The test sends a million
 // packets, so it runs only in long runs: HOSTILE_STEPS.
 func TestRememberedClients(t *testing.T) {
-	if setting(t, "HOSTILE_STEPS", defaultSteps) <= defaultSteps {
+	if lab.Setting(t, "HOSTILE_STEPS", defaultSteps) <= defaultSteps {
 		t.Skipf("runs with HOSTILE_STEPS above %d", defaultSteps)
 	}
 	const sources, portsOfAll, first = 4_000, 270, 1_000

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +90,34 @@ func ProcessorTime(t testing.TB) time.Duration {
 	var u unix.Rusage
 	Must(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Setting returns the number or the duration in an environment variable, or otherwise if the variable is empty.
+func Setting[T int | uint64 | time.Duration](t testing.TB, name string, otherwise T) T {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	if _, ok := any(otherwise).(time.Duration); ok {
+		d, err := time.ParseDuration(text)
+		Must(t, err)
+		return T(d)
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	Must(t, err)
+	return T(n)
+}
+
+// One returns a random item of a list.
+func One[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
+
+// Some returns up to most random items of a list, each at most once, in random order.
+func Some[T any](r *rand.Rand, list []T, most int) (out []T) {
+	for _, i := range r.Perm(len(list))[:r.IntN(min(most, len(list))+1)] {
+		out = append(out, list[i])
+	}
+	return out
 }
 
 // Eventually repeats check until it returns nil, and fails the test with its last error after the time.

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // Objects are the objects in the API server.
@@ -17,6 +18,20 @@ type Objects struct {
 	Slices       []*discoveryv1.EndpointSlice
 	Node         *corev1.Node
 	ServiceCIDRs []*networkingv1.ServiceCIDR
+}
+
+// Add adds an object of any kind that the oracle knows, and ignores others.
+func (o *Objects) Add(object runtime.Object) {
+	switch object := object.(type) {
+	case *corev1.Service:
+		o.Services = append(o.Services, object)
+	case *discoveryv1.EndpointSlice:
+		o.Slices = append(o.Slices, object)
+	case *corev1.Node:
+		o.Node = object
+	case *networkingv1.ServiceCIDR:
+		o.ServiceCIDRs = append(o.ServiceCIDRs, object)
+	}
 }
 
 // Machine is the node on which the program runs, with the program's settings.

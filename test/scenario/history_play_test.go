@@ -15,8 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
@@ -87,7 +86,7 @@ type performance struct {
 	folder   string
 	pipeline *pipeline
 	traffic  *traffic
-	files    map[string]oracle.Objects
+	files    map[string][]runtime.Object
 	memory   oracle.Memory
 	starts   oracle.Starts
 	// filled are the times at which service ports were filled.
@@ -111,7 +110,8 @@ func (p *player) play(h *history) (f *failure) {
 		return &failure{0, -1, "error", err.Error()}
 	}
 	defer os.RemoveAll(folder) //nolint:errcheck // a temporary directory
-	a := &performance{player: p, folder: folder, files: map[string]oracle.Objects{}, traffic: &traffic{lab: p.lab, pins: map[string]string{}}}
+	a := &performance{player: p, folder: folder, files: map[string][]runtime.Object{},
+		traffic: &traffic{lab: p.lab, pins: map[string]string{}}}
 	if a.settings, err = parseSettings(h.flags); err != nil {
 		return &failure{0, -1, "error", err.Error()}
 	}
@@ -268,27 +268,18 @@ func (m manifest) yaml() string {
 }
 
 // readObjects parses a manifest for the oracle.
-func readObjects(text string) (o oracle.Objects, err error) {
+func readObjects(text string) (list []runtime.Object, err error) {
 	for _, one := range strings.Split(text, "---\n") {
 		if strings.TrimSpace(one) == "" {
 			continue
 		}
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(one), nil, nil)
 		if err != nil {
-			return o, err
+			return nil, err
 		}
-		switch object := object.(type) {
-		case *corev1.Service:
-			o.Services = append(o.Services, object)
-		case *discoveryv1.EndpointSlice:
-			o.Slices = append(o.Slices, object)
-		case *corev1.Node:
-			o.Node = object
-		case *networkingv1.ServiceCIDR:
-			o.ServiceCIDRs = append(o.ServiceCIDRs, object)
-		}
+		list = append(list, object)
 	}
-	return o, nil
+	return list, nil
 }
 
 // fault injects a fault.
@@ -474,12 +465,9 @@ var ownAddresses = []netip.Addr{
 // oracle returns an oracle for the present state.
 func (a *performance) oracle() *oracle.Oracle {
 	var all oracle.Objects
-	for _, o := range a.files {
-		all.Services = append(all.Services, o.Services...)
-		all.Slices = append(all.Slices, o.Slices...)
-		all.ServiceCIDRs = append(all.ServiceCIDRs, o.ServiceCIDRs...)
-		if o.Node != nil {
-			all.Node = o.Node
+	for _, list := range a.files {
+		for _, o := range list {
+			all.Add(o)
 		}
 	}
 	return oracle.New(all, a.settings.machine(a.out))

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -73,20 +72,6 @@ func (h *history) clone() *history {
 	return c
 }
 
-// setting reads a number from an environment variable.
-func setting[T uint64 | int](t *testing.T, name string, otherwise T) T {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return T(n)
-}
-
 // lengths are the numbers of steps of histories. Many short histories cover many situations. Long histories find faults that depend on
 // events long ago.
 var lengths = []int{30, 60, 60, 120, 300}
@@ -103,8 +88,8 @@ const (
 // duration or a seed. After each step the kernel holds exactly the plan from scratch, and packets match the oracle. Sometimes
 // nft's listing is compared with that of tables programmed at once. A failure is shrunk and written as a scenario.
 func TestHistories(t *testing.T) {
-	steps, until := setting(t, "HISTORY_STEPS", 0), time.Now().Add(defaultTime)
-	if minutes := setting(t, "HISTORY_MINUTES", 0); minutes > 0 {
+	steps, until := lab.Setting(t, "HISTORY_STEPS", 0), time.Now().Add(defaultTime)
+	if minutes := lab.Setting(t, "HISTORY_MINUTES", 0); minutes > 0 {
 		steps, until = math.MaxInt, time.Now().Add(time.Duration(minutes)*time.Minute)
 	} else if steps > 0 {
 		until = time.Now().AddDate(1, 0, 0)
@@ -113,7 +98,7 @@ func TestHistories(t *testing.T) {
 	if os.Getenv("HISTORY_MINUTES") != "" {
 		other = uint64(time.Now().UnixMilli())
 	}
-	seed := setting(t, "HISTORY_SEED", other)
+	seed := lab.Setting(t, "HISTORY_SEED", other)
 	for name, seed := range map[string]uint64{"some": 1, "others": seed, "direct": seed} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

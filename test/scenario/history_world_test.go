@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // world is a small cluster with few names, addresses and node ports, so that conflicts are frequent. It draws the events,
@@ -58,7 +59,7 @@ func newWorld(r *rand.Rand) *world {
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelTopologyZone: "zone-a"}},
 	}
 	w.node.Status.Addresses = w.nodeAddresses(0)
-	w.most = one(w, 0, 4)
+	w.most = lab.One(w.rand, 0, 4)
 	return w
 }
 
@@ -136,7 +137,7 @@ func (w *world) change(m *moment) {
 		m.put("cluster.yaml", w.cluster())
 		return
 	}
-	name := fmt.Sprintf("svc-%d", w.rand.IntN(one(w, busy, members)))
+	name := fmt.Sprintf("svc-%d", w.rand.IntN(lab.One(w.rand, busy, members)))
 	file, s := name+".yaml", w.services[name]
 	switch {
 	case s == nil:
@@ -263,16 +264,6 @@ var changes = []func(*world, *member){
 	(*world).annotations, (*world).annotatedSources, (*world).class, (*world).scale, (*world).scale,
 }
 
-// some draws up to most items of a list, without duplicates.
-func some[T any](w *world, list []T, most int) (out []T) {
-	for _, i := range w.rand.Perm(len(list))[:w.rand.IntN(min(most, len(list))+1)] {
-		out = append(out, list[i])
-	}
-	return out
-}
-
-func one[T any](w *world, list ...T) T { return list[w.rand.IntN(len(list))] }
-
 // clusterIP is the number-th cluster IP of a family.
 func clusterIP(number int, six bool) string {
 	if six {
@@ -285,7 +276,8 @@ func clusterIP(number int, six bool) string {
 func (w *world) addresses(m *member) {
 	i := w.rand.IntN(serviceIPs)
 	four, six := clusterIP(i, false), clusterIP(i, true)
-	m.service.Spec.ClusterIP, m.service.Spec.ClusterIPs = "", one(w, []string{four}, []string{six}, []string{four, six}, []string{six, four})
+	m.service.Spec.ClusterIP, m.service.Spec.ClusterIPs = "", lab.One(w.rand, []string{four}, []string{six},
+		[]string{four, six}, []string{six, four})
 }
 
 // labels assigns the Service to another proxy, makes it a kind that is not proxied, or reverts that.
@@ -297,7 +289,7 @@ func (w *world) labels(m *member) {
 	}
 	switch w.rand.IntN(6) {
 	case 0:
-		m.service.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": one(w, "", "mesh")}
+		m.service.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": lab.One(w.rand, "", "mesh")}
 	case 1:
 		m.service.Spec.Type = corev1.ServiceTypeExternalName
 	case 2:
@@ -321,7 +313,7 @@ var portPool = []corev1.ServicePort{
 }
 
 func (w *world) ports(m *member) {
-	m.service.Spec.Ports = some(w, portPool, 3)
+	m.service.Spec.Ports = lab.Some(w.rand, portPool, 3)
 	for i := range m.service.Spec.Ports {
 		if w.rand.IntN(8) == 0 {
 			m.service.Spec.Ports[i].Port += 1000
@@ -331,7 +323,8 @@ func (w *world) ports(m *member) {
 }
 
 func (w *world) serviceType(m *member) {
-	m.service.Spec.Type = one(w, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer)
+	m.service.Spec.Type = lab.One(w.rand, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
+		corev1.ServiceTypeLoadBalancer)
 	m.service.Spec.HealthCheckNodePort = 0
 	w.nodePorts(m)
 }
@@ -363,14 +356,16 @@ var (
 // balancerCIDRs have some of the load balancers' addresses, and the node's.
 const balancerCIDRs = "203.0.113.0/24,2001:db8:2::/64,192.0.2.0/24"
 
-func (w *world) externalIPs(m *member) { m.service.Spec.ExternalIPs = some(w, externalPool, 2) }
+func (w *world) externalIPs(m *member) {
+	m.service.Spec.ExternalIPs = lab.Some(w.rand, externalPool, 2)
+}
 
 func (w *world) balancers(m *member) {
 	m.service.Status.LoadBalancer.Ingress = nil
-	for _, ip := range some(w, balancerPool, 3) {
+	for _, ip := range lab.Some(w.rand, balancerPool, 3) {
 		ingress := corev1.LoadBalancerIngress{IP: ip}
 		if w.rand.IntN(3) == 0 {
-			mode := one(w, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)
+			mode := lab.One(w.rand, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)
 			ingress.IPMode = &mode
 		}
 		m.service.Status.LoadBalancer.Ingress = append(m.service.Status.LoadBalancer.Ingress, ingress)
@@ -378,7 +373,7 @@ func (w *world) balancers(m *member) {
 }
 
 func (w *world) sourceRanges(m *member) {
-	m.service.Spec.LoadBalancerSourceRanges = some(w, rangePool, 3)
+	m.service.Spec.LoadBalancerSourceRanges = lab.Some(w.rand, rangePool, 3)
 	if len(m.service.Status.LoadBalancer.Ingress) == 0 {
 		w.balancers(m)
 	}
@@ -389,7 +384,7 @@ func (w *world) annotatedSources(m *member) {
 	for _, key := range []string{"kube-nftproxy.io/node-port-source-ranges", "kube-nftproxy.io/external-ip-source-ranges", "kube-nftproxy.io/denied-source-ranges"} {
 		delete(m.service.Annotations, key)
 		if w.rand.IntN(2) == 0 {
-			m.service.Annotations[key] = strings.Join(some(w, rangePool, 3), ",")
+			m.service.Annotations[key] = strings.Join(lab.Some(w.rand, rangePool, 3), ",")
 		}
 	}
 	if len(m.service.Spec.ExternalIPs) == 0 {
@@ -398,15 +393,16 @@ func (w *world) annotatedSources(m *member) {
 }
 
 func (w *world) policies(m *member) {
-	internal := one(w, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
+	internal := lab.One(w.rand, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
 	m.service.Spec.InternalTrafficPolicy = &internal
-	m.service.Spec.ExternalTrafficPolicy = one(w, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
+	m.service.Spec.ExternalTrafficPolicy = lab.One(w.rand, corev1.ServiceExternalTrafficPolicyCluster,
+		corev1.ServiceExternalTrafficPolicyLocal)
 }
 
 func (w *world) affinity(m *member) {
 	spec := &m.service.Spec
 	spec.SessionAffinity, spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
-	if timeout := one[int32](w, 0, 2, 60, 10800); timeout > 0 {
+	if timeout := lab.One[int32](w.rand, 0, 2, 60, 10800); timeout > 0 {
 		spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 	}
@@ -428,7 +424,7 @@ func (w *world) endpoints(m *member) {
 			AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[n%2],
 			Endpoints:   []discoveryv1.Endpoint{},
 		}
-		for _, host := range some(w, endpointPool, 4) {
+		for _, host := range lab.Some(w.rand, endpointPool, 4) {
 			s.Endpoints = append(s.Endpoints, w.endpoint(n%2 == 1, host))
 		}
 		m.slices = append(m.slices, s)
@@ -450,7 +446,8 @@ func (w *world) weights(m *member) {
 			}
 		}
 		if len(s.Endpoints) > 0 && w.rand.IntN(2) == 0 {
-			s.Annotations["kube-nftproxy.io/weights"] = one(w, s.Endpoints...).Addresses[0] + one(w, "=0", "=3", "=1")
+			s.Annotations["kube-nftproxy.io/weights"] = lab.One(w.rand, s.Endpoints...).Addresses[0] +
+				lab.One(w.rand, "=0", "=3", "=1")
 		}
 	}
 }
@@ -471,9 +468,9 @@ func (w *world) annotations(m *member) {
 // value draws a value of an annotation, which is sometimes invalid.
 func (w *world) value(a *model.Annotation) string {
 	if len(a.Wrong) > 0 && w.rand.IntN(8) == 0 {
-		return one(w, a.Wrong...)
+		return lab.One(w.rand, a.Wrong...)
 	}
-	return one(w, a.Samples...)
+	return lab.One(w.rand, a.Samples...)
 }
 
 // scale makes a Service scale to zero without endpoints, or gives it endpoints.
@@ -490,7 +487,8 @@ func (w *world) scale(m *member) {
 // knows the endpoint of each client.
 func (w *world) forwarding(m *member) {
 	m.service.Annotations["kube-nftproxy.io/forwarding-mode"] = "dsr"
-	m.service.Annotations["kube-nftproxy.io/lb-algorithm"] = one(w, "source-hash", "source-hash", "maglev", "random")
+	m.service.Annotations["kube-nftproxy.io/lb-algorithm"] = lab.One(w.rand, "source-hash", "source-hash", "maglev",
+		"random")
 	for _, name := range []string{"max-connections", "slow-start", "port-ranges"} {
 		delete(m.service.Annotations, "kube-nftproxy.io/"+name)
 	}
@@ -513,7 +511,7 @@ func (w *world) forwarding(m *member) {
 
 // class draws the class of the load balancer.
 func (w *world) class(m *member) {
-	m.service.Spec.LoadBalancerClass = one(w, nil, nil, new("example.org/other"))
+	m.service.Spec.LoadBalancerClass = lab.One(w.rand, nil, nil, new("example.org/other"))
 }
 
 // slicePorts draws the numbers of named ports, independently for each slice.
@@ -524,7 +522,7 @@ func (w *world) slicePorts(m *member) {
 			if w.rand.IntN(10) == 0 {
 				continue
 			}
-			number := one[int32](w, firstPort, secondPort)
+			number := lab.One[int32](w.rand, firstPort, secondPort)
 			m.slices[i].Ports = append(m.slices[i].Ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &number, Protocol: &p.Protocol})
 		}
 	}
@@ -556,7 +554,7 @@ func (w *world) endpoint(six bool, host place) discoveryv1.Endpoint {
 // condition draws the conditions of an endpoint; missing ones have defaults.
 func (w *world) condition(e *discoveryv1.Endpoint) {
 	yes, no := true, false
-	e.Conditions = one(w,
+	e.Conditions = lab.One(w.rand,
 		discoveryv1.EndpointConditions{},
 		discoveryv1.EndpointConditions{Ready: &yes},
 		discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
@@ -590,10 +588,10 @@ func (w *world) hints(m *member) {
 			}
 			e.Hints = &discoveryv1.EndpointHints{}
 			if zones {
-				e.Hints.ForZones = []discoveryv1.ForZone{{Name: one(w, "zone-a", "zone-b")}}
+				e.Hints.ForZones = []discoveryv1.ForZone{{Name: lab.One(w.rand, "zone-a", "zone-b")}}
 			}
 			if nodes {
-				e.Hints.ForNodes = []discoveryv1.ForNode{{Name: one(w, nodeName, "node-2", "node-2")}}
+				e.Hints.ForNodes = []discoveryv1.ForNode{{Name: lab.One(w.rand, nodeName, "node-2", "node-2")}}
 			}
 		}
 	}
@@ -610,7 +608,8 @@ func (w *world) oneEndpoint(m *member) {
 		s.Endpoints = slices.Delete(slices.Clone(s.Endpoints), at, at+1)
 	}
 	if w.rand.IntN(3) > 0 {
-		s.Endpoints = append(s.Endpoints, w.endpoint(s.AddressType == discoveryv1.AddressTypeIPv6, one(w, endpointPool...)))
+		s.Endpoints = append(s.Endpoints, w.endpoint(s.AddressType == discoveryv1.AddressTypeIPv6,
+			lab.One(w.rand, endpointPool...)))
 	}
 }
 
@@ -630,16 +629,19 @@ func (w *world) moveSlice(m *member) {
 
 // faults draws foreign changes, restarts of the program, and failures of its batches.
 func (w *world) faults() (list []string) {
-	family := one(w, "ip", "ip6")
+	family := lab.One(w.rand, "ip", "ip6")
 	table := family + " " + plan.TableName
 	for range 1 + w.rand.IntN(5)/4 {
-		list = append(list, one(w,
+		list = append(list, lab.One(w.rand,
 			restart, restart, restart, refuse, loseReply,
 			"nft flush ruleset",
 			"nft delete table "+table,
-			"nft flush map "+table+" "+one(w, "services", "nodeports", "endpoints", "local-endpoints", "dispatch", "backends", "slots", "affinity"),
-			"nft flush set "+table+" "+one(w, "hairpin", "cluster-ips", "allowed-sources", "lease", plan.StateSet),
-			"nft flush chain "+table+" "+one(w, "services", "postrouting", "external-local", "firewall", "translated"),
+			"nft flush map "+table+" "+lab.One(w.rand, "services", "nodeports", "endpoints", "local-endpoints",
+				"dispatch", "backends", "slots", "affinity"),
+			"nft flush set "+table+" "+lab.One(w.rand, "hairpin", "cluster-ips", "allowed-sources", "lease",
+				plan.StateSet),
+			"nft flush chain "+table+" "+lab.One(w.rand, "services", "postrouting", "external-local", "firewall",
+				"translated"),
 			"nft add rule "+table+" services counter accept",
 			"nft insert rule "+table+" postrouting accept",
 			"nft add chain "+table+" foreign",
@@ -654,15 +656,16 @@ func (w *world) faults() (list []string) {
 // elementFault draws a change of an element that may exist. A command that fails changes nothing.
 func (w *world) elementFault(family string) string {
 	six := family == "ip6"
-	vip := fmt.Sprintf("%s . %s", clusterIP(w.rand.IntN(serviceIPs), six), one(w, "tcp . 80", "tcp . 443", "udp . 53", "tcp . 53"))
-	backend := one(w, endpointPool...)
+	vip := fmt.Sprintf("%s . %s", clusterIP(w.rand.IntN(serviceIPs), six),
+		lab.One(w.rand, "tcp . 80", "tcp . 443", "udp . 53", "tcp . 53"))
+	backend := lab.One(w.rand, endpointPool...)
 	addr := backend.four
 	if six {
 		addr = backend.six
 	}
 	add, remove := "add element "+family+" "+plan.TableName, "delete element "+family+" "+plan.TableName
-	first := fmt.Sprintf("%s . 8000:%x . 0", one(w, "tcp", "udp"), 0x800*(1+w.rand.IntN(members)))
-	return one(w,
+	first := fmt.Sprintf("%s . 8000:%x . 0", lab.One(w.rand, "tcp", "udp"), 0x800*(1+w.rand.IntN(members)))
+	return lab.One(w.rand,
 		fmt.Sprintf("%s services { %s }", remove, vip),
 		fmt.Sprintf("%s endpoints { %s }", remove, first),
 		fmt.Sprintf("%s endpoints { %s } ; %s endpoints { %s : %s . 9 }", remove, first, add, first, addr),
@@ -676,21 +679,21 @@ func (w *world) elementFault(family string) string {
 // question draws a packet: mostly one to a Service.
 func (w *world) question() question {
 	if names := slices.Sorted(maps.Keys(w.services)); len(names) > 0 && w.rand.IntN(6) > 0 {
-		return w.questionTo(w.target(w.services[one(w, names...)]))
+		return w.questionTo(w.target(w.services[lab.One(w.rand, names...)]))
 	}
 	return w.questionTo(w.stray())
 }
 
 func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
-	q := question{from: one(w, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
+	q := question{from: lab.One(w.rand, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
 	q.to, q.protocol = netip.AddrPortFrom(addr, uint16(port.Port)), port.Protocol
 	if !slices.Contains(ownAddresses, addr) && w.rand.IntN(20) == 0 {
 		q.to, q.protocol = netip.AddrPortFrom(addr, 0), ""
 	}
 	if q.from == "node" {
-		q.source = one(w, ownAddresses...)
+		q.source = lab.One(w.rand, ownAddresses...)
 		for q.source.Is6() != addr.Is6() {
-			q.source = one(w, ownAddresses...)
+			q.source = lab.One(w.rand, ownAddresses...)
 		}
 	}
 	return q
@@ -698,16 +701,16 @@ func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
 
 // stray draws an unrelated address and port.
 func (w *world) stray() (netip.Addr, corev1.ServicePort) {
-	port := one(w, portPool...)
+	port := lab.One(w.rand, portPool...)
 	if w.rand.IntN(3) == 0 {
 		port.Port = int32(30000 + w.rand.IntN(serviceIPs))
-		return one(w, ownAddresses...), port
+		return lab.One(w.rand, ownAddresses...), port
 	}
 	texts := slices.Concat(externalPool[:len(externalPool)-2], balancerPool, []string{"10.96.0.200", "fd00:10:96::200", "10.97.0.9", "fd00:10:97::9"})
 	for range 4 {
 		texts = append(texts, clusterIP(w.rand.IntN(serviceIPs), w.rand.IntN(2) == 0))
 	}
-	return netip.MustParseAddr(one(w, texts...)), port
+	return netip.MustParseAddr(lab.One(w.rand, texts...)), port
 }
 
 // target draws one of a Service's addresses and ports, or a node port.
@@ -729,18 +732,18 @@ func (w *world) target(m *member) (netip.Addr, corev1.ServicePort) {
 	}
 	addr, port := w.stray()
 	if len(m.service.Spec.Ports) == 0 {
-		return one(w, addrs...), port
+		return lab.One(w.rand, addrs...), port
 	}
-	port = one(w, m.service.Spec.Ports...)
+	port = lab.One(w.rand, m.service.Spec.Ports...)
 	if hasRanges(m) && w.rand.IntN(2) == 0 && len(addrs) > 0 {
-		return one(w, addrs...), inRange(w)
+		return lab.One(w.rand, addrs...), inRange(w)
 	}
 	if port.NodePort != 0 && w.rand.IntN(3) == 0 {
 		port.Port = port.NodePort
-		return one(w, slices.Concat(ownAddresses, ownAddresses[:2], ownAddresses[:2])...), port
+		return lab.One(w.rand, slices.Concat(ownAddresses, ownAddresses[:2], ownAddresses[:2])...), port
 	}
 	if len(addrs) > 0 {
-		addr = one(w, addrs...)
+		addr = lab.One(w.rand, addrs...)
 	}
 	return addr, port
 }
@@ -751,6 +754,7 @@ func hasRanges(m *member) bool {
 
 // inRange draws a port that may be in a range. Endpoints serve the first two of the numbers.
 func inRange(w *world) corev1.ServicePort {
-	number := one[int32](w, firstPort, secondPort, firstPort, secondPort, firstPort, secondPort, 53, 80, 443, 8079, 8081, 9091)
-	return corev1.ServicePort{Port: number, Protocol: one(w, corev1.ProtocolTCP, corev1.ProtocolUDP)}
+	number := lab.One[int32](w.rand, firstPort, secondPort, firstPort, secondPort, firstPort, secondPort, 53, 80, 443,
+		8079, 8081, 9091)
+	return corev1.ServicePort{Port: number, Protocol: lab.One(w.rand, corev1.ProtocolTCP, corev1.ProtocolUDP)}
 }

@@ -90,12 +90,15 @@ func (o *forecast) of(m mode) *oracle.Oracle {
 		lab.Must(o.T, err)
 		text, err := os.ReadFile(common)
 		lab.Must(o.T, err)
-		all, err := readObjects(string(text))
-		lab.Must(o.T, err)
+		texts := []string{string(text)}
 		for _, objects := range m.objects() {
-			some, err := readObjects(objects.yaml())
-			lab.Must(o.T, err)
-			all.Services, all.Slices = append(all.Services, some.Services...), append(all.Slices, some.Slices...)
+			texts = append(texts, objects.yaml())
+		}
+		list, err := readObjects(strings.Join(texts, "---\n"))
+		lab.Must(o.T, err)
+		var all oracle.Objects
+		for _, o := range list {
+			all.Add(o)
 		}
 		o.oracles[m] = oracle.New(all, s.machine(func(netip.Addr) string { return m.deviceOf("client") }))
 	}

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
-	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
@@ -77,7 +76,7 @@ func (m mode) scenario(t *testing.T, l *lab.Lab) *scenario {
 	text, err := os.ReadFile(common)
 	lab.Must(t, err)
 	st := &step{number: 1, write: map[string][]byte{"cluster.yaml": text}}
-	a := &performance{player: newPlayer(l), traffic: &traffic{lab: l}, files: map[string]oracle.Objects{}}
+	a := &performance{player: newPlayer(l), traffic: &traffic{lab: l}, files: map[string][]runtime.Object{}}
 	a.settings, err = parseSettings(m.kubeProxyFlags())
 	lab.Must(t, err)
 	for name, objects := range m.objects() {

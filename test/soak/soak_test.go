@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,15 +44,10 @@ type size struct {
 
 func newSize(t *testing.T) size {
 	t.Helper()
-	read := func(name string, otherwise int) int {
-		if s := os.Getenv(name); s != "" {
-			n, err := strconv.Atoi(s)
-			lab.Must(t, err)
-			return n
-		}
-		return otherwise
+	return size{
+		lab.Setting(t, "CHANGES", 5_000), lab.Setting(t, "SERVICES", 100),
+		time.Duration(lab.Setting(t, "MINUTES", 0)) * time.Minute,
 	}
-	return size{read("CHANGES", 5_000), read("SERVICES", 100), time.Duration(read("MINUTES", 0)) * time.Minute}
 }
 
 // soaked is the program under test, in a lab with an [API].

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,13 +33,7 @@ const bystanders = 800
 // Services without traffic change meanwhile, so that a start finds tables that differ from its plan. No connection, request or message
 // may be lost.
 func TestRestarts(t *testing.T) {
-	times := restarts
-	if s := os.Getenv("RESTARTS"); s != "" {
-		var err error
-		if times, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
-	}
+	times := lab.Setting(t, "RESTARTS", restarts)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	w := newRestarting(t, rand.New(rand.NewPCG(seed, 0)))
