@@ -47,9 +47,10 @@ type kindRow struct {
 	// all of them. The chain and the elements that lead to it at these steps are in every plan. nil: they are in the
 	// plan while a Service uses them.
 	fixed [][]step
-	// outcome is the outcome of all packets in the chain, or None.
+	// outcome is the outcome of all packets in the chain, or None. If it only refuses, or only drops, the chain needs
+	// no rules of its own, see [layout.refusals].
 	outcome outcome.Code
-	// words describe the chain.
+	// words describe the chain. nil: the words of the outcome do.
 	words func(class) string
 }
 
@@ -82,14 +83,8 @@ var (
 )
 
 var kinds = [kindEnd]kindRow{
-	kindReject: {
-		prefix: "reject-packet", code: 1, fixed: afterAll, outcome: outcome.NoEndpoints,
-		words: wordsOf(outcome.NoEndpoints),
-	},
-	kindDrop: {
-		prefix: "drop-packet", code: 2, fixed: afterAll, outcome: outcome.NoLocalEndpoints,
-		words: wordsOf(outcome.NoLocalEndpoints),
-	},
+	kindReject: {prefix: "reject-packet", code: 1, fixed: afterAll, outcome: outcome.NoEndpoints},
+	kindDrop:   {prefix: "drop-packet", code: 2, fixed: afterAll, outcome: outcome.NoLocalEndpoints},
 	kindFirewall: {
 		prefix: "firewall", code: 3, fixed: [][]step{{stepFirst}},
 		words: func(class) string { return "loadBalancerSourceRanges" },
@@ -105,7 +100,7 @@ var kinds = [kindEnd]kindRow{
 		words: func(c class) string { return c.route().words() + "; each has a connection limit" },
 	},
 	// Drops packets to a Service that scales to zero, so that clients retry.
-	kindHold: {prefix: "hold-packet", code: 10, fixed: atFirst, outcome: outcome.Held, words: wordsOf(outcome.Held)},
+	kindHold: {prefix: "hold-packet", code: 10, fixed: atFirst, outcome: outcome.Held},
 	// Looks up the source of a packet in the source ranges of a Service.
 	kindSources: {each: sourceChains, code: 11, words: sourceWords},
 	// The same for a port of a range.
@@ -145,10 +140,6 @@ var kinds = [kindEnd]kindRow{
 	kindChoose: {prefix: "choose-", each: listNames, suffix: "of", code: 2, by: byTable, words: func(c class) string {
 		return "an endpoint that is not full: " + c.table.share()
 	}},
-}
-
-func wordsOf(o outcome.Code) func(class) string {
-	return func(class) string { return outcome.Rows[o].Words }
 }
 
 func sourceWords(c class) string { return sourceTexts[c.sources()].comment }

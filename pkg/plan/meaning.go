@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // The names of the sets that the chain services looks up.
@@ -25,7 +26,10 @@ func ChainMeaning(chain string) string {
 			return ""
 		}
 	}
-	return kinds[c.kind].words(c)
+	if row := &kinds[c.kind]; row.words != nil {
+		return row.words(c)
+	}
+	return outcome.Rows[kinds[c.kind].outcome].Words
 }
 
 // share describes the share of one endpoint in a table.

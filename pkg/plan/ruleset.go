@@ -65,10 +65,9 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
 		{Name: nameOf(kindExternalLocal), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
 		{Name: nameOf(kindFirewall), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
-		{Name: nameOf(kindReject), Comment: "no endpoint: refused at once", Rules: l.reject()},
-		{Name: nameOf(kindDrop), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
 		l.holdChain(),
 	}
+	chains = append(chains, l.refusals()...)
 	for ls := range lists {
 		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)},
 			&nft.Chain{Name: ls.keepPort(), Comment: "draws the endpoint of a port range", Rules: l.keepPort(ls)},
@@ -188,6 +187,23 @@ func (l *layout) source() []expr.Any {
 		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		nft.SrcAddr(l.family).Load(reg + 1),
 	}
+}
+
+// refusals returns the chains of the kinds that refuse all packets, or drop all packets. A kind whose outcome may do
+// both has a chain of its own.
+func (l *layout) refusals() (chains []*nft.Chain) {
+	for k := range kindEnd {
+		row := &outcome.Rows[kinds[k].outcome]
+		if row.Refuses == row.Drops {
+			continue
+		}
+		rules := l.reject()
+		if row.Drops {
+			rules = []nft.Rule{rule("", countedDrop())}
+		}
+		chains = append(chains, &nft.Chain{Name: nameOf(k), Comment: row.Words, Rules: rules})
+	}
+	return chains
 }
 
 // reject answers with a TCP reset or an ICMP error. The kernel limits the rate of ICMP errors, but not of TCP resets. So no TCP client has to wait.
