@@ -212,7 +212,8 @@ func (r *rig) checkCluster(t *testing.T) {
 	lab.Same(t, strings.Split(string(want), "\n"), strings.Split(got, "\n"), "plan of %s (-want +got; -update accepts it)", common)
 }
 
-// change keeps the plan of a step, and returns its difference from the plan before the step: a list or a summary.
+// change keeps the plan of a step, and returns its difference from the plan before the step: a summary, or a list of
+// the added elements with a summary of the removed ones.
 func (r *rig) change(s *scenario, st *step, state *fresh) string {
 	st.planned = state.variable(s.settings)
 	before := r.cluster
@@ -220,7 +221,8 @@ func (r *rig) change(s *scenario, st *step, state *fresh) string {
 		before = s.steps[st.number-2].planned
 	}
 	if st.listed {
-		return difference(folded(before), folded(st.planned))
+		removed := without("- ", before, st.planned)
+		return without("+ ", folded(st.planned), folded(before)) + summary(removed)
 	}
 	return summary(difference(before, st.planned))
 }
