@@ -49,21 +49,6 @@ func BenchmarkFrontends(b *testing.B) {
 	}
 }
 
-// BenchmarkFrontendAdded gives a Service of 5,000 endpoints one external IP more, or one less.
-func BenchmarkFrontendAdded(b *testing.B) {
-	lab.EnterNamespace(b)
-	k, p := open(b), plan.New(options())
-	s := wide(inet.IPv4, 0, 5000, 1)
-	p.Set(s.Name, s)
-	mustSync(b, k, p, Full)
-	for i := 0; b.Loop(); i++ {
-		s := wide(inet.IPv4, 0, 5000, 2-i%2)
-		p.Set(s.Name, s)
-		r := mustSync(b, k, p, Partial)
-		b.ReportMetric(float64(r.Elements), "elements")
-	}
-}
-
 // wide returns a Service of one family with a cluster IP, and external IPs for the other frontends.
 func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: fmt.Sprint("team-", i%10), Name: fmt.Sprint("svc-", i)}}

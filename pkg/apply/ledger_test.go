@@ -276,33 +276,6 @@ func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 	return numbers(l) == numbers(o)
 }
 
-// BenchmarkChangeMany replaces an endpoint of each of 1,000 Services among many, and takes the changes.
-func BenchmarkChangeMany(b *testing.B) {
-	const services, changed, endpoints = 10000, 1000, 10
-	p := plan.New(options())
-	l := newLedger(p)
-	var rounds [2][services]*model.Service
-	for i := range services {
-		for round := range rounds {
-			rounds[round][i] = plain(i, endpoints, round)
-		}
-		p.Set(rounds[0][i].Name, rounds[0][i])
-	}
-	fit(l.sets, l.counts)
-	l.track()
-	b.ReportAllocs()
-	for n := 0; b.Loop(); n++ {
-		for k := range changed {
-			i := n*changed + k
-			s := rounds[(1+i/services)%2][i%services]
-			p.Set(s.Name, s)
-		}
-		if c := l.take(time.Time{}); len(c.elements) == 0 {
-			b.Fatal("nothing has changed")
-		}
-	}
-}
-
 // BenchmarkChangeOne replaces an endpoint of one Service among many, and takes the changes.
 func BenchmarkChangeOne(b *testing.B) {
 	for _, size := range sizes[:3] {

@@ -56,28 +56,6 @@ func BenchmarkSetAll(b *testing.B) {
 	}
 }
 
-// BenchmarkSetMany replaces an endpoint of each of 1,000 Services among many.
-func BenchmarkSetMany(b *testing.B) {
-	const services, changed, endpoints = 10000, 1000, 10
-	p := New(testOptions())
-	var rounds [2][services]*model.Service
-	for i := range services {
-		for round := range rounds {
-			rounds[round][i] = benchService(i, endpoints, round)
-		}
-		p.Set(rounds[0][i].Name, rounds[0][i])
-	}
-	p.ReportTo(&counter{})
-	b.ReportAllocs()
-	for n := 0; b.Loop(); n++ {
-		for k := range changed {
-			i := n*changed + k
-			s := rounds[(1+i/services)%2][i%services]
-			p.Set(s.Name, s)
-		}
-	}
-}
-
 // counter is a sink that counts the calls of Put.
 type counter struct{ puts int }
 

@@ -385,35 +385,3 @@ func BenchmarkRolling(b *testing.B) {
 		}
 	}
 }
-
-// BenchmarkFirstRolling measures the first change of a large Service after the start.
-func BenchmarkFirstRolling(b *testing.B) {
-	for _, replaced := range []int{1, 10} {
-		for _, endpoints := range []int{1000, 5000} {
-			b.Run(fmt.Sprintf("%d-of-%d", replaced, endpoints), func(b *testing.B) {
-				lab.EnterNamespace(b)
-				s := newStoredSource(1000, 10)
-				name := s.put(60000, 0, 0)
-				b.ReportAllocs()
-				for b.Loop() {
-					b.StopTimer()
-					for i := range endpoints / perSlice {
-						s.putSlice(name, i, replaced, 0)
-					}
-					kernel := openKernel(b)
-					p := s.on(b, kernel)
-					settle(b, p)
-					s.putSlice(name, 0, replaced, 1)
-					p.Tracker.MarkSlice(name, track.Trigger{})
-					b.StartTimer()
-					settle(b, p)
-					b.StopTimer()
-					if err := kernel.Close(); err != nil { // an open connection would listen during the next runs
-						b.Fatal(err)
-					}
-					b.StartTimer()
-				}
-			})
-		}
-	}
-}

@@ -595,38 +595,3 @@ func TestLargestLab(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkNew(b *testing.B) {
-	var closing time.Duration
-	for b.Loop() {
-		l := ForTest(b, Config{Pods: 4, Remotes: 1})
-		begin := time.Now()
-		Must(b, l.Close())
-		closing += time.Since(begin)
-	}
-	b.ReportMetric(float64(closing.Microseconds())/float64(b.N), "close-µs/op")
-}
-
-func BenchmarkDo(b *testing.B) {
-	l := ForTest(b, Config{})
-	for b.Loop() {
-		Must(b, l.Node.Do(func() error { return nil }))
-	}
-}
-
-func BenchmarkProbe(b *testing.B) {
-	l := ForTest(b, Config{Pods: 1})
-	for _, proto := range protocols {
-		mustServe(b, l.Pods[0], proto, 80)
-		for i, addr := range l.Pods[0].Addrs() {
-			dst := netip.AddrPortFrom(addr, 80)
-			b.Run(fmt.Sprintf("%s/%s", proto, inet.Families[i]), func(b *testing.B) {
-				for b.Loop() {
-					if a := l.Client.Probe(b.Context(), proto, dst, Options{}); a.Outcome != Answered {
-						b.Fatal(a)
-					}
-				}
-			})
-		}
-	}
-}
