@@ -72,6 +72,11 @@ var notRun = map[string][]string{
 	"no container engine is here, and TestDemoToTheEnd runs the demo": {
 		`docker run --rm -it --privileged -v "$PWD:/src" -w /src golang:1.26 make demo`,
 	},
+	"it measures the source code": {
+		"hack/change.sh", "go run ./hack/tokens pkg cmd", "go doc ./pkg/plan Planner | grep -c '^func (p'",
+		"git grep -hE '^type \\w+ interface' pkg/proxy ':!*_test.go' | wc -l",
+		"git ls-files test '*_test.go' ':!*go.sum' | xargs cat | wc -l", "git ls-files 'docs/*.md' | wc -l",
+	},
 	"it changes the checkout": {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
