@@ -28,8 +28,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestConformance covers those of Kubernetes' own tests that need more than a scenario's packets. The list of all of them is
-// test/scenario/conformance.md.
+// TestConformance covers those of Kubernetes' own tests that need more than a scenario's packets. make conformance runs
+// all of them.
 func TestConformance(t *testing.T) {
 	w := ownWorld(t, lab.Config{Pods: 3, Remotes: 1})
 	w.serve(w.Pods[0], w.Pods[1], w.Remotes[0])
@@ -41,7 +41,6 @@ func TestConformance(t *testing.T) {
 	}{
 		{"urls", testURLs},
 		{"kubernetes service", testKubernetesService},
-		{"rules are deleted", testRulesAreDeleted},
 		{"large requests", testLargeRequests},
 		{"packets out of the window", testOutOfWindow},
 		{"sctp module", testSCTPModule},
@@ -104,21 +103,6 @@ func testKubernetesService(t *testing.T, w *world, _ *daemon) {
 			defer conn.Close()                                                                           //nolint:errcheck // only the connection matters
 			return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context()) //nolint:gosec // any certificate will do
 		})
-	}
-}
-
-// testRulesAreDeleted deletes the tables by another program, in part and as a whole.
-func testRulesAreDeleted(t *testing.T, w *world, _ *daemon) {
-	w.publishWeb(w.Pods[0])
-	w.reachWeb("pod-0")
-	for _, command := range []string{
-		"delete table ip kube-nftproxy; delete table ip6 kube-nftproxy",
-		"flush chain ip kube-nftproxy services; flush chain ip6 kube-nftproxy services",
-		"flush map ip kube-nftproxy services; flush map ip6 kube-nftproxy services",
-		"flush ruleset",
-	} {
-		nft(t, w.Node, command)
-		w.reachWeb("pod-0")
 	}
 }
 

@@ -29,7 +29,6 @@ func TestServicesThroughTheAPI(t *testing.T) {
 	w.applySlices("b", endpointsOf(w.Remotes[0]))
 	w.reachWeb("pod-0", "remote-0")
 
-	t.Run("sources", func(t *testing.T) { testSources(t, w) })
 	t.Run("endpoints", func(t *testing.T) { testEndpoints(t, w) })
 	t.Run("health", func(t *testing.T) { testHealth(t, w, d) })
 	t.Run("metrics", func(t *testing.T) { testMetrics(t, d) })
@@ -107,28 +106,6 @@ func (w *world) publishWeb(h *lab.Host) {
 	w.Helper()
 	w.apply(balanced())
 	w.applySlices("a", endpointsOf(h))
-}
-
-// testSources checks the client's address that servers see: the node for traffic from outside, the pod itself for pods.
-func testSources(t *testing.T, w *world) {
-	ips := w.clusterIPs("web")
-	tests := []struct {
-		name     string
-		from, as *lab.Host
-		to       []netip.AddrPort
-	}{
-		{"pod to cluster IP", w.Pods[1], w.Pods[1], ips},
-		{"client to cluster IP", w.Client, w.Node, ips},
-		{"client to all else", w.Client, w.Node, w.webAddrs()[len(ips):]},
-	}
-	for _, tt := range tests {
-		for _, to := range tt.to {
-			got := tt.from.Probe(t.Context(), inet.TCP, to, lab.Options{})
-			if got.Outcome != lab.Answered || got.Source.Addr() != tt.as.Addr(to.Addr()) {
-				t.Errorf("%s: %s -> %s: %s, want to be seen as %s", tt.name, tt.from.Name, to, got, tt.as.Addr(to.Addr()))
-			}
-		}
-	}
 }
 
 // testEndpoints takes endpoints through all conditions. It ends in the initial state.

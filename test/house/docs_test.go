@@ -427,9 +427,6 @@ func TestNamedFilesExist(t *testing.T) {
 	named := regexp.MustCompile("`((?:cmd|deploy|docs|hack|pkg|test)/[A-Za-z0-9_./-]+)`")
 	n := 0
 	for _, name := range pages(t) {
-		if name == "test/scenario/conformance.md" {
-			continue // it names files of Kubernetes
-		}
 		for _, m := range named.FindAllStringSubmatch(mustRead(t, name), -1) {
 			n++
 			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
