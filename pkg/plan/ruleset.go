@@ -80,8 +80,9 @@ func (l *layout) table(o *Options) *nft.Table {
 	}
 	for r := range routes {
 		chains = append(chains,
-			&nft.Chain{Name: class{kind: kindLimited, of: uint8(r)}.name(), Comment: "endpoints have a connection limit",
-				Rules: append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
+			&nft.Chain{Name: class{kind: kindLimited, of: uint8(r)}.name(),
+				Comment: "endpoints have a connection limit",
+				Rules:   append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
 	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},
 		&nft.Chain{Name: allFull, Comment: "no endpoint has a place: refused, or dropped so that the client retries", Rules: l.refuse()})

@@ -3,7 +3,7 @@
 // only while a Service has no endpoint. So the cost of a flood is that of a single packet.
 //
 // In: service ports that hold packets; the kernel's sets.
-// Out: a Service with new demand, once for each period of demand; the Services with demand at a time.
+// Out: a Service that clients want, once for each outage; the Services with demand at a time.
 // Never: changes a table, or delays the loop.
 package demand
 
@@ -40,7 +40,7 @@ type Config struct {
 	// Changed returns the service ports that began or stopped to hold packets since the last call, with their Services
 	// ([plan.Planner.TakeOwners]).
 	Changed func() map[plan.Number]types.NamespacedName
-	// Wanted receives each Service with a new period of demand.
+	// Wanted receives each Service that clients want, once for each outage.
 	Wanted func(types.NamespacedName)
 	Now    func() time.Time
 }
@@ -161,8 +161,8 @@ func (w *Watcher) read(context.Context) (beside.Pause, error) {
 	return beside.Exactly(max(every, share*time.Since(start))), nil
 }
 
-// note records the age of a service port's last held packet. It reports whether a period of demand begins for its
-// Service: no packet was held for DemandTime, or an endpoint has served in between.
+// note records the age of a service port's last held packet. It reports whether an outage of its Service begins:
+// no packet was held for DemandTime, or an endpoint has served in between.
 func (w *Watcher) note(h plan.Number, age time.Duration) (service types.NamespacedName, isNew bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

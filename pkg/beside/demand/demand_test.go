@@ -25,7 +25,7 @@ type sets struct {
 	now    time.Time
 	held   map[plan.Number]time.Time
 	failed error
-	// events are the Services with a new period of demand.
+	// events are the Services with a new outage.
 	events []string
 }
 

@@ -12,7 +12,7 @@ import (
 const demandPerNode = 2_500
 
 // demandBudget limits the Events about demand. It does not remember suppressed ones: while there is demand, the
-// Service has another period of demand later.
+// Service has another outage later.
 type demandBudget struct {
 	mu      sync.Mutex
 	granted allowance
