@@ -99,18 +99,14 @@ func quotedOf(f inet.Family) quoted {
 func (q quoted) frontend() []nft.Field { return []nft.Field{q.source, q.protocol, q.sourcePort} }
 func (q quoted) client() []nft.Field   { return []nft.Field{q.destination, q.destinationPort} }
 
-// icmpOf returns the number of the ICMP protocol of a family, and the type of errors that tell the maximum size of
-// packets.
-func icmpOf(f inet.Family) (icmp inet.Protocol, tooBig byte) {
-	if f == inet.IPv4 {
-		return unix.IPPROTO_ICMP, 3
-	}
-	return unix.IPPROTO_ICMPV6, 2
+// icmpOf returns the number of the ICMP protocol of a family.
+func icmpOf(f inet.Family) inet.Protocol {
+	return [...]inet.Protocol{inet.IPv4: unix.IPPROTO_ICMP, inet.IPv6: unix.IPPROTO_ICMPV6}[f]
 }
 
 // directChains returns the constant chains.
 func (l *layout) directChains(o *Options) []*nft.Chain {
-	icmp, tooBig := icmpOf(l.family)
+	icmp := icmpOf(l.family)
 	find := func(fields []nft.Field, s *nft.Set, chain string) []expr.Any {
 		return append(setPriority(key(fields...), s), goTo(chain)...)
 	}
@@ -118,7 +114,7 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 		Comment: "direct server return, before conntrack",
 		Rules: []nft.Rule{
 			rule("", find(l.vip(), l.dsr.frontends, passOn)),
-			rule("an error about a reply", protocol(icmp), icmpType(tooBig),
+			rule("an error about a reply", protocol(icmp), l.icmpError(),
 				find(quotedOf(l.family).frontend(), l.dsr.quoted, passOn)),
 		}}
 	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
@@ -153,7 +149,7 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 // set direct-passed makes other packets keep their TTL: in the order of nft, a rule sets the TTL before the lookup in
 // the map.
 func (l *layout) pass(ch chance, t table) []nft.Rule {
-	icmp, _ := icmpOf(l.family)
+	icmp := icmpOf(l.family)
 	to := func(places chance, client []nft.Field) []expr.Any {
 		slot := func(skipped uint32) []expr.Any {
 			return indexedBy(client, l.family, []nft.Field{nft.Priority()}, t, skipped)
@@ -295,10 +291,13 @@ func onlyFIN() []expr.Any {
 	}
 }
 
-// icmpType: icmp type T, or icmpv6 type T
-func icmpType(t byte) []expr.Any {
+// icmpError: icmp type & 247 == 3 (destination unreachable and time exceeded), or icmpv6 type & 252 == 0 (the same and
+// packet too big; no packet has type 0)
+func (l *layout) icmpError() []expr.Any {
+	match := [...]struct{ mask, value byte }{inet.IPv4: {0xf7, 3}, inet.IPv6: {0xfc, 0}}[l.family]
 	return []expr.Any{
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{t}},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{match.mask}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{match.value}},
 	}
 }

@@ -206,9 +206,11 @@ func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]
 	return out
 }
 
-// flows returns the number of entries of a Service's address in connection tracking.
+// flows returns the number of entries of a Service's address in connection tracking. It reads them twice: before 6.18,
+// the kernel skips the entry behind an expired one, which it deletes.
 func (f *fabric) flows(node int) (n int) {
 	f.Helper()
+	f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
 	out := f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
 	for line := range strings.Lines(out) {
 		if strings.Contains(line, "dst="+vip[0].String()) || strings.Contains(line, "0113:0000") {
@@ -448,4 +450,110 @@ func (o *opened) ask(patience time.Duration) error {
 	}
 	_, err := o.r.ReadString('\n')
 	return err
+}
+
+// TestErrorsWithDirectReturn: the router answers replies with ICMP errors. The ingress node passes the errors on, and
+// the endpoint gets them.
+func TestErrorsWithDirectReturn(t *testing.T) {
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f.endpoints("2")
+	pod, families := f.pods[1], [2]string{"ip", "ip6"}
+	for _, c := range []struct {
+		name string
+		// reject is the router's answer to replies in each family. If it is empty, the TTL of the replies is too low.
+		// want matches the error in the pod.
+		reject, want [2]string
+	}{
+		{"port unreachable", [2]string{"icmp type port-unreachable", "icmpv6 type port-unreachable"},
+			[2]string{"icmp type 3 icmp code 3", "icmpv6 type 1 icmpv6 code 4"}},
+		{"host unreachable", [2]string{"icmp type host-unreachable", "icmpv6 type addr-unreachable"},
+			[2]string{"icmp type 3 icmp code 1", "icmpv6 type 1 icmpv6 code 3"}},
+		{"time exceeded", [2]string{}, [2]string{"icmp type 11", "icmpv6 type 3"}},
+	} {
+		for _, family := range inet.Families {
+			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+				t.Run(fmt.Sprintf("%s, %s %s", c.name, family, p), func(t *testing.T) {
+					if c.reject[family] == "" {
+						setTTL(t, pod, "2")
+						defer setTTL(t, pod, "64")
+					} else {
+						f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
+							type filter hook forward priority filter; %s saddr %s reject with %s; }; }`,
+							families[family], vip[family], c.reject[family]))
+						defer f.lab.Node.Run(t, "nft", "delete table inet errors")
+					}
+					seen := watchPackets(t, pod, "errors", "input", c.want[family])
+					to := netip.AddrPortFrom(vip[family], map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p])
+					f.lab.Client.Probe(t.Context(), p, to, lab.Options{Timeout: 200 * time.Millisecond})
+					lab.Eventually(t, lab.Patience, func() error {
+						if seen() == 0 {
+							return errors.New("the pod gets no error")
+						}
+						return nil
+					})
+				})
+			}
+		}
+	}
+}
+
+// setTTL sets the TTL with which a host sends packets.
+func setTTL(t *testing.T, h *lab.Host, ttl string) {
+	t.Helper()
+	lab.Must(t, errors.Join(h.Sysctl("ipv4/ip_default_ttl", ttl), h.Sysctl("ipv6/conf/eth0/hop_limit", ttl)))
+}
+
+// TestUDPFlowsWithDirectReturn: a change of the endpoints moves the UDP flows of some slots to another endpoint, which
+// answers them.
+func TestUDPFlowsWithDirectReturn(t *testing.T) {
+	const each = 60
+	f := newFabric(t, "--direct-server-return", "--direct-server-return", "--direct-server-return")
+	for _, c := range []struct {
+		name, before, after string
+		most                int
+	}{
+		{"an endpoint is added", "2", "2 3", 45},
+		{"an endpoint is added on the ingress node", "2 3", "1 2 3", 35},
+		{"an endpoint terminates", "1 2 3", "1 3 2!ready!serving+terminating", 35},
+	} {
+		for _, family := range inet.Families {
+			t.Run(fmt.Sprintf("%s, %s", c.name, family), func(t *testing.T) {
+				f := *f
+				f.T = t
+				f.endpoints(c.before)
+				flows, server := make([]net.Conn, each), make([]string, each)
+				for i := range flows {
+					conn, err := f.lab.Client.Dial(t.Context(), inet.UDP, netip.AddrPortFrom(vip[family], 53))
+					lab.Must(t, err)
+					t.Cleanup(func() { _ = conn.Close() })
+					flows[i], server[i] = conn, query(t, conn)
+				}
+				f.endpoints(c.after)
+				moved := 0
+				for i, conn := range flows {
+					if query(t, conn) != server[i] {
+						moved++
+					}
+				}
+				t.Logf("%d of %d flows have another endpoint", moved, each)
+				if moved > c.most {
+					t.Errorf("%d of %d flows have another endpoint, want at most %d", moved, each, c.most)
+				}
+			})
+		}
+	}
+}
+
+// query sends a datagram, and returns the name of the server that answers.
+func query(t *testing.T, conn net.Conn) string {
+	t.Helper()
+	lab.Must(t, conn.SetDeadline(time.Now().Add(5*time.Second)))
+	_, err := conn.Write([]byte("x\n"))
+	lab.Must(t, err)
+	line := make([]byte, 512)
+	n, err := conn.Read(line)
+	lab.Must(t, err)
+	answer, err := lab.ParseAnswer(string(line[:n]))
+	lab.Must(t, err)
+	return answer.Server
 }
