@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -556,4 +557,65 @@ func query(t *testing.T, conn net.Conn) string {
 	answer, err := lab.ParseAnswer(string(line[:n]))
 	lab.Must(t, err)
 	return answer.Server
+}
+
+// TestForgedErrorsWithDirectReturn: an ICMP error about an unknown connection is passed on. It travels fewer hops than
+// its TTL, although the router sends it back to the ingress node each time.
+func TestForgedErrorsWithDirectReturn(t *testing.T) {
+	const most = 17
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f.endpoints("2")
+	client := f.lab.Client
+	for _, family := range inet.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			header := make([]byte, []int{20, 40}[family])
+			network, forged, at := "ip4:icmp", []byte{3, 3, 0, 0, 0, 0, 0, 0}, [...]int{9, 12, 16}
+			if header[0] = 0x45; family == inet.IPv6 {
+				network, forged[0], forged[1], at = "ip6:ipv6-icmp", 1, 4, [...]int{6, 8, 24}
+				header[0] = 0x60
+			}
+			header[at[0]] = byte(inet.UDP)
+			copy(header[at[1]:], vip[family].AsSlice())
+			copy(header[at[2]:], client.Addrs()[family].AsSlice())
+			forged = append(append(forged, header...), 0, 53, 0x9c, 0x40, 0, 8, 0, 0)
+			if family == inet.IPv4 {
+				binary.BigEndian.PutUint16(forged[2:], checksum(forged))
+			}
+			passed, seen := f.passed(0), watchPackets(t, f.lab.Node, "forged", "prerouting",
+				fmt.Sprintf("%s daddr %s", []string{"ip", "ip6"}[family], vip[family]))
+			lab.Must(t, client.Do(func() error {
+				conn, err := net.ListenPacket(network, client.Addrs()[family].String())
+				if err != nil {
+					return err
+				}
+				defer conn.Close() //nolint:errcheck // the test is done with it
+				_, err = conn.WriteTo(forged, &net.IPAddr{IP: vip[family].AsSlice()})
+				return err
+			}))
+			lab.Eventually(t, lab.Patience, func() error {
+				if f.passed(0) == passed {
+					return errors.New("the ingress node has not passed the error on")
+				}
+				return nil
+			})
+			time.Sleep(100 * time.Millisecond)
+			n := seen()
+			t.Logf("the router gets the error %d times", n)
+			if n > most {
+				t.Errorf("the router gets the error %d times, want at most %d", n, most)
+			}
+		})
+	}
+}
+
+// checksum is the checksum of the internet protocols.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
 }
