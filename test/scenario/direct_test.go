@@ -619,3 +619,36 @@ func checksum(b []byte) uint16 {
 	}
 	return ^uint16(sum)
 }
+
+// TestDirectReturnOverAnOverlay: packets reach the endpoint's node by the tunnel of the pod network, and replies leave
+// without it. A packet that is too large for the tunnel becomes smaller.
+func TestDirectReturnOverAnOverlay(t *testing.T) {
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	for i, n := range f.nodes {
+		f.script(n, fmt.Sprintf(`ip link add overlay type vxlan id 1 local 10.0.0.1%[1]d remote 10.0.0.1%[2]d dstport 8472
+			ip link set overlay address 02:00:00:00:00:0%[1]d up; ip addr add 10.244.%[1]d.0/32 dev overlay
+			ip neigh replace 10.244.%[2]d.0 lladdr 02:00:00:00:00:0%[2]d dev overlay nud permanent
+			ip neigh replace fe80::%[2]d lladdr 02:00:00:00:00:0%[2]d dev overlay nud permanent
+			ip route replace 10.244.%[2]d.0/24 via 10.244.%[2]d.0 dev overlay onlink
+			ip route replace fd00:10:244:%[2]d::/64 via fe80::%[2]d dev overlay onlink`, i+1, 2-i))
+	}
+	f.endpoints("2")
+	tunnelled := watchPackets(t, f.nodes[1], "overlay", "prerouting", "iifname overlay")
+	for _, family := range inet.Families {
+		own := "pod-1 saw " + f.lab.Client.Addrs()[family].String()
+		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+			lab.Same(t, map[string]int{own: 10}, f.ask(family, p, 10), "%s %s", family, p)
+		}
+		if err := f.echo(family); err != nil {
+			t.Errorf("%s: much data: %v", family, err)
+		}
+	}
+	replies := watchPackets(t, f.nodes[0], "replies", "forward", "iifname overlay")
+	before := tunnelled()
+	for _, family := range inet.Families {
+		f.ask(family, inet.UDP, 10)
+	}
+	if in, out := tunnelled()-before, replies(); in < 20 || out > 0 {
+		t.Errorf("20 requests: %d packets in the tunnel to the endpoint's node, %d from it", in, out)
+	}
+}
