@@ -21,7 +21,8 @@ import (
 //	prerouting-direct   finds the Service before conntrack, also for an ICMP error about a reply
 //	direct              leaves packets of local pods, and packets that another node has passed on, to the rules of NAT
 //	pass-maglev-of-N    passes the packet on, if its slot is in direct-elsewhere
-//	prerouting-again    finds the Service after conntrack, for a TCP segment of no known connection, which is no SYN
+//	prerouting-again    finds the Service after conntrack, for a TCP segment of no known connection, which is no SYN,
+//	                    and for an ICMP error about no known connection
 //	pass-again-...-of-N passes the segment on to the node of an earlier endpoint, if its slot is in direct-earlier
 //	direct-maglev-of-N  in nat chains: translates to an endpoint in direct-here, or masquerades
 //
@@ -124,6 +125,8 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 				withoutSYN(), find(l.vip(), l.dsr.frontends, passAgain)),
 			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), onlyFIN(),
 				find(l.vip(), l.dsr.frontends, passAgain)),
+			rule("an error about a reply", protocol(icmp), l.icmpError(), inState(stateInvalid, expr.CmpOpNeq),
+				find(quotedOf(l.family).frontend(), l.dsr.quoted, passAgain)),
 		}}
 	byNAT := append(setPriorityTo(0), back()...)
 	decide := func(name, comment string, c chance) *nft.Chain {
@@ -158,12 +161,19 @@ func (l *layout) pass(ch chance, t table) []nft.Rule {
 			slot(forMap), []expr.Any{lookup(l.dsr.elsewhere[places]), &expr.Dup{RegAddr: reg}}, countedDrop())
 	}
 	rules := []nft.Rule{rule("", keepBits(portBits))}
-	if client := clientFields(l.family); ch == firstChance {
-		rules = append(rules, rule("", notProtocol(icmp), to(firstChance, client)),
-			rule("an error about a reply", protocol(icmp), to(firstChance, quotedOf(l.family).client())))
-	} else {
-		rules = append(rules, rule("", to(secondChance, client)),
-			rule("the sender had a newer table than this node", to(firstChance, client)))
+	for _, packet := range []struct {
+		comment string
+		match   []expr.Any
+		client  []nft.Field
+	}{
+		{"", notProtocol(icmp), clientFields(l.family)},
+		{"an error about a reply", protocol(icmp), quotedOf(l.family).client()},
+	} {
+		rules = append(rules, rule(packet.comment, packet.match, to(ch, packet.client)))
+		if ch == secondChance {
+			newer := rule("the sender had a newer table than this node", packet.match, to(firstChance, packet.client))
+			rules = append(rules, newer)
+		}
 	}
 	return append(rules, rule("an endpoint on this node, or without a node", setPriorityTo(0)))
 }

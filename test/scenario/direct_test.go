@@ -498,6 +498,41 @@ func TestErrorsWithDirectReturn(t *testing.T) {
 	}
 }
 
+// TestErrorsAfterAChange: an ICMP error about an open connection whose slot has moved reaches the endpoint.
+func TestErrorsAfterAChange(t *testing.T) {
+	const flag, connections = "--direct-server-return", 20
+	f := newFabric(t, flag, flag, flag)
+	for _, family := range inet.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			f := *f
+			f.T = t
+			f.endpoints("2")
+			list := make([]*opened, connections)
+			for i := range list {
+				list[i] = f.open(family)
+			}
+			f.endpoints("2 3")
+			again := f.passed(2)
+			moved := slices.IndexFunc(list, func(o *opened) bool {
+				lab.Must(t, o.ask(5*time.Second))
+				return f.passed(2) > again
+			})
+			if moved < 0 {
+				t.Fatalf("none of %d connections has a slot that moved", connections)
+			}
+			f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
+				type filter hook forward priority filter; %s saddr %s reject with icmpx host-unreachable; }; }`,
+				[]string{"ip", "ip6"}[family], vip[family]))
+			defer f.lab.Node.Run(t, "nft", "delete table inet errors")
+			seen := watchPackets(t, f.pods[1], "errors", "input",
+				[]string{"icmp type 3 icmp code 1", "icmpv6 type 1 icmpv6 code 3"}[family])
+			if err := list[moved].ask(500 * time.Millisecond); err == nil || seen() == 0 {
+				t.Errorf("the pod gets %d errors, and the client gets %v", seen(), err)
+			}
+		})
+	}
+}
+
 // setTTL sets the TTL with which a host sends packets.
 func setTTL(t *testing.T, h *lab.Host, ttl string) {
 	t.Helper()
