@@ -54,22 +54,23 @@ func TestNoDifferences(t *testing.T) {
 
 // TestDifferencesAreNamed changes the tables with nft, as another program would.
 func TestDifferencesAreNamed(t *testing.T) {
+	const endpoint = "table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . "
 	for name, c := range map[string]struct {
 		command string
 		want    []string
 	}{
 		"an element is deleted": {
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
-			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: missing, should be 10.244.0.2"},
+			[]string{endpoint + "1 (default/svc-2:http): missing, should be 10.244.0.2"},
 		},
 		"an element too many": {
 			"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 9 : 10.0.0.1 . 80 }",
-			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 9: is 10.0.0.1 . 80, should not exist"},
+			[]string{endpoint + "9 (default/svc-2:http): is 10.0.0.1 . 80, should not exist"},
 		},
 		"an element with another value": {
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }; " +
 				"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 : 10.0.0.1 . 80 }",
-			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: is 10.0.0.1 . 80, should be 10.244.0.2"},
+			[]string{endpoint + "1 (default/svc-2:http): is 10.0.0.1 . 80, should be 10.244.0.2"},
 		},
 		"a Service's address is deleted": {
 			"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }",

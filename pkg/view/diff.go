@@ -23,11 +23,34 @@ func (l DiffLine) String() string {
 
 // Diff lists all differences.
 type Diff struct {
+	// Services are the Services whose elements differ. Shared are the other sets and chains that differ: they concern
+	// this node, or more than one Service.
+	Services    []Change   `json:"services,omitempty"`
+	Shared      []string   `json:"shared,omitempty"`
 	Differences []DiffLine `json:"differences"`
 }
 
-// Text writes a coloured line for each object.
+// mostChanges is the number of Services that the text of a [Diff] lists.
+const mostChanges = 20
+
+// Text writes the Services that differ, and then a coloured line for each object.
 func (d *Diff) Text(p *Printer) {
+	if len(d.Differences) == 0 {
+		return
+	}
+	p.Printf("%s\n", p.Paint(Bold, plural(len(d.Services), "Service differs", "Services differ")))
+	shown := d.Services
+	if !p.Wide {
+		shown = shown[:min(len(shown), mostChanges)]
+	}
+	for i := range shown {
+		p.Printf("  %s\n", shown[i].text(p))
+	}
+	p.more(len(d.Services) - len(shown))
+	if len(d.Shared) > 0 {
+		p.Printf("Other differences, which concern this node or all Services: %s\n", Printable(Names(d.Shared, 0)))
+	}
+	p.Printf("\n")
 	for _, l := range d.Differences {
 		style := Bad
 		if l.Wanted {

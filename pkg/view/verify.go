@@ -1,6 +1,9 @@
 package view
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Verification is the result of a comparison of the kernel with the plan.
 type Verification struct {
@@ -31,14 +34,29 @@ func (v *Verification) Conclude(node string) {
 	v.Findings = []Finding{}
 	if v.Total > 0 {
 		v.Findings = append(v.Findings, Finding{
-			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node, What: fmt.Sprintf("%s from the plan", plural(v.Total, "rule or element differs", "rules or elements differ")),
-			Impact: "connections to the affected Services may fail or reach a wrong endpoint",
+			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node,
+			What:   plural(v.Total, "rule or element differs", "rules or elements differ") + " from the plan",
+			Impact: fmt.Sprintf("connections to %s may fail or reach a wrong endpoint", v.affected()),
 			Fix:    ReportAndRestart(node), Affects: "only the program on this node, which then rewrites its tables",
 		})
 	}
 	if v.Flows != nil {
 		v.Findings = append(v.Findings, v.Flows.findings(node)...)
 	}
+}
+
+// affected returns the Services of the listed differences. A rule or a set belongs to no single Service.
+func (v *Verification) affected() string {
+	var names []string
+	for i := range v.Differences {
+		name := v.Differences[i].Service
+		if name == "" || len(v.Differences) < v.Total {
+			return "the affected Services"
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return Names(slices.Compact(names), 0)
 }
 
 // Wrong reports whether any finding is wrong.
@@ -89,14 +107,14 @@ func (d *Difference) String() string {
 	return fmt.Sprintf("%s%s: is %s, should be %s", at, of, d.Have, d.Want)
 }
 
-// Text writes a line for each difference and each flow, and the findings.
+// Text writes the findings, and a line for each difference and each flow.
 func (v *Verification) Text(p *Printer) {
+	if len(v.Findings) > 0 {
+		printFindings(p, v.Findings, "No problem found.")
+	}
 	v.differences(p)
 	if v.Flows != nil {
 		v.Flows.text(p)
-	}
-	if len(v.Findings) > 0 {
-		printFindings(p, v.Findings, "No problem found.")
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -378,6 +379,38 @@ func TestVerification(t *testing.T) {
 	v = Verification{Total: 2, Differences: []Difference{{Table: "ip x", Want: "there"}}}
 	if got, want := printed(t, v.Text), "DIFFERENT table ip x: missing, should be there\n... and 1 more\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	for want, list := range map[string][]Difference{
+		"connections to default/api, default/web may": {
+			{Service: "default/web"}, {Service: "default/api"}, {Service: "default/web"},
+		},
+		"connections to the affected Services may": {{Service: "default/web"}, {In: "chain services"}},
+	} {
+		v = Verification{Total: len(list), Differences: list}
+		v.Conclude("n")
+		if got := printed(t, v.Text); !strings.HasPrefix(got, "WRONG") || !strings.Contains(got, want) {
+			t.Errorf("no %q before the differences:\n%s", want, got)
+		}
+	}
+}
+
+// TestDiff: the Services come before the lines.
+func TestDiff(t *testing.T) {
+	var d Diff
+	if got := printed(t, d.Text); got != "" {
+		t.Errorf("without differences: %q", got)
+	}
+	d.Differences = []DiffLine{{Wanted: true, Where: "ip chain x"}}
+	d.Shared = []string{"ip chain x"}
+	lab.Same(t, "0 Services differ\n"+
+		"Other differences, which concern this node or all Services: ip chain x\n\n+ ip chain x\n", printed(t, d.Text), "")
+	for i := range mostChanges + 2 {
+		c := Change{Service: fmt.Sprint("default/", i), What: "changed", Added: []string{"10.0.0.1:80"}}
+		d.Services = append(d.Services, c)
+	}
+	if got := printed(t, d.Text); !strings.HasPrefix(got, "22 Services differ\n  default/0 changed +10.0.0.1:80\n") ||
+		!strings.Contains(got, "  default/19 changed +10.0.0.1:80\n... and 2 more\n") {
+		t.Error(got)
 	}
 }
 

@@ -447,7 +447,8 @@ func checkBundle(t *testing.T, file, kubeconfig string) {
 	for name, want := range map[string]string{
 		"status.txt": "health", "services.txt": "Service default/web", "verify.txt": "OK: 2 tables", "config.yaml": "detectLocalMode", "flags.txt": "--hostname-override=",
 		"metrics.txt": "kubeproxy_sync_proxy_rules_duration_seconds_bucket", "tables.nft": "default/web:tcp", "versions.txt": "kernel ",
-		"sysctls.txt": "net/ipv4/ip_forward = 1", "goroutines.txt": "goroutine profile", "problems.json": "", "status.json": `"healthy": true`,
+		"sysctls.txt": "net/ipv4/ip_forward = 1", "goroutines.txt": "goroutine profile", "problems.json": "", "preflight.txt": "kernel", "routes.txt": "route ",
+		"other-tables.txt": "", "log.txt": "kubectl -n NAMESPACE logs POD", "status.json": `"healthy": true`,
 	} {
 		if content, ok := files[name]; !ok || !strings.Contains(content, want) || strings.Contains(content, "not available: ") {
 			t.Errorf("file %s (there: %v) lacks %q:\n%.300s", name, ok, want, content)

@@ -88,11 +88,11 @@ func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[inet.Family]
 	}
 	defer conn.Close() //nolint:errcheck // read only
 	for _, table := range p.Tables() {
-		lines, err := compare.Diff(conn, table, elements[table.Family])
+		got, err := compare.Diff(conn, []*nft.Table{table}, elements)
 		if err != nil {
 			return err
 		}
-		if diff := cmp.Diff([]view.DiffLine(nil), lines); diff != "" {
+		if diff := cmp.Diff(&view.Diff{Differences: []view.DiffLine{}}, got); diff != "" {
 			return fmt.Errorf("compared with the plan (-want +got):\n%s", diff)
 		}
 		have, err := conn.ReadTable(table.Family, table.Name)

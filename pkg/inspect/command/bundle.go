@@ -18,8 +18,10 @@ func newBundleCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
-		Long: `bundle writes a tar.gz file with the output of status, services and verify, the configuration, flags, metrics, problems, tables as nft
-text, versions, sysctls and goroutines. The file contains names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
+		Long: `bundle writes a tar.gz file with the output of status, services, verify and preflight, the configuration, flags,
+metrics, problems, tables as nft text, chains of other programs, routes, versions, sysctls and goroutines. If the log is
+a file, bundle adds its last MiB. Otherwise, log.txt has the commands that save the log and the Events. The archive
+contains names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
 
 Without -o, bundle writes the file into the current folder. If that folder is not writable, as in most pods, it writes the file into
 the folder of the control socket.`,

@@ -31,9 +31,10 @@ func diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [-f MANIFESTS]",
 		Short: "Compare the tables for manifests or for another configuration with the tables in the kernel",
-		Long: `diff plans the given manifests as the running program would, and compares the plan with the tables in the kernel of this node. Lines
-with "-" are only in the kernel, lines with "+" only in the plan. diff ignores elements that packets add, and the element "state".
-The plan uses only features that this kernel has. To find them, diff may load modules of nftables.
+		Long: `diff plans the given manifests as the running program would, and compares the plan with the tables in the kernel
+of this node. The output begins with the Services that differ. Rules and elements follow: those with "-" are only in the
+kernel, those with "+" only in the plan. diff ignores elements that packets add, and the element "state". The plan uses
+only features that this kernel has. To find them, diff may load modules of nftables.
 
 diff uses the configuration of the running program. To see the effect of a change before you make it, add flags of the daemon: each
 replaces one setting, and --config replaces the whole file (- for standard input). Without -f, diff uses the objects of the running
@@ -65,15 +66,14 @@ To find errors of the running program itself, use verify. If no program runs, se
 			if err != nil {
 				return err
 			}
-			lines, err := diff(p)
+			v, err := diff(p)
 			if err != nil {
 				return err
 			}
-			v := view.Diff{Differences: lines}
-			if err := out.print(cmd.OutOrStdout(), &v, v.Text); err != nil {
+			if err := out.print(cmd.OutOrStdout(), v, v.Text); err != nil {
 				return err
 			}
-			if len(lines) > 0 {
+			if len(v.Differences) > 0 {
 				return errWrong
 			}
 			return nil
@@ -154,20 +154,11 @@ func (r *running) starts() (map[types.NamespacedName]*model.Starts, error) {
 }
 
 // diff compares a plan with the kernel.
-func diff(p *plan.Planner) ([]view.DiffLine, error) {
+func diff(p *plan.Planner) (*view.Diff, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	elements := elementsOf(p)
-	lines := []view.DiffLine{}
-	for _, t := range p.Tables() {
-		some, err := compare.Diff(conn, t, elements[t.Family], plan.StateSet)
-		if err != nil {
-			return nil, err
-		}
-		lines = append(lines, some...)
-	}
-	return lines, nil
+	return compare.Diff(conn, p.Tables(), elementsOf(p), plan.StateSet)
 }

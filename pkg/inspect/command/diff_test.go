@@ -61,6 +61,37 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 	}
 }
 
+// TestDiffNamesServices: the output of diff begins with the Services whose elements differ, with their endpoints and
+// frontends.
+func TestDiffNamesServices(t *testing.T) {
+	l := newTracedLab(t)
+	manifests := tracedManifests
+	for _, change := range [][2]string{
+		{"loadBalancerSourceRanges: [198.51.100.0/24]", "loadBalancerSourceRanges: [198.51.100.0/25]"},
+		{"endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]",
+			"endpoints: [{addresses: [10.244.1.99], nodeName: node-2}]"},
+		{"{name: empty, namespace: shop}", "{name: fresh, namespace: shop}"},
+		{"internalTrafficPolicy: Local, ports: [{port: 80}]", "internalTrafficPolicy: Local, ports: [{port: 81}]"},
+	} {
+		if strings.Count(manifests, change[0]) != 1 {
+			t.Fatal(change)
+		}
+		manifests = strings.Replace(manifests, change[0], change[1], 1)
+	}
+	l.write(t, manifests)
+	out, err := l.run(diffCommand(), append([]string{"-f", l.file}, tracedFlags...)...)
+	if !errors.Is(err, errWrong) {
+		t.Error(err)
+	}
+	words, _, _ := strings.Cut(out, "\n\n")
+	lab.Same(t, `5 Services differ
+  shop/empty gone frontends -10.96.0.12:80/tcp
+  shop/fresh new frontends +10.96.0.12:80/tcp
+  shop/near changed frontends +10.96.0.13:81/tcp -10.96.0.13:80/tcp
+  shop/sticky changed +10.244.1.99:8080 -10.244.0.10:8080
+  shop/web changed`, words, "%s", out)
+}
+
 // limitedKernel is a kernel without tables that lacks features.
 type limitedKernel []probe.Missing
 

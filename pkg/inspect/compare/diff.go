@@ -4,54 +4,74 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores
-// elements that packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that
-// grows with the square of their number.
+// Diff compares the kernel's tables with the wanted ones. elements are the wanted elements by family and set name. Diff
+// ignores elements that packets have added, and the elements of the sets in ignore. It reads all other elements, in a
+// time that grows with the square of their number.
 func Diff(
-	conn *nft.Conn, want *nft.Table, elements map[string][]nft.Element, ignore ...string,
-) ([]view.DiffLine, error) {
-	have, err := read.Load(conn, want.Family, want.Name)
-	if err != nil {
-		return nil, err
+	conn *nft.Conn, want []*nft.Table, elements map[inet.Family]map[string][]nft.Element, ignore ...string,
+) (*view.Diff, error) {
+	out, services := &view.Diff{Differences: []view.DiffLine{}}, newAffected()
+	for _, t := range want {
+		have, err := read.Load(conn, t.Family, t.Name)
+		if err != nil {
+			return nil, err
+		}
+		d := tableDiff{conn: conn, have: have, family: t.Family.Keyword() + " ", out: out, services: services}
+		if err := d.compare(t, elements[t.Family], ignore); err != nil {
+			return nil, err
+		}
 	}
-	d := tableDiff{conn: conn, have: have, family: want.Family.Keyword() + " "}
-	if !have.Exists {
+	out.Services = services.changes()
+	return out, nil
+}
+
+// tableDiff is the comparison of one table.
+type tableDiff struct {
+	conn     *nft.Conn
+	have     *read.Table
+	family   string
+	out      *view.Diff
+	services *affected
+}
+
+func (d *tableDiff) compare(want *nft.Table, elements map[string][]nft.Element, ignore []string) error {
+	if !d.have.Exists {
 		d.add(true, "table "+want.Name, "")
 	}
-	if have.Dormant {
+	if d.have.Dormant {
 		d.add(false, "table "+want.Name, "flags dormant")
 	}
 	wanted := map[string]*nft.Set{}
 	for _, s := range want.Sets {
 		wanted[s.Name] = s
 		if err := d.set(s, elements[s.Name], slices.Contains(ignore, s.Name)); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(have.Sets)) {
+	for _, name := range slices.Sorted(maps.Keys(d.have.Sets)) {
 		if want.Set(name) == nil {
-			d.add(false, have.Sets[name].Head(), "")
+			d.add(false, d.have.Sets[name].Head(), "")
 		}
 	}
 	d.chains(want, wanted)
-	return d.lines, nil
-}
-
-// tableDiff is the state of one call of [Diff].
-type tableDiff struct {
-	conn   *nft.Conn
-	have   *read.Table
-	family string
-	lines  []view.DiffLine
+	return nil
 }
 
 func (d *tableDiff) add(wanted bool, where, text string) {
-	d.lines = append(d.lines, view.DiffLine{Wanted: wanted, Where: d.family + where, Text: text})
+	d.out.Differences = append(d.out.Differences, view.DiffLine{Wanted: wanted, Where: d.family + where, Text: text})
+}
+
+// shared notes that an object differs that belongs to no single Service.
+func (d *tableDiff) shared(where string) {
+	if where = d.family + where; !slices.Contains(d.out.Shared, where) {
+		d.out.Shared = append(d.out.Shared, where)
+	}
 }
 
 // set compares the elements of a set.
@@ -76,7 +96,13 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	if s.Dynamic || ignored {
 		return nil
 	}
+	before := len(d.out.Differences)
 	d.sorted(s.Head(), read.List(s, there), read.List(s, elements))
+	d.services.name(there, false)
+	d.services.name(elements, true)
+	if len(d.out.Differences) > before && !d.services.differ(there, elements) {
+		d.shared(s.Head())
+	}
 	return nil
 }
 
@@ -131,7 +157,11 @@ func (d *tableDiff) chain(name string, have *read.Chain, want *nft.Chain, wantRu
 	if want != nil && (have == nil || haveHead != wantHead) {
 		d.add(true, where, wantHead)
 	}
+	before := len(d.out.Differences)
 	d.ordered(where, rules, wantRules)
+	if len(d.out.Differences) > before {
+		d.shared(where)
+	}
 }
 
 // ordered compares short lists whose order matters. Items outside the longest common subsequence are differences.

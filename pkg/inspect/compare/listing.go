@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
@@ -44,14 +46,11 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
 		ch := t.Chains[name]
-		fmt.Fprintf(b, "\tchain %s {\n", name)
-		if hook := ch.HookText(); hook != "" {
-			fmt.Fprintf(b, "\t\t%s\n", hook)
-		}
+		var rules []string
 		for i := range ch.Rules {
-			fmt.Fprintf(b, "\t\t%s\n", t.RuleText(&ch.Rules[i]))
+			rules = append(rules, t.RuleText(&ch.Rules[i]))
 		}
-		fmt.Fprintf(b, "\t}\n")
+		listChain(b, &ch.ChainInfo, rules)
 	}
 	fmt.Fprintf(b, "}\n")
 	return errors.Join(errs...)
@@ -74,4 +73,57 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 	}
 	fmt.Fprintf(b, "\t}\n")
 	return err
+}
+
+// mostUses is the limit of the rules that [Others] lists of a table. The kernel counts jumps to chains with them.
+const mostUses = 20_000
+
+// Others returns the chains of all other tables that may affect packets of Services, with their rules as text. It omits
+// tables with many rules, such as those of a kube-proxy in a large cluster.
+func Others(own string) ([]byte, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // read only
+	var b bytes.Buffer
+	var errs []error
+	for _, of := range []struct {
+		keyword string
+		number  uint8
+	}{{"ip", unix.NFPROTO_IPV4}, {"ip6", unix.NFPROTO_IPV6}, {"inet", unix.NFPROTO_INET}} {
+		chains, err := conn.AllChains(of.number)
+		errs = append(errs, err)
+		tables, uses := map[string][]nft.ChainInfo{}, map[string]uint32{}
+		for _, ch := range chains {
+			tables[ch.Table] = append(tables[ch.Table], ch)
+			uses[ch.Table] += ch.Uses
+		}
+		delete(tables, own)
+		for _, table := range slices.Sorted(maps.Keys(tables)) {
+			fmt.Fprintf(&b, "table %s %s { # %d chains\n", of.keyword, table, len(tables[table]))
+			if uses[table] > mostUses {
+				fmt.Fprintf(&b, "\t# not shown: more than %d rules\n}\n", mostUses)
+				continue
+			}
+			rules, err := read.RuleTexts(conn, of.number, table)
+			errs = append(errs, err)
+			for _, ch := range tables[table] {
+				listChain(&b, &ch, rules[ch.Name])
+			}
+			fmt.Fprintf(&b, "}\n")
+		}
+	}
+	return b.Bytes(), errors.Join(errs...)
+}
+
+func listChain(b *bytes.Buffer, ch *nft.ChainInfo, rules []string) {
+	fmt.Fprintf(b, "\tchain %s {\n", ch.Name)
+	if hook := ch.HookText(); hook != "" {
+		fmt.Fprintf(b, "\t\t%s\n", hook)
+	}
+	for _, rule := range rules {
+		fmt.Fprintf(b, "\t\t%s\n", rule)
+	}
+	fmt.Fprintf(b, "\t}\n")
 }

@@ -54,11 +54,13 @@ type comparison struct {
 	// elements have the same hash as other elements.
 	wanted map[*nft.Set]map[uint64]bool
 	seed   maphash.Seed
+	names  names
 }
 
 func (c *comparison) want() {
-	c.wanted = map[*nft.Set]map[uint64]bool{}
+	c.wanted, c.names = map[*nft.Set]map[uint64]bool{}, names{}
 	c.planner.Elements(func(e *nft.Element) {
+		c.names.note(e)
 		if c.wanted[e.Set] == nil {
 			c.wanted[e.Set] = map[uint64]bool{}
 		}
@@ -175,16 +177,20 @@ func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.I
 		})
 	}
 	for _, have := range byKey(unknown) {
-		d := view.Difference{Table: table, In: in, Key: keyOf(&have), Have: valueOf(&have), Service: have.Comment}
+		d := view.Difference{
+			Table: table, In: in, Key: keyOf(&have), Have: valueOf(&have), Service: c.names.of(&have),
+		}
 		if want, changed := missing[have.ID()]; changed {
 			delete(missing, have.ID())
-			d.Want, d.Service = valueOf(&want), want.Comment
+			d.Want, d.Service = valueOf(&want), c.names.of(&want)
 		}
 		c.differs(d)
 	}
 	for _, want := range byKey(missing) {
 		c.out.Elements++
-		c.differs(view.Difference{Table: table, In: in, Key: keyOf(&want), Want: valueOf(&want), Service: want.Comment})
+		c.differs(view.Difference{
+			Table: table, In: in, Key: keyOf(&want), Want: valueOf(&want), Service: c.names.of(&want),
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/compare"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
@@ -131,6 +133,15 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	a.add("metrics.txt", text, err)
 	text, err = compare.Listing(plan.Table(c.ServiceProxyName))
 	a.add("tables.nft", text, err)
+	text, err = compare.Others(plan.Table(c.ServiceProxyName))
+	a.add("other-tables.txt", limited(text), err)
+	text, err = host.Listing()
+	a.add("routes.txt", limited(text), err)
+	preflight := doctor.Preflight(ctx, doctor.Site{NodeName: c.NodeName, ServiceCIDRs: c.serviceNetworks().CIDRs,
+		Root: "/", Lacks: c.Lacks, Earlier: doctor.Earlier(plan.TableName, plan.FirstPriority)})
+	a.addValue("preflight", preflight, preflight.Text, nil)
+	text, err = logEnd("/proc/self/fd/2")
+	a.add("log.txt", fmt.Appendf(text, elsewhere, c.NodeName), err)
 	a.add("versions.txt", c.versions(), nil)
 	a.add("sysctls.txt", sysctls("/proc/sys"), nil)
 	var stacks bytes.Buffer
@@ -139,6 +150,47 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	if err := a.close(); err != nil {
 		klog.FromContext(ctx).V(2).Info("Failed to write a bundle", "err", err)
 	}
+}
+
+// mostText is the limit of a file of the archive whose size another program determines.
+const mostText = 1 << 20
+
+// limited returns the first [mostText] bytes of a text.
+func limited(text []byte) []byte {
+	if len(text) > mostText {
+		return append(text[:mostText:mostText], "\n...\n"...)
+	}
+	return text
+}
+
+// elsewhere tells where the parts are that the program cannot read: the log, which the container runtime has, and the
+// Events, which its role does not permit to read.
+const elsewhere = `
+To save the log of this program and of the previous container, and the Events:
+  kubectl get pods -A -o wide --field-selector spec.nodeName=%[1]s
+  kubectl -n NAMESPACE logs POD --timestamps
+  kubectl -n NAMESPACE logs POD --timestamps --previous
+  kubectl get events -A --field-selector involvedObject.kind=Node,involvedObject.name=%[1]s
+  kubectl get events -A --field-selector source=kube-nftproxy
+`
+
+// logEnd returns the end of the program's log if the log is a file.
+func logEnd(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	b := make([]byte, min(info.Size(), mostText))
+	n, err := f.ReadAt(b, info.Size()-int64(len(b)))
+	if errors.Is(err, io.EOF) { // the file was cut meanwhile
+		err = nil
+	}
+	return b[:n], err
 }
 
 func (c *Console) metricsText() ([]byte, error) {

@@ -6,6 +6,8 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -48,4 +50,19 @@ func TestArchiveNamesMissingParts(t *testing.T) {
 	}
 	want := map[string]string{"kube-nftproxy/status.json": "\nnot available: too busy\n", "kube-nftproxy/versions.txt": "v1"}
 	lab.Same(t, want, got, "")
+}
+
+// TestLogEnd: the archive has the end of a log that is a file, and nothing of a pipe.
+func TestLogEnd(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	lab.Must(t, os.WriteFile(file, []byte(strings.Repeat("x", mostText)+"end"), 0o600))
+	if b, err := logEnd(file); err != nil || len(b) != mostText || !strings.HasSuffix(string(b), "xend") {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if b, err := logEnd("/dev/null"); err != nil || len(b) > 0 {
+		t.Errorf("of a device: %q, %v", b, err)
+	}
+	if b := limited(make([]byte, 2*mostText)); len(b) > mostText+8 {
+		t.Errorf("%d bytes", len(b))
+	}
 }

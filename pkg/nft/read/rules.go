@@ -67,3 +67,27 @@ func (r *ForeignRule) expression(e []byte) {
 		}
 	}
 }
+
+// RuleTexts returns the rules of any table as text, by chain. family is the kernel's number of the table's family. The
+// texts have only the names of the extensions of iptables.
+func RuleTexts(conn *nft.Conn, family uint8, table string) (map[string][]string, error) {
+	found, err := conn.Rules(family, table)
+	if err != nil {
+		return nil, fmt.Errorf("list rules of table %s: %w", table, err)
+	}
+	of := inet.IPv4 // also for tables of both families: their rules test the family first
+	if family == unix.NFPROTO_IPV6 {
+		of = inet.IPv6
+	}
+	texts := map[string][]string{}
+	for _, info := range found {
+		r := ForeignRule{Comment: info.Comment}
+		var exprs []Expr
+		for _, e := range netlink.Attributes(info.Expressions) {
+			r.expression(e)
+			exprs = append(exprs, decode(of, e))
+		}
+		texts[info.Chain] = append(texts[info.Chain], ruleLine(Text(of, exprs, nil), r.Comment))
+	}
+	return texts, nil
+}
