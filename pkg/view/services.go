@@ -191,9 +191,9 @@ func (s *Service) portName(p *ServicePort) string {
 // Text writes one line for each frontend. A note about the frontend is below the line, or with Wide at its end.
 func (v *Services) Text(p *Printer) {
 	v.unread(p)
-	header := []string{"SERVICE", "TYPE", "ADDRESS", "POLICY", "ENDPOINTS", "AFFINITY", "CONNECTIONS"}
+	header := []string{"SERVICE", "TYPE", "ADDRESS", "ENDPOINTS", "CONNECTIONS"}
 	if p.Wide {
-		header = append(header, "NOTE")
+		header = append(header, "POLICY", "AFFINITY", "NOTE")
 	}
 	var rows [][]Cell
 	for i := range v.Services {
@@ -201,7 +201,7 @@ func (v *Services) Text(p *Printer) {
 	}
 	p.Table(header, rows)
 	if len(v.Services) > 0 && v.Wrong() && !p.Wide && !p.NoHeaders {
-		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used."))
+		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint, and why it is unused."))
 	}
 }
 
@@ -215,13 +215,14 @@ func (s *Service) rows(wide bool) (rows [][]Cell) {
 		sp := &s.Ports[j]
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
-			row := append(cells(s.portName(sp), f.Kind, f.at(sp), f.policy()), Cell{sp.count(f), countStyle(f)}, Cell{Text: affinity(sp)},
+			row := append(cells(s.portName(sp), f.Kind, f.at(sp)), Cell{sp.count(f), countStyle(f)},
 				Cell{Text: connections(f)})
 			mark := "note:"
 			if f.wrong() {
 				mark = "PROBLEM"
 			}
 			if wide {
+				row = append(row, cells(f.policy(), affinity(sp))...)
 				rows = append(rows, append(row, Cell{f.note(sp, true), Warn}))
 				continue
 			}

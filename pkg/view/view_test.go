@@ -101,15 +101,15 @@ func sample() *Services {
 }
 
 func TestServices(t *testing.T) {
-	want := `SERVICE           TYPE       ADDRESS           POLICY            ENDPOINTS  AFFINITY      CONNECTIONS
-default/web:http  ClusterIP  10.96.0.1:80/TCP  Cluster           1 of 2     ClientIP 60s  7
-default/web:http  NodePort   *:30080/TCP       Local (external)  0 of 2     ClientIP 60s  0
+	want := `SERVICE           TYPE       ADDRESS           ENDPOINTS  CONNECTIONS
+default/web:http  ClusterIP  10.96.0.1:80/TCP  1 of 2     7
+default/web:http  NodePort   *:30080/TCP       0 of 2     0
   note: dropped; connections: 1 refused, 6 dropped; allowed sources: a, b, c, d and 1 more
-default/web       ClusterIP  [fd00::1]:80/UDP  Cluster           0          -             -
+default/web       ClusterIP  [fd00::1]:80/UDP  0          -
   PROBLEM refused; at most 100 connections of each endpoint, then refuse (12 so far)
   PROBLEM something can't be used
 
-kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used.
+kube-nftproxy services NAMESPACE/NAME shows each endpoint, and why it is unused.
 `
 	lab.Same(t, want, printed(t, sample().Text), "")
 	if got := printed(t, sample().Text, func(p *Printer) { p.NoHeaders = true }); strings.Contains(got, "SERVICE") || strings.Contains(got, "shows each") {
@@ -135,7 +135,9 @@ PROBLEM default/web: something can't be used
 	lab.Same(t, want, printed(t, sample().Detail), "")
 	styles := regexp.MustCompile("\x1b\\[[0-9]+m")
 	lab.Same(t, want, styles.ReplaceAllString(printed(t, sample().Detail, colored), ""), "in colours")
-	for _, want := range []string{"no pod is ready", "allowed sources: a, b, c, d, e"} {
+	for _, want := range []string{
+		"no pod is ready", "allowed sources: a, b, c, d, e", "POLICY", "Local (external)", "AFFINITY", "ClientIP 60s",
+	} {
 		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
 			t.Errorf("wide lacks %q:\n%s", want, got)
 		}
@@ -148,8 +150,8 @@ func TestOnlyWrong(t *testing.T) {
 	v.Services[0].Problems = nil
 	v.Services = append(v.Services, Service{Namespace: "default", Name: "fine", Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}})
 	v.OnlyWrong()
-	want := `SERVICE      TYPE       ADDRESS           POLICY   ENDPOINTS  AFFINITY  CONNECTIONS
-default/web  ClusterIP  [fd00::1]:80/UDP  Cluster  0          -         -
+	want := `SERVICE      TYPE       ADDRESS           ENDPOINTS  CONNECTIONS
+default/web  ClusterIP  [fd00::1]:80/UDP  0          -
   PROBLEM refused; at most 100 connections of each endpoint, then refuse (12 so far)
 `
 	if got := printed(t, v.Text); !strings.HasPrefix(got, want) {

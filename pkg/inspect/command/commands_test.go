@@ -335,8 +335,8 @@ func TestListOfServices(t *testing.T) {
 		"-o name --sort-by .ports[0].frontends[0].endpoints": "service/shop/web\nservice/default/api\n",
 		"-o jsonpath={.services[*].name}":                    "api web",
 		"-o name --wrong":                                    "service/shop/web\n",
-		"--no-headers": "default/api:http  ClusterIP  10.96.0.1:80/TCP  Cluster  1 of 0  ClientIP 3h  -\n" +
-			"shop/web:http     ClusterIP  10.96.0.1:80/TCP  Cluster  0       -            -\n",
+		"--no-headers": "default/api:http  ClusterIP  10.96.0.1:80/TCP  1 of 0  -\n" +
+			"shop/web:http     ClusterIP  10.96.0.1:80/TCP  0       -\n",
 	} {
 		if out, _ := a.run("services " + args); out != want {
 			t.Errorf("services %s:\n%s\nwant:\n%s", args, out, want)
