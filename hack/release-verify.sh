@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Verifies a release from its files alone: the checksums, the names of all files, and that the files agree with each other. With PUBLIC_KEY=FILE (PEM), it
-# also verifies the signature of the checksums. It needs jq, dpkg-deb and rpm, and openssl for a signature. It runs no program of the release.
+# also verifies the signatures of the checksums and of the provenance. It needs jq, dpkg-deb and rpm, and openssl for a signature. It runs no program of the release.
 # Usage: hack/release-verify.sh [FOLDER], by default bin/release/$VERSION
 set -euo pipefail
 export LC_ALL=C
@@ -15,8 +15,13 @@ trap 'rm -rf "$work"' EXIT
 [ -z "$(find . -mindepth 1 ! -type f)" ] || fail "not a regular file: $(find . -mindepth 1 ! -type f)"
 if [ -n "$key" ]; then
   openssl dgst -sha256 -verify "$key" -signature <(base64 --decode SHA256SUMS.sig) SHA256SUMS >&2 || fail "SHA256SUMS.sig is not the signature of SHA256SUMS by $key"
+  envelope() { jq --exit-status --raw-output "$1" provenance.intoto.jsonl; }
+  envelope .payload | base64 --decode | cmp - provenance.intoto.json >&2 || fail "provenance.intoto.jsonl has another statement"
+  { printf 'DSSEv1 28 application/vnd.in-toto+json %d ' "$(wc -c <provenance.intoto.json)" && cat provenance.intoto.json; } |
+    openssl dgst -sha256 -verify "$key" -signature <(envelope '.signatures[0].sig' | base64 --decode) >&2 ||
+    fail "provenance.intoto.jsonl has no signature by $key"
 fi
-files() { find . -type f ! -path ./SHA256SUMS ! -path ./SHA256SUMS.sig -printf '%P\n' | sort; }
+files() { find . -type f ! -path ./SHA256SUMS ! -path ./SHA256SUMS.sig ! -path ./provenance.intoto.jsonl -printf '%P\n' | sort; }
 diff <(files) <(cut -c 67- SHA256SUMS) >&2 || fail "the files differ from the list in SHA256SUMS"
 sha256sum --check --strict --quiet SHA256SUMS
 sum() { if [ $# -gt 0 ]; then sha256sum "$1"; else sha256sum; fi | cut -d ' ' -f 1; }

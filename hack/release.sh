@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds the files of a release in bin/release/$VERSION: the image for all architectures, and for each one the program, its SBOM, its notices, and packages for
 # Debian and RPM; the kubectl plugin and its manifest for krew; the chart, also as an OCI artifact; the manifests, manual pages and completions; a statement of
-# the provenance; the checksums of all. They depend only on the source and the Go version. The signature of the checksums differs each time.
+# the provenance; the checksums of all. They depend only on the source and the Go version. The two signatures differ each time.
 #   VERSION=vX.Y.Z           version of the release
 #   REGISTRY=NAME            registry in the name of the image
 #   ARCHITECTURES="amd64 …"  architectures, by default all
 #   PLATFORMS="linux/amd64 …" platforms of the kubectl plugin, by default all
-#   KEY=FILE                 private key (PEM, ECDSA P-256) that signs the checksums; without it, there is no signature
+#   KEY=FILE                 private key (PEM, ECDSA P-256) that signs the checksums and the provenance; without it, nothing is signed
 # See docs/releasing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ export VERSION ARCHITECTURES=${ARCHITECTURES:-amd64 arm64 s390x ppc64le riscv64}
 # Settings of the builder's that would get into the files.
 umask 022
 SOURCE_DATE_EPOCH=$(git show --no-patch --format=%ct)
-export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C GOFLAGS= GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOWORK=off
+export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C GOFLAGS= GOEXPERIMENT= GOFIPS140=off GOAMD64=v1 GOARM64=v8.0 GOWORK=off
 
 out=bin/release/$VERSION
 rm -rf "$out" "$out.part" bin/plugin
@@ -80,8 +80,14 @@ done
     }
   }' >"$work/provenance" && mv "$work/provenance" "$out.part/provenance.intoto.json"
 (cd "$out.part" && sha256sum -- * >../SHA256SUMS.part && mv ../SHA256SUMS.part SHA256SUMS)
+sign() { openssl dgst -sha256 -sign "$KEY" | base64 --wrap 0; }
 if [ -n "${KEY:-}" ]; then
-  openssl dgst -sha256 -sign "$KEY" "$out.part/SHA256SUMS" | base64 --wrap 0 >"$out.part/SHA256SUMS.sig"
+  sign <"$out.part/SHA256SUMS" >"$out.part/SHA256SUMS.sig"
+  # The same statement in a signed envelope (DSSE), the form that cosign and policy engines verify.
+  statement=$out.part/provenance.intoto.json
+  signature=$({ printf 'DSSEv1 28 application/vnd.in-toto+json %d ' "$(wc -c <"$statement")" && cat "$statement"; } | sign)
+  base64 --wrap 0 "$statement" | jq --compact-output --raw-input --arg sig "$signature" \
+    '{payloadType: "application/vnd.in-toto+json", payload: ., signatures: [{sig: $sig}]}' >"$out.part/provenance.intoto.jsonl"
 fi
 rm -rf "$out" && mv "$out.part" "$out"
 public=

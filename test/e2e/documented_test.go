@@ -56,6 +56,11 @@ var notRun = map[string][]string{
 	},
 	"TestWhole (test/release) runs it, with a registry on a loopback address": {
 		"cosign verify-blob --key release.pub --signature SHA256SUMS.sig --insecure-ignore-tlog SHA256SUMS",
+		"cosign verify-blob-attestation --key release.pub --signature provenance.intoto.jsonl --type slsaprovenance1 " +
+			"--insecure-ignore-tlog kube-nftproxy-linux-amd64",
+		"cosign sign --key cosign.key --use-signing-config=false --tlog-upload=false " +
+			"registry.example.com/kube-nftproxy@sha256:DIGEST",
+		"cosign verify --key cosign.pub --insecure-ignore-tlog registry.example.com/kube-nftproxy@sha256:DIGEST",
 		"helm push kube-nftproxy-0.2.0.tgz oci://registry.example.com/charts",
 		"skopeo copy oci-archive:kube-nftproxy-chart-oci.tar docker://registry.example.com/charts/kube-nftproxy:0.2.0",
 	},

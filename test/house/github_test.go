@@ -12,7 +12,7 @@ import (
 // TestGitHubFiles reads the forms and workflows for GitHub. All their steps run .ci/run, apt-get, git or an existing target of make.
 // Actions have the hash of a commit.
 func TestGitHubFiles(t *testing.T) {
-	pinned := regexp.MustCompile(`^[a-z-]+/[a-z-]+@[0-9a-f]{40}$`)
+	pinned := regexp.MustCompile(`^[a-z-]+/[a-z/-]+@[0-9a-f]{40}$`)
 	makefile, ci, forms := mustRead(t, "Makefile"), 0, 0
 	for _, name := range files(t) {
 		if ext := path.Ext(name); !strings.HasPrefix(name, ".github/") || ext != ".yaml" && ext != ".yml" {

@@ -57,10 +57,11 @@ func TestWhole(t *testing.T) {
 		private, public = keys(t)
 		dir = build(t, "umask 022", "KEY="+private)
 		other := build(t, "umask 077; export TZ=UTC-7 LC_ALL=C.UTF-8 GOFLAGS=-buildvcs=auto GOAMD64=v2 GOARM64=v8.1", "KEY=")
-		mustShell(t, dir, `diff --recursive --exclude=SHA256SUMS.sig . "$OTHER"`, "OTHER="+other)
+		mustShell(t, dir, `diff --recursive --exclude=SHA256SUMS.sig --exclude=provenance.intoto.jsonl . "$OTHER"`, "OTHER="+other)
 	}
 	version := versionOf(t, dir)
 	t.Run("cosign", func(t *testing.T) { checkCosign(t, dir, public) })
+	t.Run("signed image", func(t *testing.T) { checkSignedImage(t, dir) })
 	for _, helm := range []string{"helm-v3", "helm-v4"} {
 		t.Run(helm, func(t *testing.T) { checkHelm(t, dir, helm, version[1:]) })
 	}
@@ -79,15 +80,56 @@ func built(t *testing.T, name string) string {
 	return path
 }
 
-// checkCosign verifies the signature with the command in docs/releasing.md, and a wrong one.
+// checkCosign verifies the signatures with the commands in docs/releasing.md, and wrong ones.
 func checkCosign(t *testing.T, dir, public string) {
-	const command = `"$COSIGN" verify-blob --key "$KEY" --signature SHA256SUMS.sig --insecure-ignore-tlog "$FILE"`
 	env := []string{"COSIGN=" + built(t, "cosign"), "KEY=" + public, "HOME=" + t.TempDir()}
-	if out, err := shell(t.Context(), dir, command, append(env, "FILE=SHA256SUMS")...); err != nil || !strings.Contains(out, "Verified OK") {
-		t.Errorf("cosign: %v\n%s", err, out)
+	for _, c := range []struct{ command, signed, other string }{
+		{`verify-blob --key "$KEY" --signature SHA256SUMS.sig --insecure-ignore-tlog`, "SHA256SUMS", "nftproxy.yaml"},
+		{`verify-blob-attestation --key "$KEY" --signature provenance.intoto.jsonl --type slsaprovenance1 ` +
+			`--insecure-ignore-tlog`, "kube-nftproxy-linux-amd64", "SHA256SUMS"},
+	} {
+		out, err := shell(t.Context(), dir, `"$COSIGN" `+c.command+" "+c.signed, env...)
+		if err != nil || !strings.Contains(out, "Verified OK") {
+			t.Errorf("cosign: %v\n%s", err, out)
+		}
+		if out, err := shell(t.Context(), dir, `"$COSIGN" `+c.command+" "+c.other, env...); err == nil {
+			t.Errorf("cosign accepts the signature of another file:\n%s", out)
+		}
 	}
-	if out, err := shell(t.Context(), dir, command, append(env, "FILE=nftproxy.yaml")...); err == nil {
-		t.Errorf("cosign accepts the signature of another file:\n%s", out)
+}
+
+// checkSignedImage signs the image of a release in a registry by its digest, and verifies it, as docs/releasing.md does.
+func checkSignedImage(t *testing.T, dir string) {
+	env := []string{"COSIGN=" + built(t, "cosign"), "HOME=" + t.TempDir(), "REGISTRY=" + serveRegistry(t), "COSIGN_PASSWORD=",
+		"DIR=" + dir}
+	out := mustShell(t, t.TempDir(), `
+skopeo copy --quiet --all --preserve-digests --dest-tls-verify=false "oci-archive:$DIR/kube-nftproxy-image.tar" "docker://$REGISTRY/kube-nftproxy:v1"
+digest=$(skopeo inspect --raw --tls-verify=false "docker://$REGISTRY/kube-nftproxy:v1" | sha256sum | cut -d ' ' -f 1)
+image=$REGISTRY/kube-nftproxy@sha256:$digest
+"$COSIGN" generate-key-pair
+! "$COSIGN" verify --key cosign.pub --insecure-ignore-tlog --allow-http-registry "$image" 2>/dev/null
+"$COSIGN" sign --key cosign.key --use-signing-config=false --tlog-upload=false --allow-http-registry --yes "$image"
+"$COSIGN" verify --key cosign.pub --insecure-ignore-tlog --allow-http-registry "$image"`, env...)
+	if !strings.Contains(out, "signatures were verified against the specified public key") {
+		t.Errorf("cosign verify:\n%s", out)
+	}
+}
+
+// TestFIPS builds the program with Go's cryptographic module for FIPS 140-3, as docs/releasing.md does, and runs it. At
+// its start, the module tests itself, and the program fails if a test fails.
+func TestFIPS(t *testing.T) {
+	scenario := filepath.Join(t.TempDir(), "web.yaml")
+	lab.Must(t, os.WriteFile(scenario, []byte(manifests), 0o644))
+	out := mustShell(t, repository, `
+GOFIPS140=v1.0.0 BINARY=$TO/kube-nftproxy hack/build.sh
+go version -m "$TO/kube-nftproxy" | grep -w GOFIPS140
+"$TO/kube-nftproxy" version --client
+GODEBUG=fips140=only "$TO/kube-nftproxy" render --hostname-override=node-1 -f "$SCENARIO" | grep 'map services'`,
+		"TO="+t.TempDir(), "SCENARIO="+scenario)
+	for _, want := range []string{"GOFIPS140=v1.0.0", "program file", "map services"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
 	}
 }
 
