@@ -90,7 +90,7 @@ func verify(ctx context.Context, dir, public string) (string, error) {
 const reseal = `
 new=$(sha256sum -- !(SHA256SUMS*|provenance*) | jq -Rn --slurpfile p provenance.intoto.json '$p[0] + {subject: [inputs | {name: .[66:], digest: {sha256: .[:64]}}]}')
 echo "$new" >provenance.intoto.json
-new=$(sha256sum -- !(SHA256SUMS*))
+new=$(sha256sum -- !(SHA256SUMS*|*.jsonl))
 echo "$new" >SHA256SUMS`
 
 // repack changes a file in a layer of files: an archive is unpacked, a script runs in its folder, and the archive is replaced.
@@ -138,6 +138,10 @@ var incomplete = []change{
 var unsigned = []change{
 	{"changed after the signature", "rm nftproxy.yaml; echo >nftproxy.yaml" + reseal, "is not the signature"},
 	{"no signature", "rm SHA256SUMS.sig", "is not the signature"},
+	{"envelope of another statement", `jq -c '.payload = "e30="' provenance.intoto.jsonl >x; mv x provenance.intoto.jsonl`,
+		"another statement"},
+	{"envelope without a signature", `jq -c '.signatures = []' provenance.intoto.jsonl >x; mv x provenance.intoto.jsonl`,
+		"has no signature"},
 }
 
 // consistent are changes after which all checksums are right.

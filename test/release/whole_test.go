@@ -107,9 +107,10 @@ skopeo copy --quiet --all --preserve-digests --dest-tls-verify=false "oci-archiv
 digest=$(skopeo inspect --raw --tls-verify=false "docker://$REGISTRY/kube-nftproxy:v1" | sha256sum | cut -d ' ' -f 1)
 image=$REGISTRY/kube-nftproxy@sha256:$digest
 "$COSIGN" generate-key-pair
-! "$COSIGN" verify --key cosign.pub --insecure-ignore-tlog --allow-http-registry "$image" 2>/dev/null
+verify() { "$COSIGN" verify --key cosign.pub --insecure-ignore-tlog --allow-http-registry "$image"; }
+! verify || exit 1
 "$COSIGN" sign --key cosign.key --use-signing-config=false --tlog-upload=false --allow-http-registry --yes "$image"
-"$COSIGN" verify --key cosign.pub --insecure-ignore-tlog --allow-http-registry "$image"`, env...)
+verify`, env...)
 	if !strings.Contains(out, "signatures were verified against the specified public key") {
 		t.Errorf("cosign verify:\n%s", out)
 	}
