@@ -52,4 +52,4 @@ if [ -z "${QUICK:-}" ]; then
   bin/compare -direct -output "${OUTPUT:-}"
   limits
 fi
-if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi
+if [ -n "${OUTPUT:-}" ]; then go run ./hack/plot "$OUTPUT"; fi

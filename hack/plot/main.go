@@ -1,24 +1,21 @@
 // Command plot draws the plots of docs/benchmarks.md from docs/benchmarks.json, which test/compare writes.
 //
-// In: the root of the checkout. Out: docs/plots/*. Never: a figure that isn't in the files.
+// In: the root of the checkout. Out: docs/plots/*. Never: a figure that is not in the files.
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 )
 
-// figures are what one program measured at one size, see test/compare.
+// figures are the measurements of one program at one size, see test/compare.
 type figures struct {
 	Program string               `json:"program"`
 	Size    string               `json:"size"`
@@ -36,7 +33,21 @@ func main() {
 	}
 }
 
-// benchmarks draws the plots of docs/benchmarks.md.
+// chart is a plot of one quantity.
+type chart struct {
+	file, quantity, title string
+	unit                  func(float64) string
+}
+
+var charts = []chart{
+	{"change.svg", "one endpoint replaced", "Time to replace one endpoint", seconds},
+	{"first-sync.svg", "first sync", "Time of the first sync", seconds},
+	{"memory.svg", "memory at rest, PSS", "Memory at rest", func(v float64) string { return short(v) + " MiB" }},
+}
+
+// programs are the classes of lines in style, in the order of the legend.
+var programs = []string{"kube-proxy iptables", "kube-proxy nftables", "kube-nftproxy"}
+
 func benchmarks(root string) error {
 	b, err := os.ReadFile(filepath.Join(root, "docs/benchmarks.json"))
 	if err != nil {
@@ -48,68 +59,134 @@ func benchmarks(root string) error {
 	if err := json.Unmarshal(b, &report); err != nil {
 		return err
 	}
-	out := filepath.Join(root, "docs/plots")
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return err
-	}
-	for file, what := range map[string]string{
-		"change.svg": "one endpoint replaced", "first-sync.svg": "first sync", "memory.svg": "memory at rest, PSS",
-	} {
-		if err := bySize(report.Figures, what, filepath.Join(out, file)); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+	for _, c := range charts {
+		if err := os.WriteFile(filepath.Join(root, "docs/plots", c.file), c.draw(report.Figures), 0o644); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// bySize draws a quantity of every program over the number of endpoints, both on logarithmic scales.
-func bySize(all []figures, what, file string) error {
-	p := plot.New()
-	p.Title.Text = what + ", medians"
-	p.X.Label.Text = "endpoints in the cluster"
-	p.Y.Label.Text = unit(what)
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.LogTicks{Prec: -1}, plot.LogTicks{Prec: -1}
-	p.Legend.Top, p.Legend.Left = true, true
-	lines := map[string]plotter.XYs{}
+// point is a median at a number of Services.
+type point struct{ services, value float64 }
+
+// points returns the medians of a program. All sizes have the same number of endpoints for each Service, because a line
+// through clusters of other shapes has no meaning.
+func points(all []figures, program, quantity string) (list []point) {
 	for _, f := range all {
-		if list := f.Values[what]; len(list) > 0 {
-			lines[f.Program] = append(lines[f.Program], plotter.XY{X: endpoints(f.Size), Y: median(list)})
+		services, sameShape := strings.CutSuffix(f.Size, "x10")
+		n, err := strconv.ParseFloat(services, 64)
+		values := slices.Sorted(slices.Values(f.Values[quantity]))
+		if sameShape && err == nil && f.Program == program && len(values) > 0 {
+			list = append(list, point{n, values[len(values)/2]})
 		}
 	}
-	for i, name := range []string{"kube-proxy iptables", "kube-proxy nftables", "kube-nftproxy"} {
-		points := lines[name]
-		if len(points) == 0 {
+	slices.SortFunc(list, func(a, b point) int { return int(a.services - b.services) })
+	return list
+}
+
+// The size of a plot, and the area of its axes.
+const (
+	width, height            = 640, 400
+	left, right, top, bottom = 104, 616, 96, 330
+	margin                   = 48 // between the end of the axis and a point, for its value
+)
+
+// style has the colours for light and dark pages, by the index in programs.
+const style = `text{font:18px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600;font-size:20px}.n{font-size:16px}
+.g{stroke:#d1d9e0}.bg{fill:#fff}.l{fill:none;stroke-width:3}.c0{stroke:#6e7781;fill:#6e7781}
+.c1{stroke:#bc4c00;fill:#bc4c00}.c2{stroke:#0969da;fill:#0969da}.l.c0,.l.c1{stroke-dasharray:8 5}
+.l.c0,.l.c1,.l.c2{fill:none}
+@media(prefers-color-scheme:dark){text{fill:#f0f6fc}.bg{fill:#0d1117}.g{stroke:#3d444d}.c0{stroke:#9198a1;fill:#9198a1}
+.c1{stroke:#f0883e;fill:#f0883e}.c2{stroke:#58a6ff;fill:#58a6ff}}`
+
+// draw returns the plot as SVG. Both axes are logarithmic. The legend is above them.
+func (c *chart) draw(all []figures) []byte {
+	lines := make([][]point, len(programs))
+	x, y := scale{from: left + margin, to: right - margin}, scale{from: bottom, to: top}
+	for i, program := range programs {
+		lines[i] = points(all, program, c.quantity)
+		for _, p := range lines[i] {
+			x.include(p.services)
+			y.include(p.value)
+		}
+	}
+	y.least, y.most = math.Pow(10, math.Floor(math.Log10(y.least))), math.Pow(10, math.Ceil(math.Log10(y.most)))
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img"><title>%s</title>
+<style>%s</style>
+<rect class="bg" width="100%%" height="100%%"/><text class="t" x="16" y="30">%s, medians</text>
+`, width, height, c.title, style, c.title)
+	for v := y.least; v <= y.most*1.01; v *= 10 {
+		fmt.Fprintf(&b, `<path class="g" d="M%d %.0fH%d"/>`, left, y.at(v), right)
+		fmt.Fprintf(&b, `<text x="%d" y="%.0f" text-anchor="end">%s</text>
+`, left-10, y.at(v)+5, c.unit(v))
+	}
+	for _, services := range services(lines) {
+		fmt.Fprintf(&b, `<text x="%.0f" y="%d" text-anchor="middle">%s</text>
+`, x.at(services), bottom+26, thousands(services))
+	}
+	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">Services, each with 10 endpoints</text>
+`, (left+right)/2, bottom+52)
+	legend := 16
+	for i, list := range lines {
+		if len(list) == 0 {
 			continue
 		}
-		slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
-		line, dots, err := plotter.NewLinePoints(points)
-		if err != nil {
-			return err
+		fmt.Fprintf(&b, `<path class="l c%d" d="M%d 60h24"/><text x="%d" y="66">%s</text>
+`, i, legend, legend+30, programs[i])
+		legend += 212
+		var path []string
+		for _, p := range list {
+			at, height := x.at(p.services), y.at(p.value)
+			path = append(path, fmt.Sprintf("%.1f %.1f", at, height))
+			fmt.Fprintf(&b, `<circle class="c%d" cx="%.1f" cy="%.1f" r="5"/>`, i, at, height)
+			fmt.Fprintf(&b, `<text class="n" x="%.1f" y="%.1f" text-anchor="middle">%s</text>
+`, at, height-12, c.unit(p.value))
 		}
-		line.Color, dots.Color, dots.Shape = plotutil.Color(i), plotutil.Color(i), plotutil.Shape(i)
-		p.Add(line, dots)
-		p.Legend.Add(name, line, dots)
+		fmt.Fprintf(&b, `<path class="l c%d" d="M%s"/>
+`, i, strings.Join(path, "L"))
 	}
-	return p.Save(16*vg.Centimeter, 9*vg.Centimeter, file)
+	return append(b.Bytes(), "</svg>\n"...)
 }
 
-// endpoints is the number of endpoints of a size like 1000x10.
-func endpoints(size string) float64 {
-	a, b, _ := strings.Cut(size, "x")
-	services, _ := strconv.ParseFloat(a, 64)
-	each, _ := strconv.ParseFloat(b, 64)
-	return services * each
-}
-
-func unit(what string) string {
-	if strings.Contains(what, "memory") {
-		return "MiB"
+// services returns the numbers of Services of all points, each once.
+func services(lines [][]point) (list []float64) {
+	for _, p := range slices.Concat(lines...) {
+		list = append(list, p.services)
 	}
-	return "seconds"
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
-func median(list []float64) float64 {
-	sorted := slices.Sorted(slices.Values(list))
-	return sorted[len(sorted)/2]
+func thousands(v float64) string { return fmt.Sprintf("%.0f,000", v/1000) }
+
+// scale maps values to a logarithmic axis.
+type scale struct{ from, to, least, most float64 }
+
+func (s *scale) include(v float64) {
+	if s.least == 0 {
+		s.least, s.most = v, v
+	}
+	s.least, s.most = min(s.least, v), max(s.most, v)
+}
+
+func (s *scale) at(v float64) float64 {
+	return s.from + (s.to-s.from)*math.Log(v/s.least)/math.Log(s.most/s.least)
+}
+
+// seconds returns a duration with its unit.
+func seconds(v float64) string {
+	if v < 1 {
+		return short(v*1000) + " ms"
+	}
+	return short(v) + " s"
+}
+
+// short returns a number with two significant digits, or as an integer.
+func short(v float64) string {
+	if v >= 10 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return strconv.FormatFloat(v, 'g', 2, 64)
 }
