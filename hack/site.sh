@@ -7,4 +7,6 @@ version=v0.164.0
 hugo=$PWD/bin/hugo/$version
 [ -x "$hugo/hugo" ] || GOBIN=$hugo CGO_ENABLED=0 go install -trimpath -ldflags '-s -w' "github.com/gohugoio/hugo@$version"
 rm -rf bin/site
+HUGO_PARAMS_VERSION=$(git describe --tags --always --dirty --abbrev=12 2>/dev/null || echo dev)
+export HUGO_PARAMS_VERSION
 "$hugo/hugo" --config hack/site/hugo.toml --cacheDir "$PWD/bin/hugo/cache" --noBuildLock --panicOnWarning --logLevel warn

@@ -71,6 +71,16 @@ func TestSite(t *testing.T) {
 	v.CheckDarkMode()
 	v.checkNavigation(pages)
 	v.checkSearch()
+	v.checkCopy()
+}
+
+// checkCopy clicks the button of a block of code: it copies the commands of a console without their output.
+func (v *visit) checkCopy() {
+	v.Helper()
+	v.load("docs/debugging.html")
+	v.do(`navigator.clipboard.writeText = async text => { window.copied = text }`)
+	v.do(`[...document.querySelectorAll(".block")].find(b => b.textContent.includes("$ kube-nftproxy diff -f /etc")).lastChild.click()`)
+	v.await(`window.copied == "kube-nftproxy diff -f /etc/kube-nftproxy/planned"`)
 }
 
 func (v *visit) load(name string) {
@@ -216,7 +226,7 @@ func (v *visit) checkSearch() {
 	v.Helper()
 	for _, width := range []int{1280, 400} {
 		v.Resize(width)
-		v.load("docs/decisions.html")
+		v.load("docs/decisions/index.html")
 		v.do(`document.getElementById("search").focus()`)
 		v.Call("Input.insertText", map[string]any{"text": "Loopback NODE"}, nil)
 		v.await(`/loopback/i.test(document.querySelector("#found a")?.textContent)`)

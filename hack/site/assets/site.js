@@ -1,4 +1,4 @@
-// The menu of a narrow window, and the search. Without this script, the menu is always open.
+// The menu of a narrow window, the search, and a button that copies a block of code. Without this script, the menu is always open.
 "use strict";
 const [menu, input, found] = ["menu", "search", "found"].map(id => document.getElementById(id));
 document.documentElement.classList.add("script");
@@ -58,3 +58,24 @@ document.addEventListener("keydown", event => {
 document.addEventListener("click", event => {
   if (!event.target.closest("search") || event.target.closest("#found a")) found.hidden = true;
 });
+
+// commandsOf returns the commands of a console without their output, or the whole text of another block.
+function commandsOf(text) {
+  const commands = text.split("\n").filter(line => line.startsWith("$ ")).map(line => line.slice(2));
+  return commands.length > 0 ? commands.join("\n") : text.trimEnd();
+}
+
+for (const pre of document.querySelectorAll("pre")) {
+  const copy = element("button", {type: "button", className: "copy", textContent: "Copy", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(commandsOf(pre.textContent));
+      copy.textContent = "Copied";
+    } catch {
+      copy.textContent = "Not permitted"; // by the browser, for a page without HTTPS
+    }
+    setTimeout(() => copy.textContent = "Copy", 2000);
+  }});
+  const block = element("div", {className: "block"});
+  pre.replaceWith(block);
+  block.append(pre, copy);
+}
