@@ -82,7 +82,8 @@ var notRun = map[string][]string{
 		"git grep -hE '^type \\w+ interface' pkg/proxy ':!*_test.go' | wc -l",
 		"git ls-files test '*_test.go' ':!*go.sum' | xargs cat | wc -l", "git ls-files 'docs/*.md' | wc -l",
 	},
-	"it changes the checkout": {"git checkout REVISION && go version"},
+	"TestFIPS (test/release) builds and runs the program": {"GOFIPS140=v1.0.0 make image", "go version -m"},
+	"it changes the checkout":                             {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
 		"kubeadm upgrade node --patches /etc/kubernetes/patches",
@@ -186,7 +187,7 @@ var documented = []struct {
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
 	{"kube-nftproxy status", says(`health +healthy[,\n]`)},
-	{"kube-nftproxy services", says(`default/web:http +ClusterIP +10\.96\.0\.10:80/TCP +Cluster +1 of 4 `)},
+	{"kube-nftproxy services", says(`default/web:http +ClusterIP +10\.96\.0\.10:80/TCP +1 of 4 `)},
 	{"kube-nftproxy services default/web", says(`(?s)\+ 10\.244\.0\.10:8080 +ready +on this node\n.*TCP connections to endpoints that leave`)},
 	{"kube-nftproxy services --wrong", ends(1, `default/api`)},
 	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .*\n +refused: no endpoint`)},
