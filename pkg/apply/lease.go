@@ -64,6 +64,21 @@ func (k *Kernel) hasSet(s *nft.Set) (bool, error) {
 // was no renewal.
 func (k *Kernel) Leased() time.Time { return k.leased }
 
+// IsLeased reports whether the kernel has the tables of all families of a planner, with a lease that has not expired.
+func (k *Kernel) IsLeased(p *plan.Planner) bool {
+	for _, lease := range leases(p) {
+		lasts := false
+		_, _ = k.conn.Each(lease, func(*nft.Found) bool { // without an element, the lease is missing or has expired
+			lasts = true
+			return false
+		})
+		if !lasts {
+			return false
+		}
+	}
+	return true
+}
+
 // LeasedByAny returns the time of the last renewal of the lease by any process. It is zero if no lease can be read.
 // Only a process with CAP_NET_ADMIN can renew the lease, so no other process can pretend to serve.
 func (k *Kernel) LeasedByAny(p *plan.Planner) (last time.Time) {

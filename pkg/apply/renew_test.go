@@ -134,6 +134,23 @@ func TestAnyProcessSeesTheLease(t *testing.T) {
 	}
 }
 
+// TestRulesServeIfAllFamiliesAreLeased: a process adopts rules that served just before only if no family's table is
+// missing, and no lease has expired.
+func TestRulesServeIfAllFamiliesAreLeased(t *testing.T) {
+	for change, want := range map[string]bool{
+		"list tables": true, "flush set ip kube-nftproxy lease": false, "flush set ip6 kube-nftproxy lease": false,
+		"delete table ip6 kube-nftproxy": false, "flush ruleset": false,
+	} {
+		t.Run(change, func(t *testing.T) {
+			k, p := synced(t)
+			run(t, "nft", change)
+			if got := k.IsLeased(p); got != want {
+				t.Errorf("IsLeased() = %t, want %t", got, want)
+			}
+		})
+	}
+}
+
 // TestARefusedRenewal: while another program owns the table, a renewal fails, and the next one after that succeeds.
 func TestARefusedRenewal(t *testing.T) {
 	k, p := synced(t)

@@ -182,8 +182,12 @@ type daemon struct {
 	// server.
 	ports    ports
 	rejected func() []model.Problem
-	// fromSnapshot returns the time of the snapshot that is served without confirmation; nil without an API server.
+	// fromSnapshot returns the time of the snapshot that is served without confirmation, and turn the longest wait for the
+	// first list while it lasts; nil without an API server.
 	fromSnapshot func() time.Time
+	turn         func() time.Duration
+	// adopts is true if an earlier process served just before the start.
+	adopts bool
 }
 
 // terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect
@@ -245,6 +249,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		d.kernel.TakeOver(func() bool { return d.confirmed() && !d.takeover.Rival(ctx).Possible() })
 	}
 	d.planner = plan.New(d.tables)
+	d.adopts = d.kernel.IsLeased(d.planner) // before the loop renews the lease
 	if err := d.count(logger); err != nil {
 		return d, err
 	}
@@ -345,7 +350,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		d.api.Failed(resource, err)
 	}
 	cfg.Succeeded = d.api.Succeeded
-	cfg.Client = client
+	cfg.Client, cfg.Adopts = client, func() bool { return d.adopts }
 	if err := d.useSnapshots(&cfg, connection); err != nil {
 		return err
 	}
@@ -353,7 +358,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return err
 	}
-	d.source, d.fromSnapshot = informers, informers.FromSnapshot
+	d.source, d.fromSnapshot, d.turn = informers, informers.FromSnapshot, informers.Turn
 	return nil
 }
 
@@ -508,8 +513,8 @@ func (d *daemon) newConsole() *console.Console {
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken, Clients: d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
-		FromSnapshot: d.fromSnapshot,
-		Ports:        func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
+		FromSnapshot: d.fromSnapshot, Turn: d.turn,
+		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
 		Instances: func() (older, newer []string, unreachable string) {
 			older, newer = d.instance.Guests()
 			return older, newer, d.instance.Unreachable()

@@ -35,6 +35,7 @@ type Informers struct {
 	link      link
 	clock     endingClock
 	past      *past
+	turn      turn
 	// unsaved is true if the last snapshot could not be written.
 	unsaved bool
 	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it
@@ -79,8 +80,13 @@ func (i *Informers) follow(
 	watched := new(bool)
 	lists := plainLists{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (list runtime.Object, err error) {
-			if earlier := i.resume(ctx, name, into); earlier != nil {
+			earlier, err := i.resume(ctx, name, into)
+			if earlier != nil {
 				return earlier, nil
+			}
+			if err != nil {
+				i.link.record(ctx, err)
+				return nil, err
 			}
 			from.restrict(&o)
 			if o.Limit = 0; o.ResourceVersion == anyVersion {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -33,9 +32,6 @@ const (
 	catchUp = 500 * time.Millisecond
 	// answerPatience is the longest wait for an answer of the API server before the objects of a snapshot are served.
 	answerPatience = 5 * time.Second
-	// listSpread is the longest delay of a list instead of a watch that continues from a snapshot, while rules serve.
-	// After an outage, many nodes may have to list at once.
-	listSpread = 5 * time.Second
 )
 
 // nodesResource is the resource whose list confirms a snapshot.
@@ -199,33 +195,33 @@ func (p *past) differsFrom(answer *corev1.NodeList) error {
 	return nil
 }
 
-// resume returns the list of the snapshot once, after the API server has confirmed it. Otherwise it returns nil. If
-// there was a snapshot and rules serve, it first waits for a random time.
-func (i *Informers) resume(ctx context.Context, resource string, into *objects) *storedList {
+// resume returns the list of the snapshot once, after the API server has confirmed it. Otherwise it returns nil, when
+// it is time for a list.
+func (i *Informers) resume(ctx context.Context, resource string, into *objects) (*storedList, error) {
 	p := i.past
-	if p.header == nil || resource == nodesResource || into.isRead() {
-		return nil
+	if resource == nodesResource || into.isRead() {
+		return nil, nil
+	}
+	if p.header == nil {
+		return nil, i.awaitTurn(ctx)
 	}
 	select {
 	case <-p.judged:
 	case <-ctx.Done():
-		return nil
+		return nil, ctx.Err()
 	}
 	p.mu.Lock()
 	list := p.lists[resource]
 	delete(p.lists, resource)
 	p.mu.Unlock()
 	switch {
-	case list != nil && list.ResourceVersion != "":
-		into.resumed.Store(true)
-		return list
-	case list == nil && i.cfg.serves():
-		select {
-		case <-time.After(rand.N(listSpread)):
-		case <-ctx.Done():
-		}
+	case list == nil:
+		return nil, i.awaitTurn(ctx)
+	case list.ResourceVersion == "": // no version was known when the snapshot was written
+		return nil, nil
 	}
-	return nil
+	into.resumed.Store(true)
+	return list, nil
 }
 
 func (c *Config) serves() bool { return c.Serves != nil && c.Serves() }

@@ -91,6 +91,9 @@ type Parts struct {
 	// FromSnapshot returns the time of the snapshot whose objects are served without confirmation by the API server, or
 	// the zero time. It is nil if the objects come from a folder.
 	FromSnapshot func() time.Time
+	// Turn returns the longest wait for the first list while it lasts, otherwise 0. It is nil if the objects come from a
+	// folder.
+	Turn func() time.Duration
 	// Earlier reports whether the kernel has rules of a previous process.
 	Earlier func() (bool, error)
 	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the

@@ -18,7 +18,7 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
-	s.Loop, _ = c.Loop.Status(ctx) // without an answer, judge finds LoopBusy
+	s.Loop, _ = c.loopStatus(ctx) // without an answer, judge finds LoopBusy
 	list := c.judge(s)
 	if s.Loop != nil && s.Loop.Waits != "" {
 		list = append(list, c.unread(s, func() (fix, affects string) { return "", "" })...)

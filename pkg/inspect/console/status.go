@@ -73,7 +73,7 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []pl
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
 	var err error
-	if s.Loop, err = c.Loop.Status(ctx); err != nil {
+	if s.Loop, err = c.loopStatus(ctx); err != nil {
 		return nil
 	}
 	p := c.Pending()
@@ -94,6 +94,17 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []pl
 		s.Counts.Conflicts, conflicts = len(claims), list
 	}
 	return conflicts
+}
+
+// loopStatus queries the loop. If the loop waits for the first list, and the list for its turn, it says so.
+func (c *Console) loopStatus(ctx context.Context) (*view.Loop, error) {
+	l, err := c.Loop.Status(ctx)
+	if err == nil && l.Waits != "" && c.Turn != nil {
+		if longest := c.Turn(); longest > 0 {
+			l.Waits = fmt.Sprintf("for its turn to list, up to %v", longest.Round(100*time.Millisecond))
+		}
+	}
+	return l, err
 }
 
 // judge sets Live, Ready and Eligible, and returns the findings about the loop and about other instances.
