@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,7 +197,7 @@ var apiFaults = []struct {
 	{"an object that can't be read", garbled, false},
 	{"Services late", func(t *testing.T, b *besieged) { late(t, b, "services") }, false},
 	{"EndpointSlices late", func(t *testing.T, b *besieged) { late(t, b, "endpointslices") }, true},
-	{"refused with 429", refusing(http.StatusTooManyRequests), true},
+	{"refused with 429", refusing(http.StatusTooManyRequests), false},
 	{"refused with 500", refusing(http.StatusInternalServerError), true},
 	{"refused with 503", refusing(http.StatusServiceUnavailable), true},
 	{"refused with 401", refusing(http.StatusUnauthorized), true},
@@ -209,7 +210,10 @@ var apiFaults = []struct {
 	}, true},
 	{"a list from the past", firstLists(func(before []byte) []byte { return before }), true},
 	{"a list that ends early", firstLists(func(before []byte) []byte { return before[:len(before)/2] }), false},
+	{"lists are cut in the middle", cutLists, false},
+	{"lists arrive slowly", slowLists, false},
 	{"objects held back at a start", heldBack, false},
+	{"connections are closed gracefully", goAway, false},
 	{"the server lost its memory", restarted, false},
 	{"nobody listens", func(t *testing.T, b *besieged) {
 		b.Down()
@@ -280,6 +284,96 @@ func late(t *testing.T, b *besieged, resource string) {
 	b.change()
 	b.change()
 	never(t, time.Second, b.healthy)
+}
+
+// alterLists ends all watches so that all objects are listed again, and passes the body of each list through alter
+// until it returns false.
+func (b *besieged) alterLists(t *testing.T, alter func(http.ResponseWriter) (http.ResponseWriter, bool)) {
+	t.Helper()
+	b.change()
+	var more atomic.Bool
+	more.Store(true)
+	b.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if faulty.IsWatch(r) || r.Method != http.MethodGet || !more.Load() {
+			return false
+		}
+		altered, again := alter(w)
+		more.Store(again)
+		b.Pass(altered, r)
+		return true
+	})
+	if b.Expire() < 3 {
+		t.Error("there were not enough watches")
+	}
+	eventually(t, patience, func() error {
+		if more.Load() {
+			return errors.New("there were too few lists")
+		}
+		return nil
+	})
+}
+
+// cutWriter aborts a response in its middle.
+type cutWriter struct{ http.ResponseWriter }
+
+// Write implements http.ResponseWriter.
+func (w cutWriter) Write(p []byte) (int, error) {
+	_, _ = w.ResponseWriter.Write(p[:len(p)/2]) // the client may have gone
+	panic(http.ErrAbortHandler)
+}
+
+// cutLists resets the stream of the first eight lists in the middle of the list.
+func cutLists(t *testing.T, b *besieged) {
+	var lists atomic.Int64
+	b.alterLists(t, func(w http.ResponseWriter) (http.ResponseWriter, bool) {
+		return cutWriter{w}, lists.Add(1) < 8
+	})
+}
+
+// slowWriter sends some bytes of a response at a time.
+type slowWriter struct{ http.ResponseWriter }
+
+// Write implements http.ResponseWriter.
+func (w slowWriter) Write(p []byte) (n int, err error) {
+	const part = 64
+	for chunk := range slices.Chunk(p, part) {
+		sent, err := w.ResponseWriter.Write(chunk)
+		if n += sent; err != nil {
+			return n, err
+		}
+		_ = http.NewResponseController(w.ResponseWriter).Flush() // the client may have gone
+		time.Sleep(20 * time.Millisecond)
+	}
+	return n, nil
+}
+
+// slowLists sends each kind's list in parts.
+func slowLists(t *testing.T, b *besieged) {
+	var lists atomic.Int64
+	b.alterLists(t, func(w http.ResponseWriter) (http.ResponseWriter, bool) {
+		return slowWriter{w}, lists.Add(1) < 4
+	})
+}
+
+// goAway makes each response close its connection for further requests (HTTP/2 GOAWAY), as the API server does with
+// --goaway-chance, while watches end and begin. Watches continue on the closed connection.
+func goAway(t *testing.T, b *besieged) {
+	b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("Connection", "close")
+		return false
+	})
+	_, before := b.Load()
+	const rounds = 3
+	for range rounds {
+		b.awaitWatches(t)
+		b.EndWatches("")
+		b.change()
+		b.awaitChange(t, patience)
+	}
+	_, after := b.Load()
+	if n := after - before; n < rounds || n > 20*rounds {
+		t.Errorf("%d connections in %d rounds", n, rounds)
+	}
 }
 
 // heldBack restarts the program while the API server accepts all connections and answers no list of Services. Status has a finding, and the rules
@@ -494,8 +588,25 @@ func answerLists(t *testing.T, b *besieged, alter func([]byte) []byte) {
 	b.change()
 }
 
+// boundedLoad returns a function that checks the number of requests since the call. Each of four resources may be
+// listed and watched again, and then repeats its requests after pauses of seconds.
+func (b *besieged) boundedLoad() func(*testing.T) {
+	start := time.Now()
+	before, _ := b.Load()
+	return func(t *testing.T) {
+		t.Helper()
+		after, _ := b.Load()
+		n, long := after-before, time.Since(start)
+		t.Logf("%d requests in %v", n, long.Round(time.Millisecond))
+		if most := 20 + 2*int(long.Seconds()); n > most {
+			t.Errorf("%d requests in %v, want at most %d", n, long, most)
+		}
+	}
+}
+
 // TestAPIFaults makes faults between the program and the API server, one after the other. Services stay served, and after the
-// fault, changes during it are served within seconds. API_FAULT=150s sets the duration of outages, and enables slow faults.
+// fault, changes during it are served within seconds. The API server gets few requests. API_FAULT=150s sets the duration
+// of outages, and enables slow faults.
 func TestAPIFaults(t *testing.T) {
 	b := newBesieged(t)
 	for _, f := range apiFaults {
@@ -504,11 +615,13 @@ func TestAPIFaults(t *testing.T) {
 		}
 		t.Run(f.name, func(t *testing.T) {
 			b.awaitWatches(t)
+			bounded := b.boundedLoad()
 			f.make(t, b)
 			b.Edit(nil)
 			b.Intercept(nil)
 			took := b.awaitChange(t, 3*patience)
 			t.Logf("what changed was served %v after the end", took.Round(time.Millisecond))
+			bounded(t)
 			// Attempts are at most ten seconds apart, and the third one has another token.
 			if bound := 30 * time.Second; took > bound {
 				t.Errorf("what changed was served after %v, want at most %v", took, bound)

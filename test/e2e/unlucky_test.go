@@ -64,12 +64,14 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 		t.Errorf("%d watches, want 3 or 4", n)
 	}
 	must(t, b.api.Restore(ctx))
+	bounded := b.boundedLoad()
 	release()
 	start := time.Now()
 	reach(t, from, changes, "pod-0")
 	reach(t, from, goes, "pod-0")
 	reach(t, from, comes)
 	t.Logf("served as restored after %v", time.Since(start).Round(time.Millisecond))
+	bounded(t)
 	b.apply(slice("changes", "changes", endpoint(b.Pods[1].IPv4)))
 	reach(t, from, changes, "pod-1")
 }

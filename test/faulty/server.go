@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -33,6 +34,8 @@ type Server struct {
 	config  Config
 	proxy   *httputil.ReverseProxy
 	address string
+	// requests counts lists and watches, connections the connections of clients.
+	requests, connections atomic.Int64
 
 	mu        sync.Mutex
 	authority *Authority
@@ -91,7 +94,7 @@ func (s *Server) Up() error {
 		return fmt.Errorf("start faulty server: %w", err)
 	}
 	s.address = l.Addr().String()
-	s.listener = &listener{Listener: l, open: map[net.Conn]struct{}{}}
+	s.listener = &listener{Listener: l, accepted: &s.connections, open: map[net.Conn]struct{}{}}
 	// Errors of single connections are what this is for; nobody wants to read of them.
 	s.http = &http.Server{Handler: http.HandlerFunc(s.serve), TLSConfig: &tls.Config{
 		GetConfigForClient: s.currentTLS, NextProtos: s.tls.NextProtos, MinVersion: tls.VersionTLS12,
@@ -178,7 +181,18 @@ func (s *Server) Require(token string) {
 	s.token = token
 }
 
+// Pass passes a request on to the API server.
+func (s *Server) Pass(w http.ResponseWriter, r *http.Request) { s.proxy.ServeHTTP(w, r) }
+
+// Load returns the numbers of lists and watches, and of connections, since the start.
+func (s *Server) Load() (requests, connections int) {
+	return int(s.requests.Load()), int(s.connections.Load())
+}
+
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodGet {
+		s.requests.Add(1)
+	}
 	s.mu.Lock()
 	intercept, token := s.intercept, s.token
 	s.mu.Unlock()
@@ -277,8 +291,9 @@ var reasons = map[int]metav1.StatusReason{
 // listener knows its connections.
 type listener struct {
 	net.Listener
-	mu   sync.Mutex
-	open map[net.Conn]struct{}
+	accepted *atomic.Int64
+	mu       sync.Mutex
+	open     map[net.Conn]struct{}
 }
 
 // Accept implements net.Listener.
@@ -287,6 +302,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.accepted.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open[c] = struct{}{}
