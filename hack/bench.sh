@@ -11,6 +11,7 @@
 #   CILIUM=1           only the first sync of 45,000 Services and EndpointSlice events, by turns with Cilium's load balancer; four minutes after its build
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes
+#   WATCHERS=20,200    only the load of the API server by clients of 20 and 200 nodes, and a roll-out to 200
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md, docs/dsr.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
@@ -44,6 +45,7 @@ packets() { bin/compare -packets ${TURNS:+-turns "$TURNS"} -only "${SIZES:-}" -o
 if [ -n "${PACKETS:-}" ]; then packets && exit; fi
 if [ -n "${DIRECT:-}" ]; then bin/compare -direct -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
+if [ -n "${WATCHERS:-}" ]; then bin/compare -watchers "$WATCHERS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"

@@ -37,6 +37,8 @@ type settings struct {
 	vips, direct bool
 	// starts selects the measurement of the API server instead, with this number of nodes.
 	starts int
+	// watchers selects the measurement of clients of the API server instead, with these numbers of nodes.
+	watchers string
 	// growth selects the measurement of the growth of costs instead.
 	growth bool
 	// packets selects the measurement of first packets instead, in a number of turns, and also with the rules of these
@@ -68,6 +70,8 @@ func main() {
 	flag.BoolVar(&s.vips, "vips", false, "measure new connections beside many load-balancer IPs and port ranges instead of the plan; -quick measures each only once")
 	flag.BoolVar(&s.direct, "direct", false, "measure packets with direct server return instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
+	flag.StringVar(&s.watchers, "watchers", "",
+		"measure the load of the API server by clients of these numbers of nodes instead, as in 20,200")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
 	flag.BoolVar(&s.packets, "packets", false,
 		"measure first packets with several rulesets instead; -only has sizes as in \"50000xmixed IPv6 UDP\"")
@@ -104,6 +108,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.packets {
 		return measureRulesets(ctx, s)
+	}
+	if s.watchers != "" {
+		return measureWatchers(ctx, s)
 	}
 	if s.starts > 0 {
 		return measureStarts(ctx, s)

@@ -36,8 +36,12 @@ type world struct {
 	udp bool
 }
 
-// inWorld calls measure with a new cluster of a size, a kubeconfig for it, and a folder for logs. fill stores the objects.
-func inWorld(ctx context.Context, z size, c lab.Config, fill func(w *world) error, measure func(w *world, kubeconfig, dir string) error) error {
+// inWorld calls measure with a new cluster of a size, a kubeconfig for it, and a folder for logs. fill stores the
+// objects. flags are further ones of kube-apiserver.
+func inWorld(
+	ctx context.Context, z size, c lab.Config, fill func(w *world) error,
+	measure func(w *world, kubeconfig, dir string) error, flags ...string,
+) error {
 	dir, err := os.MkdirTemp("", "compare-")
 	if err != nil {
 		return err
@@ -49,7 +53,7 @@ func inWorld(ctx context.Context, z size, c lab.Config, fill func(w *world) erro
 	}
 	defer l.Close()
 	log.Printf("%s: starting etcd and kube-apiserver", z)
-	api, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns, Address: l.Node.IPv4})
+	api, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns, Address: l.Node.IPv4, Flags: flags})
 	if err != nil {
 		return fmt.Errorf("start a cluster: %w", err)
 	}

@@ -282,7 +282,9 @@ var othersFlags = map[string]string{
 	"--to-revision":             "kubectl",
 	"--wait":                    "Helm",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
-	"--all": "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
+	"--goaway-chance": "kube-apiserver", "--max-endpoints-per-slice": "kube-controller-manager",
+	"--endpointslice-updates-batch-period": "kube-controller-manager",
+	"--all":                                "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
 }
 
