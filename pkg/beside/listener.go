@@ -21,8 +21,8 @@ type Listener struct {
 	// change of such a Service. It announces the first sync, and a sync after a reading of this node, in any case.
 	Synced func(*Sync)
 	// Serve starts work such as listening on sockets of this node, or stops it because another instance serves. The
-	// loop calls Serve(true) after each successful sync of which it calls Synced. It also calls Serve(true) twice a
-	// second, so that a listener can retry failed work.
+	// loop calls Serve(true) after each successful sync with a change of a Service that has one of the kinds in Of. It
+	// also calls Serve(true) twice a second, so that a listener can retry failed work.
 	Serve func(bool)
 }
 

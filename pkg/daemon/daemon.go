@@ -167,9 +167,8 @@ type daemon struct {
 	files    *descriptors.Budget
 	takeover *takeover.Takeover
 	started  time.Time
-	// firstSync is closed after the first sync of confirmed objects. Only the loop uses settled, which is then true.
+	// firstSync is closed after the first sync of confirmed objects.
 	firstSync chan struct{}
-	settled   bool
 	// loop keeps the kernel's tables as planned. console answers commands.
 	loop    *proxy.Proxy
 	console *console.Console
@@ -483,7 +482,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 		Schedule: schedule.New(least, every, every), Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR,
 		NodePorts: d.NodePortAddresses(), Model: d.ModelOptions(), Listeners: d.listeners(),
-		Report: d.report, Withdraw: d.reporter.Withdraw, Now: time.Now, Turn: d.instance,
+		Settled: d.settled, Report: d.report, Withdraw: d.reporter.Withdraw, Now: time.Now, Turn: d.instance,
 	})
 }
 
@@ -500,8 +499,8 @@ func (d *daemon) listeners() []beside.Listener {
 		To: d.terminations, Planner: d.planner, Families: d.families, Now: time.Now, Report: d.report,
 	})
 	return []beside.Listener{
-		d.commits.Listener(), {Synced: d.synced}, d.searches.Listener(), d.checks.Listener(), departures.Listener(),
-		d.users.Listener(), d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
+		d.commits.Listener(), d.searches.Listener(), d.checks.Listener(), departures.Listener(), d.users.Listener(),
+		d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
 	}
 }
 

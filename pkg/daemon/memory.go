@@ -6,8 +6,6 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"k8s.io/klog/v2"
-
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 )
 
 // Growth of the heap between two collections, in percent. Until the first sync, most of the heap is garbage, and speed
@@ -28,13 +26,13 @@ func setMemory(logger klog.Logger) {
 	}
 }
 
-// synced notifies the parts that wait for the first sync of confirmed objects. Then it returns memory to the system.
-// The lists of objects and the first batch are garbage, several times the size of all other objects.
-func (d *daemon) synced(s *beside.Sync) {
-	if d.settled || s.Err != nil || !d.confirmed() {
-		return // until they are confirmed, a later sync has the changes since the snapshot
+// settled is called after each successful sync until it returns true: until the objects are confirmed. It notifies the
+// parts that wait for this sync. Then it returns memory to the system: the lists of objects and the first batch are
+// garbage, several times the size of all other objects.
+func (d *daemon) settled() bool {
+	if !d.confirmed() {
+		return false // a later sync has the changes since the snapshot
 	}
-	d.settled = true
 	d.takeover.Synced()
 	close(d.firstSync)
 	d.dropUnserved()
@@ -42,4 +40,5 @@ func (d *daemon) synced(s *beside.Sync) {
 		debug.SetGCPercent(growthLater)
 	}
 	go debug.FreeOSMemory()
+	return true
 }

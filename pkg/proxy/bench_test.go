@@ -192,7 +192,7 @@ func quietly(b *testing.B) context.Context {
 // settle syncs until no change waits: very many changes take several syncs. Large Services do not rest.
 func settle(b *testing.B, p *Proxy) {
 	ctx := quietly(b)
-	for again := true; again; again = p.queue.waiting() > 0 {
+	for again := true; again; again = len(p.queue.services) > 0 {
 		p.queue.rest, p.waitingRest = rest{}, rest{}
 		p.sync(ctx)
 	}

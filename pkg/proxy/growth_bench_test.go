@@ -162,7 +162,7 @@ func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	l = &lags{marked: map[types.NamespacedName]time.Time{}}
 	p.Listeners = append(p.Listeners, beside.Listener{Synced: l.Synced})
 	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
-	p.alarm.timer = time.NewTimer(0)
+	p.alarm = time.NewTimer(0)
 	ctx, cancel := context.WithCancel(quietly(b))
 	var loop sync.WaitGroup
 	loop.Go(func() {

@@ -41,15 +41,8 @@ func (g *guard) checkSoon() {
 	if next := g.lastForeign.Add(checkEvery); next.After(at) {
 		at = next
 	}
-	g.checkAt = earliest(g.checkAt, at)
-}
-
-// checkIfHeard schedules a check if the kernel has announced a foreign change.
-func (g *guard) checkIfHeard() {
-	select {
-	case <-g.kernel.Heard():
-		g.checkSoon()
-	default:
+	if at.Before(g.checkAt) {
+		g.checkAt = at
 	}
 }
 
@@ -117,8 +110,5 @@ func (g *guard) complete(s *beside.Sync) {
 	}
 	if s.Compared, g.reason = g.reason, ""; s.Compared == beside.ForeignChange {
 		s.Author = g.kernel.Author()
-	}
-	if s.Result.Commit > 0 {
-		g.checkSoon() // a foreign change directly after this batch may not have been announced
 	}
 }

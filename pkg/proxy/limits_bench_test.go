@@ -212,7 +212,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	}
 	ctx := klog.NewContext(b.Context(), klog.New(m.log))
 	start := time.Now()
-	for again := true; again; again = p.queue.waiting() > 0 {
+	for again := true; again; again = len(p.queue.services) > 0 {
 		before := p.account.syncs
 		p.queue.rest, p.waitingRest = rest{}, rest{}
 		p.sync(ctx)

@@ -15,8 +15,8 @@ import (
 // but the lease. It keeps the tables when it returns, with a shorter lease. It fails if [Config.NodeCIDR] is set and
 // the Node has no pod prefixes within a time limit.
 func (p *Proxy) Run(ctx context.Context) error {
-	p.alarm.timer = time.NewTimer(0)
-	defer p.alarm.timer.Stop()
+	p.alarm = time.NewTimer(0)
+	defer p.alarm.Stop()
 	p.Health.Updated(p.Now())
 	p.Metrics.Queued(p.Now())
 	p.lease.seen = p.Now()
@@ -57,26 +57,39 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
-	p.guard.checkIfHeard() // before other syncs: a foreign change may have deleted all tables
 	if p.guard.due(now) {
 		p.periodic(ctx, now)
 		return
 	}
-	p.queueSteps(now)
-	if p.queue.rest.end(now) && p.queue.waiting() > 0 || p.waitingRest.end(now) && p.Planner.Totals().Freed {
+	if at := p.builder.steps.at; !at.IsZero() && !now.Before(at) {
+		p.enqueue(p.builder.steps.due(now))
+		p.Schedule.Requested()
+	}
+	if p.queue.rest.end(now) && len(p.queue.services) > 0 || p.waitingRest.end(now) && p.Planner.Totals().Freed {
 		p.Schedule.Urgent()
 	}
 	if at, due := p.Schedule.Next(now); due {
 		p.sync(ctx)
 	} else {
-		p.wait(ctx, p.nextWork(at), now)
+		p.wait(ctx, at, now)
 	}
 }
 
-// wait returns at a given time, or after it has handled one event. Events are questions, changes in the API, foreign
-// changes of the ruleset, and changes of the instance that serves.
+// wait returns at the time of the next task, or after it has handled one event. Events are questions, changes in the
+// API, foreign changes of the ruleset, and changes of the instance that serves. until is the time of the next sync for
+// changes.
 func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
-	p.alarm.set(until, now)
+	if p.Kernel.Known() {
+		times := []time.Time{
+			p.guard.checkAt, p.againAt, p.builder.steps.at, p.queue.rest.until, p.waitingRest.until,
+		}
+		for _, at := range times {
+			if !at.IsZero() && at.Before(until) {
+				until = at
+			}
+		}
+	}
+	p.alarm.Reset(until.Sub(now))
 	select {
 	case <-ctx.Done():
 	case question := <-p.questions:
@@ -89,11 +102,10 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 		now = p.Now()
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
-	case <-p.Kernel.Heard(): // the receiver must call checkSoon
+	case <-p.heard:
 		p.guard.checkSoon()
 	case <-p.turned:
-	case <-p.alarm.timer.C:
-		p.alarm.at = time.Time{}
+	case <-p.alarm.C:
 	}
 }
 
@@ -116,13 +128,15 @@ func (p *Proxy) sync(ctx context.Context) {
 		change()
 	}
 	p.Metrics.Taken(&dirty)
-	unchanged := dirty.Empty() && len(changes)+p.queue.waiting() == 0
+	unchanged := dirty.Since.IsZero() && len(changes)+len(p.queue.services) == 0
 	if unchanged && p.Kernel.Known() && start.Sub(p.lastCommit) > checkEvery {
 		p.guard.doubt(beside.Period) // the sync period has passed without a change
 	}
 	done := p.commit(ctx, start, p.absorb(ctx, dirty))
 	now := p.Now()
-	if p.queue.committed(now, now.Sub(start)); done && (p.queue.ready() || p.problems.ready() || p.unsettled) {
+	p.queue.committed(now, now.Sub(start))
+	conflicts := len(p.problems.losing) > 0 && !p.problems.moving
+	if done && (conflicts || p.unsettled || p.queue.ready()) {
 		p.Schedule.Urgent()
 	}
 }
@@ -139,7 +153,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 	for attempt := 1; ; attempt++ {
 		s := &beside.Sync{
-			Start: start, Services: planned, First: !p.started, Waiting: p.queue.waiting() > 0, Begun: p.Now(),
+			Start: start, Services: planned, First: !p.started, Waiting: len(p.queue.services) > 0, Begun: p.Now(),
 		}
 		s.Result, s.Err = p.Kernel.Sync(p.Planner)
 		s.End = p.Now()
@@ -164,7 +178,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 }
 
 // announce reports the outcome of a sync: first to the loop's own parts, so that health and metrics are current, then
-// to the listeners. After a success, it also starts their work.
+// to the listeners. After a success, it also starts the work of listeners to some kinds of Services.
 func (p *Proxy) announce(s *beside.Sync) {
 	p.guard.complete(s)
 	p.account.note(s)
@@ -177,9 +191,12 @@ func (p *Proxy) announce(s *beside.Sync) {
 			l.Synced(s)
 		}
 	})
-	if s.Err == nil {
+	if s.Err == nil && p.changed != 0 {
 		p.serve(p.changed, true)
 		p.changed = 0
+	}
+	if s.Err == nil && p.Settled != nil && p.Settled() {
+		p.Settled = nil
 	}
 }
 
@@ -206,7 +223,7 @@ func (p *Proxy) recordCommit(ctx context.Context, s *beside.Sync) {
 
 // idle reports whether no change waits to be planned, and no conflict to be reported.
 func (p *Proxy) idle() bool {
-	waiting := p.queue.waiting() + len(p.changes)
+	waiting := len(p.queue.services) + len(p.changes)
 	return p.Tracker.Pending().Since.IsZero() && waiting == 0 && len(p.problems.losing) == 0 && !p.unsettled
 }
 
@@ -214,20 +231,6 @@ func (p *Proxy) idle() bool {
 // until the tables are trusted.
 func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
-}
-
-// nextWork returns the time of the next task. sync is the time of the next sync for changes.
-func (p *Proxy) nextWork(sync time.Time) time.Time {
-	if !p.Kernel.Known() {
-		return sync
-	}
-	at := earliest(sync, p.guard.checkAt)
-	for _, other := range []time.Time{p.againAt, p.builder.steps.at, p.queue.rest.until, p.waitingRest.until} {
-		if !other.IsZero() {
-			at = earliest(at, other)
-		}
-	}
-	return at
 }
 
 // periodic runs twice a second. It retries failed reads of addresses, lets listeners retry failed work, and checks for
@@ -276,27 +279,4 @@ func (p *Proxy) answer() {
 			return
 		}
 	}
-}
-
-// alarm wakes the loop.
-type alarm struct {
-	// timer fires at the time in at. at is zero after the timer has fired.
-	timer *time.Timer
-	at    time.Time
-}
-
-// set sets the timer if its time has changed. Setting it for each change would wake a thread of the Go runtime each
-// time.
-func (a *alarm) set(at, now time.Time) {
-	if at != a.at {
-		a.timer.Reset(at.Sub(now))
-		a.at = at
-	}
-}
-
-func earliest(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

@@ -39,9 +39,6 @@ func newProblemBook() problemBook {
 	}
 }
 
-// ready reports whether a sync could report some conflicts now.
-func (b *problemBook) ready() bool { return len(b.losing) > 0 && !b.moving }
-
 // reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new
 // problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {

@@ -91,6 +91,8 @@ type Config struct {
 	NodePorts model.NodePortAddresses
 	// Listeners are the parts beside the loop. The loop calls them in this order.
 	Listeners []beside.Listener
+	// Settled, if not nil, is called after each successful sync until it returns true.
+	Settled func() bool
 	// Report receives each problem of an API object. Withdraw, if not nil, receives each problem that no longer exists.
 	Report, Withdraw func(model.Problem)
 	// Turn, if not nil, decides whether this instance serves or stands by.
@@ -125,10 +127,12 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
-	// turned has a value when maySend may have changed; nil without Turn.
-	turned <-chan struct{}
-	lease  lease
-	alarm  alarm
+	// heard has a value after an announcement of a foreign change. turned has a value when maySend may have changed; nil
+	// without Turn.
+	heard, turned <-chan struct{}
+	lease         lease
+	// alarm wakes the loop at the time of the next task.
+	alarm *time.Timer
 	// started is true after the first successful sync. failed is true if the last sync failed. The next sync then
 	// plans new changes before it commits, because one of them may remove the cause.
 	started, failed bool
@@ -163,9 +167,10 @@ func New(c Config) *Proxy {
 	return p
 }
 
-// connect makes the guard, and receives changes of the instance that serves.
+// connect makes the guard, and receives foreign changes and changes of the instance that serves.
 func (p *Proxy) connect() {
 	p.guard = guard{kernel: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
+	p.heard = p.Kernel.Heard()
 	if p.Turn != nil {
 		p.turned = p.Turn.Changed()
 	}

@@ -82,22 +82,15 @@ func (a *account) note(s *beside.Sync) {
 		})
 	}
 	a.waits, a.failure = "", nil
-	a.last = pastOf(s)
+	a.last = past{start: s.Start, begun: s.Begun, end: s.End, result: s.Result, names: s.Services}
+	if n := len(s.Services); n > mostNamed {
+		a.last.names, a.last.more = slices.Clone(s.Services[:mostNamed]), n-mostNamed // releases the long list
+	}
 	a.recent[a.syncs%mostRecent] = a.last
 	a.syncs++
 	if s.Result.Kind == apply.Partial || s.Result.Kind == apply.Full {
 		a.lastSent = a.last
 	}
-}
-
-// pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a
-// long list, so that the list's memory is released.
-func pastOf(s *beside.Sync) past {
-	p := past{start: s.Start, begun: s.Begun, end: s.End, result: s.Result, names: s.Services}
-	if n := len(s.Services); n > mostNamed {
-		p.names, p.more = slices.Clone(s.Services[:mostNamed]), n-mostNamed
-	}
-	return p
 }
 
 // noteFailed records a failed sync.
@@ -163,7 +156,7 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 			Waits: a.waits, Last: a.last.view(), LastSent: a.lastSent.view(), Failure: a.failure, Syncs: a.syncs,
 			Repairs: slices.Clone(a.repairs), RepairsTotal: a.repaired,
 		}
-		l.Other, l.Pending = p.standby.other, p.queue.waiting()+p.unplanned
+		l.Other, l.Pending = p.standby.other, len(p.queue.services)+p.unplanned
 		if renewed := p.Kernel.Leased(); !renewed.IsZero() {
 			ends := renewed.Add(plan.Lease)
 			l.LeaseRenewed, l.LeaseEnds = &renewed, &ends

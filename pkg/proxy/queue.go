@@ -55,9 +55,6 @@ func newQueue() queue {
 	return q
 }
 
-// waiting returns the number of Services that wait.
-func (q *queue) waiting() int { return len(q.services) }
-
 // push adds a Service with its estimated cost. A Service that already waits keeps its position.
 func (q *queue) push(name types.NamespacedName, cost int) {
 	if w := q.services[name]; w != nil {
@@ -68,25 +65,19 @@ func (q *queue) push(name types.NamespacedName, cost int) {
 		q.last = len(rotation) - 1
 	}
 	q.arrivals++
-	w := &waiting{name: name, cost: cost, arrived: q.arrivals}
-	q.services[name] = w
+	w := &waiting{name: name, cost: cost, arrived: q.arrivals, kind: small}
 	if cost > turnElements {
-		q.put(w, large)
-	} else {
-		q.put(w, small)
+		w.kind = large
 	}
+	q.services[name] = w
+	q.kinds[w.kind].add(w)
 }
 
 // postpone puts a Service that releases frontends behind all Services of its namespace that wait.
 func (q *queue) postpone(w *waiting, age model.Age) {
-	w.arrived, w.age = q.arrivals, age
+	w.arrived, w.age, w.kind = q.arrivals, age, releasing
 	q.services[w.name] = w
-	q.put(w, releasing)
-}
-
-func (q *queue) put(w *waiting, of kind) {
-	w.kind = of
-	q.kinds[of].add(w)
+	q.kinds[releasing].add(w)
 }
 
 // next removes and returns the next Service of a round, or nil if the round has no more. begun is false if the round
@@ -100,7 +91,8 @@ func (q *queue) next(begun bool) *waiting {
 		of := rotation[q.last]
 		w := q.kinds[of].next(q.isReady)
 		for ; w != nil && of == small && w.cost > turnElements; w = q.kinds[of].next(q.isReady) {
-			q.put(w, large) // it has grown since its arrival
+			w.kind = large // it has grown since its arrival
+			q.kinds[large].add(w)
 		}
 		if w != nil {
 			delete(q.services, w.name)
@@ -119,7 +111,7 @@ func (q *queue) ready() bool {
 
 // isReady reports whether a Service may be planned now.
 func (q *queue) isReady(w *waiting) bool {
-	if w.kind != small && w.cost > turnElements && q.rest.active() {
+	if w.kind != small && w.cost > turnElements && !q.rest.until.IsZero() {
 		return false
 	}
 	return w.kind != releasing ||
@@ -132,4 +124,25 @@ func (q *queue) committed(now time.Time, took time.Duration) {
 		q.tired = false
 		q.rest.after(now, took, restOfLarge)
 	}
+}
+
+// rest limits the share of the loop's time that some expensive work takes: after each piece of this work, the work
+// rests for a multiple of the time that the piece took. Meanwhile, the loop handles other changes.
+type rest struct {
+	// until is the end of the rest; zero if the work does not rest.
+	until time.Time
+}
+
+// after starts the rest after a piece of work that has just ended.
+func (r *rest) after(now time.Time, took time.Duration, multiple int) {
+	r.until = now.Add(time.Duration(multiple) * took)
+}
+
+// end ends the rest if its time is over, and reports whether it did.
+func (r *rest) end(now time.Time) bool {
+	over := !r.until.IsZero() && !now.Before(r.until)
+	if over {
+		r.until = time.Time{}
+	}
+	return over
 }

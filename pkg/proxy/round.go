@@ -55,7 +55,7 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q.rest.end(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
 		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
-		if of != releasing && q.waiting() > 0 && old.Releases(service) {
+		if of != releasing && len(q.services) > 0 && old.Releases(service) {
 			q.postpone(w, old.Age())
 		} else {
 			p.planService(w.name, service)
@@ -73,7 +73,9 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	}
 	p.unsettled = p.Planner.Conflicts().Settle(mostSettled)
 	p.reportConflicts(p.Planner.Conflicts())
-	p.planWaiting()
+	if p.Planner.Totals().Freed {
+		p.planWaiting()
+	}
 	return planned
 }
 
@@ -84,7 +86,7 @@ const restOfWaiting = 20
 // of them must not delay other changes.
 func (p *Proxy) planWaiting() {
 	start := p.Now()
-	if p.waitingRest.end(start); !p.waitingRest.active() && p.Planner.Totals().Freed {
+	if p.waitingRest.end(start); p.waitingRest.until.IsZero() {
 		p.enqueue(p.Planner.TakeWaiting(mostAgain))
 		now := p.Now()
 		p.waitingRest.after(now, now.Sub(start), restOfWaiting)

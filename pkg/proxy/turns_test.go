@@ -52,7 +52,7 @@ func TestOrderOfTurns(t *testing.T) {
 				q.push(waitingFor(t, text))
 			}
 			var rounds []string
-			for q.waiting() > 0 {
+			for len(q.services) > 0 {
 				rounds = append(rounds, strings.Join(q.round(), " "))
 			}
 			lab.Same(t, c.want, strings.Join(rounds, " | "), "order")
@@ -127,7 +127,7 @@ func TestYoungestServiceThatReleasesIsFirst(t *testing.T) {
 		q.postpone(&waiting{name: name, cost: turnElements}, model.Age{Created: created})
 	}
 	var order []string
-	for q.waiting() > 0 {
+	for len(q.services) > 0 {
 		order = append(order, q.next(false).name.Name)
 	}
 	lab.Same(t, []string{"4", "2", "5", "0", "3", "1"}, order, "order")
@@ -186,7 +186,7 @@ func TestNoNamespaceDelaysAnother(t *testing.T) {
 				}
 			}
 		}
-		for q.waiting() > 0 { // everything is planned in the end
+		for len(q.services) > 0 { // everything is planned in the end
 			q.next(false)
 			handed++
 		}
