@@ -69,34 +69,26 @@ func (s *Schedule) Early() {
 //
 // Before the first request, nothing is due: at is the maximum interval after now.
 func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
-	at = s.next(now)
-	if at.After(now) {
-		return at, false
-	}
-	s.wasEarly = s.early && !s.urgent && !s.ended.IsZero() && now.Sub(s.ended) < s.minInterval
-	s.requested, s.urgent, s.early = false, false, false
-	return at, true
-}
-
-// next returns the earliest of the times of all reasons for a run.
-func (s *Schedule) next(now time.Time) time.Time {
-	if s.ended.IsZero() {
-		if s.requested {
-			return now
-		}
-		return now.Add(s.maxInterval)
-	}
-	wait := s.maxInterval
+	from, wait := s.ended, s.maxInterval
 	if s.backoff > 0 {
 		wait = min(wait, s.backoff)
 	}
 	if s.requested {
 		wait = min(wait, s.minInterval)
 	}
-	if (s.urgent || s.early && !s.wasEarly) && s.backoff == 0 {
+	if from.IsZero() {
+		from = now
+	}
+	if s.requested && s.ended.IsZero() || (s.urgent || s.early && !s.wasEarly) && s.backoff == 0 {
 		wait = 0
 	}
-	return s.ended.Add(wait)
+	at = from.Add(wait)
+	if at.After(now) {
+		return at, false
+	}
+	s.wasEarly = s.early && !s.urgent && !s.ended.IsZero() && now.Sub(s.ended) < s.minInterval
+	s.requested, s.urgent, s.early = false, false, false
+	return at, true
 }
 
 // Succeeded records the end of a successful run.

@@ -7,6 +7,58 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// MostTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of
+// [Tracker.Take] exceeds it. The oldest triggers are kept, because they have the greatest latency.
+const MostTriggers = 100
+
+// Trigger is the time of a change of endpoints in the cluster, from the annotation of an EndpointSlice.
+type Trigger struct {
+	// At is zero if the time is unknown.
+	At time.Time
+	// IPv6 is true for IPv6 endpoints.
+	IPv6 bool
+}
+
+// Dirty is the set of changes between two calls of [Tracker.Take]. The zero value is empty and ready for use.
+type Dirty struct {
+	// Services are the Services with a changed object or changed EndpointSlices. Nil and empty mean the same.
+	Services map[types.NamespacedName]struct{}
+	// Node is true if this Node changed.
+	Node bool
+	// ServiceCIDRs is true if the cluster's service address ranges changed.
+	ServiceCIDRs bool
+	// Triggers are the times of changes of a Service's endpoints in the cluster (kube-proxy:
+	// network_programming_duration_seconds). They are in the order of the events, at most MostTriggers for each
+	// Service.
+	Triggers map[types.NamespacedName][]Trigger
+	// ServiceChanges is the number of Service events, SliceChanges the number of EndpointSlice events.
+	ServiceChanges, SliceChanges int
+	// Since is the time of the first mark; zero if there is none.
+	Since time.Time
+}
+
+func (d *Dirty) addTrigger(name types.NamespacedName, t Trigger) {
+	if d.Triggers == nil {
+		d.Triggers = map[types.NamespacedName][]Trigger{}
+	}
+	if len(d.Triggers[name]) < MostTriggers {
+		d.Triggers[name] = append(d.Triggers[name], t)
+	}
+}
+
+// Pending describes the marks that wait for [Tracker.Take].
+type Pending struct {
+	// Services is the number of dirty Services.
+	Services int
+	// Others is true if one of them belongs to a namespace without a Service in the last taken set.
+	Others bool
+	// Since is the time of the first mark; zero if there is none.
+	Since time.Time
+	// Latest is the time of the first mark that waits. If none waits, it is the Since of the marks that were taken
+	// last; zero before the first mark.
+	Latest time.Time
+}
+
 // Tracker is a set of dirty names. All methods may be called from any goroutine. The cost of marking does not depend on
 // the size of the set.
 type Tracker struct {
@@ -75,6 +127,17 @@ func (t *Tracker) Together(f func()) {
 // set may be empty when the value is received.
 func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
+}
+
+// Pending describes the current marks without taking them.
+func (t *Tracker) Pending() Pending {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := Pending{Services: len(t.dirty.Services), Others: t.others, Since: t.dirty.Since, Latest: t.dirty.Since}
+	if p.Latest.IsZero() {
+		p.Latest = t.latest
+	}
+	return p
 }
 
 // Take returns all marks and empties the set. It waits for a running [Tracker.Together]. The caller owns the result.

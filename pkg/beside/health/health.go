@@ -92,6 +92,14 @@ func (h *Health) Updated(now time.Time) {
 	h.updated, h.queued = now, time.Time{}
 }
 
+// RecordSync records a successful sync: no request is pending, and the proxy is ready from now on. Call it instead of
+// Updated.
+func (h *Health) RecordSync(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.updated, h.queued, h.serves = now, time.Time{}, true
+}
+
 // Node records the eligibility of this node. It is eligible unless its Node has a deletion timestamp or the cluster
 // autoscaler's taint. A nil Node, after a deletion, changes nothing: as in kube-proxy, the last state applies.
 func (h *Health) Node(node *corev1.Node) {

@@ -9,14 +9,6 @@ import (
 	"time"
 )
 
-// RecordSync records a successful sync: no request is pending, and the proxy is ready from now on. Call it instead of
-// Updated.
-func (h *Health) RecordSync(now time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.updated, h.queued, h.serves = now, time.Time{}, true
-}
-
 // ready reports whether the proxy has completed its first sync, and no sync is overdue. A proxy that cannot read from
 // its source stays ready: it serves the last known state.
 func (h *Health) ready(now time.Time) bool { return h.serves && h.healthy(now) }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -59,7 +60,7 @@ func (l *Loop) Planned(name types.NamespacedName) {
 	}
 }
 
-// Synced records the outcome of a sync.
+// Synced records the outcome of a sync, and the time from each change to its commit.
 func (l *Loop) Synced(s *beside.Sync) {
 	l.Metrics.Synced(s)
 	if s.Err != nil {
@@ -68,7 +69,17 @@ func (l *Loop) Synced(s *beside.Sync) {
 	if s.Result.Kind != apply.Nothing {
 		l.count()
 	}
-	l.programmed(s.End)
+	for _, t := range l.unprogrammed {
+		family := inet.IPv4
+		if t.IPv6 {
+			family = inet.IPv6
+		}
+		// A time in the future is wrong. Its author may write any time, and the difference may exceed a Duration.
+		if !t.At.After(s.End) {
+			l.Programmed(family, s.End.Sub(t.At))
+		}
+	}
+	l.unprogrammed = nil
 }
 
 // count updates the metrics of the tables' sizes.
@@ -88,25 +99,119 @@ func (l *Loop) count() {
 	l.conflicts.Set(float64(totals.Conflicts))
 }
 
-// programmed measures the time from each change to its commit.
-func (l *Loop) programmed(end time.Time) {
-	for _, t := range l.unprogrammed {
-		family := inet.IPv4
-		if t.IPv6 {
-			family = inet.IPv6
-		}
-		// A time in the future is wrong. Its author may write any time, and the difference may exceed a Duration.
-		if !t.At.After(end) {
-			l.Programmed(family, end.Sub(t.At))
-		}
-	}
-	l.unprogrammed = nil
-}
-
 // Total returns the number of elements of each family's table after the last sync.
 func (l *Loop) Total() (n [2]int) {
 	for s, counted := range l.counted {
 		n[s.Family] += counted[0]
 	}
 	return n
+}
+
+// Synced records the outcome of a sync for each family, as kube-proxy does. After a failed sync, changes stay pending,
+// and also while Services still wait.
+func (m *Metrics) Synced(s *beside.Sync) {
+	took := s.End.Sub(s.Start).Seconds()
+	kind := m.partialSyncDuration
+	if s.Result.Kind == apply.Full || s.Result.Kind == apply.Adopted {
+		kind = m.fullSyncDuration
+	}
+	for _, f := range m.families {
+		m.syncDuration.WithLabelValues(f.String()).Observe(took)
+		kind.WithLabelValues(f.String()).Observe(took)
+		if s.Err != nil {
+			m.syncFailures.WithLabelValues(f.String()).Inc()
+		} else {
+			m.lastSync.WithLabelValues(f.String()).Set(float64(s.End.UnixNano()) / float64(time.Second))
+		}
+	}
+	if s.Err != nil {
+		return
+	}
+	if !s.Waiting {
+		m.endpointsPending.Set(0)
+		m.servicesPending.Set(0)
+	}
+	if s.Compared != "" {
+		m.Checked(s.Compared, s.Result.Kind == apply.Full)
+	}
+	switch s.Result.Kind {
+	case apply.Full, apply.Partial:
+		m.batches.WithLabelValues(string(s.Result.Kind)).Inc()
+		m.batchBytes.Observe(float64(s.Result.Bytes))
+		m.batchElements.Observe(float64(s.Result.Elements))
+		m.batchDuration.Observe(s.Result.Commit.Seconds())
+	case apply.Adopted:
+		if s.First {
+			m.adopted.Inc()
+		}
+	}
+}
+
+// Queued records the time of a request for a sync. The age of the rules is the difference between this and the time
+// of the last successful sync, if positive.
+func (m *Metrics) Queued(at time.Time) {
+	for _, f := range m.families {
+		m.lastQueued.WithLabelValues(f.String()).Set(float64(at.UnixNano()) / float64(time.Second))
+	}
+}
+
+// Changes adds numbers of changed Services and EndpointSlices. They are pending until the next successful sync, so
+// the syncing goroutine should call this before that sync.
+func (m *Metrics) Changes(services, endpoints int) {
+	m.servicesTotal.Add(float64(services))
+	m.servicesPending.Add(float64(services))
+	m.endpointsTotal.Add(float64(endpoints))
+	m.endpointsPending.Add(float64(endpoints))
+}
+
+// Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It
+// ignores a family that is not served.
+func (m *Metrics) Programmed(f inet.Family, d time.Duration) {
+	if slices.Contains(m.families, f) {
+		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
+	}
+}
+
+// NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and
+// endpoints, but none on this node. It is a gauge, despite the metric's name.
+func (m *Metrics) NoLocalEndpoints(f inet.Family, internal, external int) {
+	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
+	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
+}
+
+// Doubted records that the kernel's tables may differ from the plan.
+func (m *Metrics) Doubted() { m.drift.Set(1) }
+
+// StandingBy sets whether another instance serves.
+func (m *Metrics) StandingBy(waits bool) {
+	m.standby.Set(0)
+	if waits {
+		m.standby.Set(1)
+	}
+}
+
+// TookOver counts a takeover from an instance that did not work.
+func (m *Metrics) TookOver() { m.takeovers.Inc() }
+
+// Checked records a comparison of the kernel's tables with the plan, after which they agree. repaired is true if it
+// rewrote them.
+func (m *Metrics) Checked(why beside.Reason, repaired bool) {
+	m.drift.Set(0)
+	m.checks.WithLabelValues(string(why)).Inc()
+	if repaired {
+		m.repairs.WithLabelValues(string(why)).Inc()
+	}
+}
+
+// Elements sets the number of elements of a family's set or map, and its capacity; 0 means no limit.
+func (m *Metrics) Elements(f inet.Family, set string, n, capacity int) {
+	m.elements.WithLabelValues(f.String(), set).Set(float64(n))
+	if capacity > 0 {
+		m.capacity.WithLabelValues(f.String(), set).Set(float64(capacity))
+	}
+}
+
+// Rejected sets the number of API objects of a kind, such as "Service", with parts that are not programmed.
+func (m *Metrics) Rejected(kind string, n int) {
+	m.rejected.WithLabelValues(kind).Set(float64(n))
 }

@@ -234,7 +234,7 @@ func TestManifestsBrokenFile(t *testing.T) {
 		"kind: [Service", "kind: Service\n", strings.Replace(serviceYAML("web", "172.30.0.9"), "80", "eighty", 1),
 	} {
 		f.write("a.yaml", broken)
-		if got := f.load(); !got.Empty() {
+		if got := f.load(); !got.Since.IsZero() {
 			t.Errorf("reading %q marked %+v, want nothing", broken, got)
 		}
 		if got := f.source.Get(web).Service; got == nil || got.Spec.ClusterIP != "172.30.0.1" {
