@@ -342,16 +342,16 @@ func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 	known := k.known // false during a rewrite: rewrite sets k.known after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
-	counted := k.counts != nil && (kind == Full || b.Reports() > 0)
+	counted := k.counts != nil && (kind == Full || b.Reports > 0)
 	if counted {
-		if b.Reports() > nft.MostReports {
+		if b.Reports > nft.MostReports {
 			_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
 		}
 		k.counts.Begin()
 	}
 	err := k.commit(b)
 	if counted {
-		k.counts.End(b.Gone(), kind == Full && err == nil)
+		k.counts.End(b.Gone, kind == Full && err == nil)
 	}
 	r := Result{Kind: kind, Commit: time.Since(start)}
 	if r.Elements, r.Bytes = b.Size(); err != nil {

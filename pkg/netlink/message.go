@@ -84,32 +84,6 @@ func Messages(buffer []byte) iter.Seq2[Message, error] {
 	}
 }
 
-// AppendHeader appends the header of a message about objects of a family. [Finish] sets its length.
-func AppendHeader(b []byte, typ, flags uint16, seq uint32, family uint8) []byte {
-	b = append(b, 0, 0, 0, 0)
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
-	b = binary.NativeEndian.AppendUint32(b, seq)
-	return append(b, 0, 0, 0, 0, family, unix.NFNETLINK_V0, 0, 0)
-}
-
-// Finish sets the length of the message that begins at start and ends with the buffer.
-func Finish(b []byte, start int) { binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start)) }
-
-// AddFlags sets flags of the message that begins at start.
-func AddFlags(b []byte, start int, flags uint16) {
-	at := b[start+6:]
-	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)
-}
-
-// AppendAttribute appends an attribute. For a nested one, the type includes NLA_F_NESTED.
-func AppendAttribute(b []byte, typ uint16, value []byte) []byte {
-	n := unix.SizeofNlAttr + len(value)
-	b = binary.NativeEndian.AppendUint16(b, uint16(n))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	return append(append(b, value...), make([]byte, align(n)-n)...)
-}
-
 func align(n int) int { return (n + 3) &^ 3 }
 
 // Attributes yields the attributes in a list: types without their flags, and values. It stops at an incomplete one.

@@ -7,9 +7,12 @@ import (
 
 // A truncated buffer yields an error after the complete messages. Only padding may be missing at the end.
 func TestTruncatedMessagesAreDetected(t *testing.T) {
-	one := AppendHeader(nil, 1, 0, 3, 2)
-	one = append(AppendAttribute(one, 7, []byte("four")), 5, 0, 8, 0, 'x')
-	Finish(one, 0)
+	var e Encoder
+	e.Begin(1, 0, 3, 2)
+	e.Attr(7, []byte("four"))
+	e.Buf = append(e.Buf, 5, 0, 8, 0, 'x')
+	e.Finish(0)
+	one := e.Buf
 	padded := append(append([]byte{}, one...), make([]byte, align(len(one))-len(one))...)
 	two := append(padded, one...)
 	for n := range len(two) + 1 {

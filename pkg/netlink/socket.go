@@ -203,9 +203,11 @@ func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 // If the caller stops early, the socket is [Socket.Broken].
 func (s *Socket) Ask(typ, flags uint16, family uint8, attributes []byte) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
-		request := append(AppendHeader(nil, typ, flags, 0, family), attributes...)
-		Finish(request, 0)
-		seq, err := s.Send(request)
+		var request Encoder
+		request.Begin(typ, flags, 0, family)
+		request.Buf = append(request.Buf, attributes...)
+		request.Finish(0)
+		seq, err := s.Send(request.Buf)
 		if err != nil {
 			yield(Message{}, fmt.Errorf("send request: %w", err))
 			return

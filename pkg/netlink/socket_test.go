@@ -13,9 +13,11 @@ import (
 // count as the next answer.
 func TestIncompleteAnswersBreakTheSocket(t *testing.T) {
 	say := func(typ uint16, seq uint32, payload ...byte) []byte {
-		b := append(AppendHeader(nil, typ, 0, seq, 0), payload...)
-		Finish(b, 0)
-		return b
+		var e Encoder
+		e.Begin(typ, 0, seq, 0)
+		e.Buf = append(e.Buf, payload...)
+		e.Finish(0)
+		return e.Buf
 	}
 	late, one, done := say(1, 7), say(1, 1), say(unix.NLMSG_DONE, 1)
 	refused := say(unix.NLMSG_ERROR, 1)

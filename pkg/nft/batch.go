@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Batch is a list of changes that the kernel commits as a whole or not at all. Its methods never fail: the batch keeps
@@ -26,12 +25,14 @@ type Batch struct {
 	open     []*elementList
 	openKind elementKind
 
-	// Report requests the counters of all deleted elements, see [Batch.Gone]. Set it before the first deletion.
+	// Report requests the counters of all deleted elements. Set it before the first deletion.
 	Report bool
-	// reports is the number of the reports that the kernel will send, echoes are the messages that request them.
-	reports int
-	echoes  []echo
-	gone    []Found
+	// Reports is the number of deleted elements whose counters the batch requests. If there are more than
+	// [MostReports], [Conn.Commit] requests none. Gone are those whose counters were not 0, after the commit.
+	Reports int
+	Gone    []Found
+	// echoes are the messages that request reports.
+	echoes []echo
 }
 
 // elementList is an unfinished message with a list of elements.
@@ -55,37 +56,36 @@ const maxElementList = 60 << 10
 // NewBatch returns an empty batch with a capacity in bytes. Any batch has room for a change of a small Service.
 func NewBatch(capacity int) *Batch {
 	const small = 2 << 10
-	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+small)}}
+	b := &Batch{}
+	b.Buf = make([]byte, 0, capacity+small)
 	b.control(unix.NFNL_MSG_BATCH_BEGIN)
 	return b
 }
 
 // control appends the message that begins or ends the batch.
 func (b *Batch) control(typ uint16) {
-	off := len(b.buf)
-	b.buf = netlink.AppendHeader(b.buf, typ, 0, uint32(b.ops), 0)
-	binary.BigEndian.PutUint16(b.buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
-	netlink.Finish(b.buf, off)
+	off := b.Begin(typ, 0, uint32(b.ops), 0)
+	binary.BigEndian.PutUint16(b.Buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
+	b.Finish(off)
 }
 
 // Empty reports whether the batch has no changes.
 func (b *Batch) Empty() bool { return b.ops == 0 && b.elements == 0 }
 
 // Size returns the number of added and deleted elements, and the size of the committed batch in bytes.
-func (b *Batch) Size() (elements, bytes int) { return b.elements, len(b.buf) }
+func (b *Batch) Size() (elements, bytes int) { return b.elements, len(b.Buf) }
 
 // message opens a message of the nftables subsystem.
 func (b *Batch) message(msg, flags uint16, family inet.Family) {
 	b.closeElements()
-	b.begin(msg, flags, family)
+	b.next(msg, flags, family)
 }
 
-// begin ends the last message, and opens another one. It leaves the lists of elements open.
-func (b *Batch) begin(msg, flags uint16, family inet.Family) {
-	netlink.Finish(b.buf, b.last)
+// next ends the last message, and opens another one. It leaves the lists of elements open.
+func (b *Batch) next(msg, flags uint16, family inet.Family) {
+	b.Finish(b.last)
 	b.ops++
-	b.last = len(b.buf)
-	b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, uint32(b.ops), family.Number())
+	b.last = b.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, uint32(b.ops), family.Number())
 }
 
 // AddTable creates a table. It does nothing if the table exists.
@@ -93,8 +93,8 @@ func (b *Batch) AddTable(t *Table) { b.addTable(t, 0, 0) }
 
 func (b *Batch) addTable(t *Table, tableFlags uint32, flags uint16) {
 	b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, t.Family)
-	b.str(unix.NFTA_TABLE_NAME, t.Name)
-	b.u32(unix.NFTA_TABLE_FLAGS, tableFlags)
+	b.Text(unix.NFTA_TABLE_NAME, t.Name)
+	b.Uint32(unix.NFTA_TABLE_FLAGS, tableFlags)
 	if t.Comment != "" {
 		b.comment(tableUserData, t.Comment)
 	}
@@ -106,30 +106,30 @@ const tableUserData = 6
 // DeleteTable deletes a table with its content. The table must exist.
 func (b *Batch) DeleteTable(family inet.Family, name string) {
 	b.message(unix.NFT_MSG_DELTABLE, 0, family)
-	b.str(unix.NFTA_TABLE_NAME, name)
+	b.Text(unix.NFTA_TABLE_NAME, name)
 }
 
 // FlushRules deletes the rules of a chain, or of all chains of the table if chain is "".
 func (b *Batch) FlushRules(t *Table, chain string) {
 	b.message(unix.NFT_MSG_DELRULE, 0, t.Family)
-	b.str(unix.NFTA_RULE_TABLE, t.Name)
+	b.Text(unix.NFTA_RULE_TABLE, t.Name)
 	if chain != "" {
-		b.str(unix.NFTA_RULE_CHAIN, chain)
+		b.Text(unix.NFTA_RULE_CHAIN, chain)
 	}
 }
 
 // AddChain creates a chain without rules. If the chain exists, it must be of the same kind.
 func (b *Batch) AddChain(t *Table, c *Chain) {
 	b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
-	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
-	b.str(unix.NFTA_CHAIN_NAME, c.Name)
+	b.Text(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.Text(unix.NFTA_CHAIN_NAME, c.Name)
 	if c.IsBase() {
-		h := b.nest(unix.NFTA_CHAIN_HOOK)
-		b.u32(unix.NFTA_HOOK_HOOKNUM, c.Hook)
-		b.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
-		b.unnest(h)
-		b.u32(unix.NFTA_CHAIN_POLICY, 1)
-		b.str(unix.NFTA_CHAIN_TYPE, c.Type)
+		h := b.Nest(unix.NFTA_CHAIN_HOOK)
+		b.Uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook)
+		b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
+		b.Unnest(h)
+		b.Uint32(unix.NFTA_CHAIN_POLICY, 1)
+		b.Text(unix.NFTA_CHAIN_TYPE, c.Type)
 	}
 	if c.Comment != "" {
 		b.comment(chainUserData, c.Comment)
@@ -142,8 +142,8 @@ const chainUserData = 12
 // DeleteChain deletes a chain. The chain must have no rules, and no rule or element may lead to it.
 func (b *Batch) DeleteChain(t *Table, name string) {
 	b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
-	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
-	b.str(unix.NFTA_CHAIN_NAME, name)
+	b.Text(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.Text(unix.NFTA_CHAIN_NAME, name)
 }
 
 // AddRules appends the chain's rules to the chain in the kernel.
@@ -155,18 +155,18 @@ func (b *Batch) AddRules(t *Table, c *Chain) {
 
 func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
-	b.str(unix.NFTA_RULE_TABLE, t.Name)
-	b.str(unix.NFTA_RULE_CHAIN, c.Name)
-	list := b.nest(unix.NFTA_RULE_EXPRESSIONS)
+	b.Text(unix.NFTA_RULE_TABLE, t.Name)
+	b.Text(unix.NFTA_RULE_CHAIN, c.Name)
+	list := b.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range r.Exprs {
 		data, err := expr.Marshal(t.Family.Number(), e)
 		if err != nil {
-			b.fail(fmt.Errorf("encode rule of chain %s: %w", c.Name, err))
+			b.Fail(fmt.Errorf("encode rule of chain %s: %w", c.Name, err))
 			continue
 		}
-		b.attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
+		b.Attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
 	}
-	b.unnest(list)
+	b.Unnest(list)
 	if r.Comment != "" {
 		b.comment(unix.NFTA_RULE_USERDATA, r.Comment)
 	}
@@ -176,21 +176,21 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 // 6.5).
 func (b *Batch) AddSet(s *Set) {
 	b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
-	b.str(unix.NFTA_SET_TABLE, s.Table)
-	b.str(unix.NFTA_SET_NAME, s.Name)
-	b.u32(unix.NFTA_SET_FLAGS, s.flags())
-	b.u32(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
-	b.u32(unix.NFTA_SET_KEY_LEN, uint32(length(s.Key)))
+	b.Text(unix.NFTA_SET_TABLE, s.Table)
+	b.Text(unix.NFTA_SET_NAME, s.Name)
+	b.Uint32(unix.NFTA_SET_FLAGS, s.flags())
+	b.Uint32(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
+	b.Uint32(unix.NFTA_SET_KEY_LEN, uint32(length(s.Key)))
 	if s.IsMap() {
-		b.u32(unix.NFTA_SET_DATA_TYPE, s.dataType())
-		b.u32(unix.NFTA_SET_DATA_LEN, uint32(s.dataLen()))
+		b.Uint32(unix.NFTA_SET_DATA_TYPE, s.dataType())
+		b.Uint32(unix.NFTA_SET_DATA_LEN, uint32(s.dataLen()))
 	}
 	if s.Timeout > 0 {
-		b.attr(unix.NFTA_SET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(s.Timeout.Milliseconds())))
+		b.Attr(unix.NFTA_SET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(s.Timeout.Milliseconds())))
 	}
-	b.u32(unix.NFTA_SET_ID, uint32(b.ops+1))
+	b.Uint32(unix.NFTA_SET_ID, uint32(b.ops+1))
 	b.setDesc(s)
-	b.attr(unix.NFTA_SET_USERDATA, s.userData())
+	b.Attr(unix.NFTA_SET_USERDATA, s.userData())
 	b.expressions(s, setExpr, setExpressions, s.MaxConnections)
 }
 
@@ -201,20 +201,20 @@ const (
 )
 
 func (b *Batch) setDesc(s *Set) {
-	desc := b.nest(unix.NFTA_SET_DESC)
+	desc := b.Nest(unix.NFTA_SET_DESC)
 	if s.Size > 0 {
-		b.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		b.Uint32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
 	if s.Interval && len(s.Key) > 1 {
-		fields := b.nest(setDescConcat)
+		fields := b.Nest(setDescConcat)
 		for _, f := range s.Key {
-			e := b.nest(unix.NFTA_LIST_ELEM)
-			b.u32(setFieldLen, uint32(f.len))
-			b.unnest(e)
+			e := b.Nest(unix.NFTA_LIST_ELEM)
+			b.Uint32(setFieldLen, uint32(f.len))
+			b.Unnest(e)
 		}
-		b.unnest(fields)
+		b.Unnest(fields)
 	}
-	b.unnest(desc)
+	b.Unnest(desc)
 }
 
 // NFTA_SET_DESC_CONCAT and NFTA_SET_FIELD_LEN (kernel 5.6), which golang.org/x/sys/unix lacks.
@@ -226,18 +226,18 @@ const (
 // DeleteSet deletes a set with its elements. No rule may use the set.
 func (b *Batch) DeleteSet(family inet.Family, table, name string) {
 	b.message(unix.NFT_MSG_DELSET, 0, family)
-	b.str(unix.NFTA_SET_TABLE, table)
-	b.str(unix.NFTA_SET_NAME, name)
+	b.Text(unix.NFTA_SET_TABLE, table)
+	b.Text(unix.NFTA_SET_NAME, name)
 }
 
 // FlushSet deletes all elements of a set. n is their approximate number: with [Batch.Report], the batch reserves space
 // in the socket for so many reports.
 func (b *Batch) FlushSet(s *Set, n int) {
 	b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
-	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
-	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 	if b.Report && s.Counter {
-		b.reports += n
+		b.Reports += n
 		b.echo(s)
 	}
 }
@@ -252,7 +252,7 @@ func (b *Batch) EnsureElement(e *Element) { b.element(ensures, e) }
 func (b *Batch) DeleteElement(e *Element) {
 	b.element(deletes, e)
 	if b.Report && e.Set.Counter {
-		b.reports++
+		b.Reports++
 	}
 }
 
@@ -272,7 +272,7 @@ func (b *Batch) element(kind elementKind, e *Element) {
 	}
 	b.elements++
 	b.open[i].element(e, kind != deletes)
-	if len(b.open[i].buf) > maxElementList {
+	if len(b.open[i].Buf) > maxElementList {
 		b.closeElements()
 	}
 }
@@ -280,20 +280,20 @@ func (b *Batch) element(kind elementKind, e *Element) {
 // closeElements writes each unfinished list as a message.
 func (b *Batch) closeElements() {
 	for _, l := range b.open {
-		if len(l.buf) == 0 {
+		if len(l.Buf) == 0 {
 			continue
 		}
-		b.begin(b.openKind.msg, b.openKind.flags, l.set.Family)
-		b.str(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
-		b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
-		b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
+		b.next(b.openKind.msg, b.openKind.flags, l.set.Family)
+		b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
+		b.Text(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
+		b.Attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.Buf)
 		if b.Report && l.set.Counter && b.openKind == deletes {
 			b.echo(l.set)
 		}
-		if l.err != nil {
-			b.fail(l.err)
+		if l.Err != nil {
+			b.Fail(l.Err)
 		}
-		l.buf = l.buf[:0]
+		l.Buf = l.Buf[:0]
 	}
 }
 
@@ -301,18 +301,18 @@ func (b *Batch) closeElements() {
 // of a batch. It returns the index of the acknowledged message in the batch.
 func (b *Batch) requestAck() (ack uint32) {
 	b.closeElements()
-	netlink.Finish(b.buf, b.last)
-	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
+	b.Finish(b.last)
+	b.AddFlags(b.last, unix.NLM_F_ACK)
 	return uint32(b.ops)
 }
 
 // describe names the change that a message with a sequence number makes, for an error message.
 func (b *Batch) describe(seq uint32) string {
-	for off := 0; off+20 <= len(b.buf); {
-		n := int(binary.NativeEndian.Uint32(b.buf[off:]))
-		if binary.NativeEndian.Uint32(b.buf[off+8:]) == seq {
-			typ := binary.NativeEndian.Uint16(b.buf[off+4:])
-			return fmt.Sprintf("%s %s", messageName(typ), names(b.buf[off+20:off+n]))
+	for off := 0; off+20 <= len(b.Buf); {
+		n := int(binary.NativeEndian.Uint32(b.Buf[off:]))
+		if binary.NativeEndian.Uint32(b.Buf[off+8:]) == seq {
+			typ := binary.NativeEndian.Uint16(b.Buf[off+4:])
+			return fmt.Sprintf("%s %s", messageName(typ), names(b.Buf[off+20:off+n]))
 		}
 		if n < 20 {
 			break

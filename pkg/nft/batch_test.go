@@ -33,7 +33,7 @@ type message struct {
 func parse(t *testing.T, b *Batch) []message {
 	t.Helper()
 	var out []message
-	for buf := b.buf; len(buf) > 0; {
+	for buf := b.Buf; len(buf) > 0; {
 		n := int(binary.NativeEndian.Uint32(buf))
 		if n < 20 || n > len(buf) || n%4 != 0 {
 			t.Fatalf("message of %d bytes in %d", n, len(buf))
@@ -129,7 +129,7 @@ func TestCommentsAreCutToTheLimitOfNft(t *testing.T) {
 	var enc encoder
 	enc.element(e, true)
 	var comment string
-	for _, v := range netlink.Attributes(enc.buf) {
+	for _, v := range netlink.Attributes(enc.Buf) {
 		for typ, v := range netlink.Attributes(v) {
 			if typ == unix.NFTA_SET_ELEM_USERDATA {
 				comment = commentOf(v)
@@ -156,7 +156,7 @@ func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
 		enc.element(&e, true)
 		var got Found
 		var err error
-		for _, v := range netlink.Attributes(enc.buf) {
+		for _, v := range netlink.Attributes(enc.Buf) {
 			err = got.parse(e.Set, v)
 		}
 		if err != nil || got.Element != e {
@@ -173,8 +173,8 @@ func TestReadersSurviveGarbage(t *testing.T) {
 	good.AddSet(testMap())
 	good.AddElement(testElement(testMap(), 1))
 	finish(good)
-	for cut := range len(good.buf) {
-		for m := range netlink.Messages(good.buf[:cut]) {
+	for cut := range len(good.Buf) {
+		for m := range netlink.Messages(good.Buf[:cut]) {
 			for _, v := range netlink.Attributes(m.Payload) {
 				_ = new(Found).parse(testMap(), v)
 			}
@@ -183,8 +183,8 @@ func TestReadersSurviveGarbage(t *testing.T) {
 			_ = m.Explanation()
 		}
 	}
-	for i := range good.buf {
-		bad := append([]byte(nil), good.buf...)
+	for i := range good.Buf {
+		bad := append([]byte(nil), good.Buf...)
 		bad[i] ^= 0xff
 		for m := range netlink.Messages(bad) {
 			for _, v := range netlink.Attributes(m.Payload) {
@@ -208,7 +208,7 @@ func BenchmarkAddElement(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		if i%(1<<19) == 0 {
-			batch.buf, batch.last = batch.buf[:20], 0
+			batch.Buf, batch.last = batch.Buf[:20], 0
 		}
 		batch.AddElement(elements[i%len(elements)])
 		i++

@@ -23,13 +23,13 @@ type Refused struct {
 // The batch is sent without its end message, as by "nft --check". So the kernel aborts the batch: it changes nothing
 // and announces nothing.
 func (c *Conn) Check(b *Batch) ([]Refused, error) {
-	if b.err != nil {
-		return nil, b.err
+	if b.Err != nil {
+		return nil, b.Err
 	}
 	ack := b.requestAck()
-	first, err := c.socket.Send(b.buf)
+	first, err := c.socket.Send(b.Buf)
 	if err != nil {
-		return nil, fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
+		return nil, fmt.Errorf("send batch of %d bytes: %w", len(b.Buf), err)
 	}
 	var list []Refused
 	answered := false

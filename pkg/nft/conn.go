@@ -35,29 +35,51 @@ func (c *Conn) Close() error { return c.socket.Close() }
 // the kernel may have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only
 // once.
 func (c *Conn) Commit(b *Batch) error {
-	if b.err != nil || b.Empty() {
-		return b.err
+	if b.Err != nil || b.Empty() {
+		return b.Err
 	}
 	ack := b.requestAck()
 	b.control(unix.NFNL_MSG_BATCH_END)
-	if b.reports > 0 {
+	if b.Reports > 0 {
 		b.reserve(c.socket.GrowReceiveBuffer)
 	}
-	first, err := c.socket.Send(b.buf)
+	first, err := c.socket.Send(b.Buf)
 	if err != nil {
-		return fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
+		return fmt.Errorf("send batch of %d bytes: %w", len(b.Buf), err)
 	}
 	// The kernel processes a batch within sendmsg, so all answers are queued already. If the queue is empty and the
 	// acknowledgement is missing, the kernel has dropped the acknowledgement.
-	a := answers{first: first, ack: first + ack}
-	for m, err := range c.socket.Receive(false) {
-		if err != nil {
-			a.lost = err
-			continue
+	return c.outcome(b, first, first+ack, c.socket.Receive(false))
+}
+
+// outcome returns the result of a batch. first and ack are the sequence numbers of the first and of the acknowledged
+// message. Any error reply means that the kernel changed nothing. An acknowledgement does not mean success: another
+// message of the batch may have failed.
+func (c *Conn) outcome(b *Batch, first, ack uint32, answers iter.Seq2[netlink.Message, error]) error {
+	var refused, lost error // the first error, and the reason why other answers may be missing
+	acked := false
+	for m, err := range answers {
+		switch errno := m.Errno(); {
+		case err != nil:
+			lost = err
+		case m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELSETELEM:
+			b.reported(m)
+		case m.Type != unix.NLMSG_ERROR || m.Seq-first > ack-first+1: // of another batch
+		case errno != 0 && refused == nil:
+			refused = b.refusal(m)
+		case errno == 0 && m.Seq == ack:
+			acked = true
 		}
-		a.message(b, m)
 	}
-	return c.outcome(&a)
+	unknown := refused == nil && (lost != nil || !acked)
+	c.socket.Broken = c.socket.Broken || lost != nil || unknown
+	switch {
+	case unknown && lost != nil:
+		return fmt.Errorf("read replies to batch: %w: %w", lost, ErrUnknown)
+	case unknown:
+		return fmt.Errorf("commit batch: no acknowledgement: %w", ErrUnknown)
+	}
+	return refused
 }
 
 // DeleteTable deletes a table with its content, and returns whether the table existed.
@@ -93,31 +115,6 @@ func DeleteTables(name string) (deleted []string, err error) {
 	return deleted, errors.Join(errs...)
 }
 
-// answers collects the kernel's answers to a batch.
-type answers struct {
-	// first and ack are the sequence numbers of the first and of the acknowledged message.
-	first, ack uint32
-	acked      bool
-	// refused is the first error. lost is the reason why other answers may be missing.
-	refused, lost error
-}
-
-func (a *answers) message(b *Batch, m netlink.Message) {
-	if m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELSETELEM {
-		b.reported(m)
-		return
-	}
-	if m.Type != unix.NLMSG_ERROR || m.Seq-a.first > a.ack-a.first+1 {
-		return
-	}
-	switch errno := m.Errno(); {
-	case errno != 0 && a.refused == nil:
-		a.refused = b.refusal(m)
-	case errno == 0 && m.Seq == a.ack:
-		a.acked = true
-	}
-}
-
 // refusal returns an error with the rejected message and the kernel's reason.
 func (b *Batch) refusal(m netlink.Message) error {
 	errno, why := m.Errno(), m.Explanation()
@@ -128,22 +125,6 @@ func (b *Batch) refusal(m netlink.Message) error {
 		why = " (" + why + ")"
 	}
 	return fmt.Errorf("%s: %w%s", b.describe(m.Seq), errno, why)
-}
-
-// outcome returns the result of a batch. Any error reply means that the kernel changed nothing. An acknowledgement does
-// not mean success: another message of the batch may have failed.
-func (c *Conn) outcome(a *answers) error {
-	switch {
-	case a.lost != nil:
-		c.socket.Broken = true
-		if a.refused == nil {
-			return fmt.Errorf("read replies to batch: %w: %w", a.lost, ErrUnknown)
-		}
-	case a.refused == nil && !a.acked:
-		c.socket.Broken = true
-		return fmt.Errorf("commit batch: no acknowledgement: %w", ErrUnknown)
-	}
-	return a.refused
 }
 
 // dump requests a list of objects. parse calls add for the objects in a message. If the list changes meanwhile, dump

@@ -26,26 +26,19 @@ const (
 
 // echo requests reports of the last message's deletions.
 func (b *Batch) echo(s *Set) {
-	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ECHO)
+	b.AddFlags(b.last, unix.NLM_F_ECHO)
 	b.echoes = append(b.echoes, echo{b.last, s})
 }
-
-// Reports returns the number of deleted elements whose counters the batch requests. If there are more than
-// [MostReports], [Conn.Commit] requests none.
-func (b *Batch) Reports() int { return b.reports }
-
-// Gone returns the deleted elements whose counters were not 0, after the commit of a batch with Report.
-func (b *Batch) Gone() []Found { return b.gone }
 
 // reserve reserves space in the socket for the requested reports. If this fails, or the reports are too many, it
 // cancels the requests: if reports filled the socket's buffer, the acknowledgement would be lost.
 func (b *Batch) reserve(grow func(bytes int) error) {
-	if b.reports <= MostReports && grow(b.reports*reportBytes) == nil {
+	if b.Reports <= MostReports && grow(b.Reports*reportBytes) == nil {
 		return
 	}
 	for _, e := range b.echoes {
-		flags := binary.NativeEndian.Uint16(b.buf[e.message+6:])
-		binary.NativeEndian.PutUint16(b.buf[e.message+6:], flags&^unix.NLM_F_ECHO)
+		flags := binary.NativeEndian.Uint16(b.Buf[e.message+6:])
+		binary.NativeEndian.PutUint16(b.Buf[e.message+6:], flags&^unix.NLM_F_ECHO)
 	}
 	b.echoes = nil
 }
@@ -60,7 +53,7 @@ func (b *Batch) reported(m netlink.Message) {
 			// If a report is unreadable, only its counts are lost. The commit is not affected.
 			_ = found(s, func(f *Found) bool {
 				if f.Packets > 0 {
-					b.gone = append(b.gone, *f)
+					b.Gone = append(b.Gone, *f)
 				}
 				return true
 			})(m.Object())

@@ -27,14 +27,14 @@ func TestReportsOfDeletions(t *testing.T) {
 			for _, n := range c.flushed {
 				b.FlushSet(set, n)
 			}
-			if got := b.Reports() > MostReports; got != c.tooMany {
+			if got := b.Reports > MostReports; got != c.tooMany {
 				t.Errorf("too many: %v", got)
 			}
 			if finish(b); c.tooMany {
 				b.reserve(nil) // it reserves no space
 				want = 0
 			}
-			if got := requests(b.buf); got != want {
+			if got := requests(b.Buf); got != want {
 				t.Errorf("%d messages request reports, want %d", got, want)
 			}
 		})

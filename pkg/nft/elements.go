@@ -80,9 +80,9 @@ func found(s *Set, f func(*Found) (more bool)) func(object []byte) error {
 // elementsOf returns the attributes of a request for all elements of a set.
 func elementsOf(s *Set) []byte {
 	var b encoder
-	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
-	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	return b.buf
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	return b.Buf
 }
 
 // elements yields the elements in a message.
@@ -187,9 +187,9 @@ func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing boo
 // Count returns the number of elements of a set, or -1 if the kernel does not report it (before 6.16).
 func (c *Conn) Count(s *Set) (int, error) {
 	var b encoder
-	b.str(unix.NFTA_SET_TABLE, s.Table)
-	b.str(unix.NFTA_SET_NAME, s.Name)
-	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSET, s.Family.Number(), b.buf)
+	b.Text(unix.NFTA_SET_TABLE, s.Table)
+	b.Text(unix.NFTA_SET_NAME, s.Name)
+	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSET, s.Family.Number(), b.Buf)
 	if err != nil {
 		return 0, fmt.Errorf("count elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 	}
@@ -199,17 +199,17 @@ func (c *Conn) Count(s *Set) (int, error) {
 
 func getRequest(s *Set, keys []Value) []byte {
 	var b encoder
-	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
-	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
-	list := b.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	list := b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	for i := range keys {
-		e := b.nest(unix.NFTA_LIST_ELEM)
+		e := b.Nest(unix.NFTA_LIST_ELEM)
 		b.value(unix.NFTA_SET_ELEM_KEY, &keys[i])
 		if s.Interval && len(s.Key) > 1 {
 			b.value(setElemKeyEnd, &keys[i])
 		}
-		b.unnest(e)
+		b.Unnest(e)
 	}
-	b.unnest(list)
-	return b.buf
+	b.Unnest(list)
+	return b.Buf
 }

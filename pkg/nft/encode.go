@@ -3,69 +3,38 @@ package nft
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// encoder appends netlink attributes. Its methods never fail: the encoder keeps the first error.
-type encoder struct {
-	buf []byte
-	err error
-}
-
-func (b *encoder) nest(typ uint16) int {
-	off := len(b.buf)
-	b.buf = append(b.buf, 0, 0, 0, 0)
-	binary.NativeEndian.PutUint16(b.buf[off+2:], typ|unix.NLA_F_NESTED)
-	return off
-}
-
-func (b *encoder) unnest(off int) {
-	n := len(b.buf) - off
-	if n > 0xffff {
-		b.fail(fmt.Errorf("encode attribute: %d bytes exceed an attribute's length", n))
-	}
-	binary.NativeEndian.PutUint16(b.buf[off:], uint16(n))
-}
-
-func (b *encoder) attr(typ uint16, value []byte) {
-	b.buf = netlink.AppendAttribute(b.buf, typ, value)
-}
-
-func (b *encoder) str(typ uint16, s string) { b.attr(typ, []byte(s+"\x00")) }
+// encoder appends attributes of nftables.
+type encoder struct{ netlink.Encoder }
 
 // comment appends the comment of an object as nft stores it, cut to the length that nft can read.
-func (b *encoder) comment(typ uint16, s string) { b.attr(typ, tlv(0, cstring(s))) }
-
-func (b *encoder) u32(typ uint16, v uint32) {
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, 8)
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = binary.BigEndian.AppendUint32(b.buf, v)
-}
+func (b *encoder) comment(typ uint16, s string) { b.Attr(typ, tlv(0, []byte(CutComment(s)+"\x00"))) }
 
 // counter appends a counter expression. Each added element gets a copy.
 func (b *encoder) counter(typ uint16) {
-	n := b.nest(typ)
-	b.str(unix.NFTA_EXPR_NAME, counterName)
-	data := b.nest(unix.NFTA_EXPR_DATA)
-	b.attr(unix.NFTA_COUNTER_BYTES, make([]byte, 8))
-	b.attr(unix.NFTA_COUNTER_PACKETS, make([]byte, 8))
-	b.unnest(data)
-	b.unnest(n)
+	n := b.Nest(typ)
+	b.Text(unix.NFTA_EXPR_NAME, counterName)
+	data := b.Nest(unix.NFTA_EXPR_DATA)
+	b.Attr(unix.NFTA_COUNTER_BYTES, make([]byte, 8))
+	b.Attr(unix.NFTA_COUNTER_PACKETS, make([]byte, 8))
+	b.Unnest(data)
+	b.Unnest(n)
 }
 
 // connlimit appends an expression that counts the connections of an element. Each added element has its own count. If
 // the count exceeds most, a rule that looks up the element does not match.
 func (b *encoder) connlimit(typ uint16, most uint16) {
-	n := b.nest(typ)
-	b.str(unix.NFTA_EXPR_NAME, connlimitName)
-	data := b.nest(unix.NFTA_EXPR_DATA)
-	b.u32(connlimitCount, uint32(most))
-	b.unnest(data)
-	b.unnest(n)
+	n := b.Nest(typ)
+	b.Text(unix.NFTA_EXPR_NAME, connlimitName)
+	data := b.Nest(unix.NFTA_EXPR_DATA)
+	b.Uint32(connlimitCount, uint32(most))
+	b.Unnest(data)
+	b.Unnest(n)
 }
 
 // expressions appends the expressions of a set or of its elements: one as the attribute single, two as the attribute
@@ -81,10 +50,10 @@ func (b *encoder) expressions(s *Set, single, list uint16, most uint16) {
 		}
 		return
 	}
-	n := b.nest(list)
+	n := b.Nest(list)
 	b.connlimit(unix.NFTA_LIST_ELEM, most)
 	b.counter(unix.NFTA_LIST_ELEM)
-	b.unnest(n)
+	b.Unnest(n)
 }
 
 // connlimitName is the kernel's name of the expression connlimit, and connlimitCount is NFTA_CONNLIMIT_COUNT.
@@ -96,32 +65,26 @@ const (
 // counterName is the kernel's name of the counter expression.
 const counterName = "counter"
 
-func (b *encoder) fail(err error) {
-	if b.err == nil {
-		b.err = err
-	}
-}
-
 func (b *encoder) value(typ uint16, v *Value) {
-	n := b.nest(typ)
-	b.attr(unix.NFTA_DATA_VALUE, v.Bytes())
-	b.unnest(n)
+	n := b.Nest(typ)
+	b.Attr(unix.NFTA_DATA_VALUE, v.Bytes())
+	b.Unnest(n)
 }
 
 // element appends one element to a list. A deletion omits the attributes of new elements.
 func (b *encoder) element(e *Element, added bool) {
-	el := b.nest(unix.NFTA_LIST_ELEM)
+	el := b.Nest(unix.NFTA_LIST_ELEM)
 	b.value(unix.NFTA_SET_ELEM_KEY, &e.Key)
 	if !e.KeyEnd.Empty() {
 		b.value(setElemKeyEnd, &e.KeyEnd)
 	}
 	if e.IntervalEnd {
-		b.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		b.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 	if added {
 		b.elementData(e)
 	}
-	b.unnest(el)
+	b.Unnest(el)
 }
 
 // NFTA_SET_ELEM_KEY_END (kernel 5.6) and NFTA_SET_ELEM_EXPRESSIONS (5.11), which golang.org/x/sys/unix lacks.
@@ -133,22 +96,22 @@ const (
 func (b *encoder) elementData(e *Element) {
 	switch {
 	case e.Set.Verdict:
-		d := b.nest(unix.NFTA_SET_ELEM_DATA)
-		v := b.nest(unix.NFTA_DATA_VERDICT)
+		d := b.Nest(unix.NFTA_SET_ELEM_DATA)
+		v := b.Nest(unix.NFTA_DATA_VERDICT)
 		code := int32(unix.NFT_GOTO)
 		if e.Jump {
 			code = unix.NFT_JUMP
 		}
-		b.u32(unix.NFTA_VERDICT_CODE, uint32(code))
-		b.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
-		b.unnest(v)
-		b.unnest(d)
+		b.Uint32(unix.NFTA_VERDICT_CODE, uint32(code))
+		b.Text(unix.NFTA_VERDICT_CHAIN, e.Chain)
+		b.Unnest(v)
+		b.Unnest(d)
 	case e.Set.IsMap():
 		b.value(unix.NFTA_SET_ELEM_DATA, &e.Data)
 	}
 	if e.Timeout > 0 {
 		const milliseconds = 1000
-		b.attr(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, milliseconds*uint64(e.Timeout)))
+		b.Attr(unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, milliseconds*uint64(e.Timeout)))
 	}
 	if e.Comment != "" {
 		b.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)

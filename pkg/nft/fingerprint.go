@@ -2,8 +2,6 @@ package nft
 
 import (
 	"github.com/cespare/xxhash/v2"
-
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the
@@ -20,6 +18,6 @@ func Fingerprint(t *Table) uint64 {
 		b.AddChain(t, c)
 		b.AddRules(t, c)
 	}
-	netlink.Finish(b.buf, b.last)
-	return xxhash.Sum64(b.buf)
+	b.Finish(b.last)
+	return xxhash.Sum64(b.Buf)
 }

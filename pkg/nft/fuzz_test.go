@@ -51,7 +51,7 @@ func everything() []byte {
 		b.AddElement(&Element{Set: s, Key: Value{}.Uint32(7), Data: Value{}.Uint32(1), Chain: "c", Comment: "an element"})
 	}
 	finish(b)
-	return b.buf
+	return b.Buf
 }
 
 func sets() []*Set {
@@ -159,7 +159,7 @@ func FuzzElement(f *testing.F) {
 			b.element(&want, true)
 			want.Comment = want.Comment[:min(len(want.Comment), maxComment-1)]
 			read := 0
-			for _, value := range netlink.Attributes(b.buf) {
+			for _, value := range netlink.Attributes(b.Buf) {
 				read++
 				var got Found
 				err := got.parse(want.Set, value)
@@ -167,8 +167,8 @@ func FuzzElement(f *testing.F) {
 					t.Errorf("wrote %s, read %s (%v)", &want, &got, err)
 				}
 			}
-			if read != 1 || b.err != nil {
-				t.Errorf("%s is read %d times (%v)", &want, read, b.err)
+			if read != 1 || b.Err != nil {
+				t.Errorf("%s is read %d times (%v)", &want, read, b.Err)
 			}
 		}
 	})
@@ -187,7 +187,7 @@ func FuzzSet(f *testing.F) {
 		b.AddSet(s)
 		finish(b)
 		found := false
-		for m := range netlink.Messages(b.buf) {
+		for m := range netlink.Messages(b.Buf) {
 			if m.Type != of(unix.NFT_MSG_NEWSET) {
 				continue
 			}
@@ -245,4 +245,10 @@ func TestAPartialListIsNotUsed(t *testing.T) {
 	if err := readAll(t, everything()); !errors.Is(err, netlink.ErrTruncated) {
 		t.Errorf("a list without an end: %v, want %v", err, netlink.ErrTruncated)
 	}
+}
+
+func attribute(typ uint16, value []byte) []byte {
+	var e netlink.Encoder
+	e.Attr(typ, value)
+	return e.Buf
 }

@@ -70,12 +70,6 @@ func (i *SetInfo) Is(s *Set) bool {
 	return i.shape == want
 }
 
-func attribute(typ uint16, value []byte) []byte {
-	var b encoder
-	b.attr(typ, value)
-	return b.buf
-}
-
 // ErrChanged means that the result of several readings may be wrong, because [Conn.Generation] changed meanwhile.
 var ErrChanged = errors.New("the ruleset changed during the reading")
 
@@ -189,8 +183,9 @@ func parseChain(b []byte) (ch ChainInfo) {
 
 // Sets returns the sets and maps of a table.
 func (c *Conn) Sets(family inet.Family, table string) ([]SetInfo, error) {
-	request := attribute(unix.NFTA_SET_TABLE, cstring(table))
-	return dump(c, unix.NFT_MSG_GETSET, family.Number(), request, func(b []byte, add func(SetInfo)) error {
+	var request encoder
+	request.Text(unix.NFTA_SET_TABLE, table)
+	return dump(c, unix.NFT_MSG_GETSET, family.Number(), request.Buf, func(b []byte, add func(SetInfo)) error {
 		if s, in := parseSet(b); in == table {
 			add(s)
 		}

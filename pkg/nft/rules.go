@@ -23,8 +23,9 @@ type RuleInfo struct {
 
 // Rules returns the rules of a table, in the order of its chains. family is the kernel's number of the table's family.
 func (c *Conn) Rules(family uint8, table string) ([]RuleInfo, error) {
-	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
-	return dump(c, unix.NFT_MSG_GETRULE, family, request, func(b []byte, add func(RuleInfo)) error {
+	var request encoder
+	request.Text(unix.NFTA_RULE_TABLE, table)
+	return dump(c, unix.NFT_MSG_GETRULE, family, request.Buf, func(b []byte, add func(RuleInfo)) error {
 		if r, in := parseRule(b); in == table {
 			add(r)
 		}
@@ -53,7 +54,7 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 // DeleteRule deletes one rule. The rule must exist.
 func (b *Batch) DeleteRule(family inet.Family, table, chain string, handle uint64) {
 	b.message(unix.NFT_MSG_DELRULE, 0, family)
-	b.str(unix.NFTA_RULE_TABLE, table)
-	b.str(unix.NFTA_RULE_CHAIN, chain)
-	b.attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))
+	b.Text(unix.NFTA_RULE_TABLE, table)
+	b.Text(unix.NFTA_RULE_CHAIN, chain)
+	b.Attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))
 }

@@ -151,7 +151,7 @@ func (s *Set) userData() []byte {
 		u = append(u, tlvU32(dataInterval, 0)...)
 	}
 	if s.Comment != "" {
-		u = append(u, tlv(comment, cstring(s.Comment))...)
+		u = append(u, tlv(comment, []byte(CutComment(s.Comment)+"\x00"))...)
 	}
 	return u
 }
@@ -283,5 +283,3 @@ const maxComment = 128
 
 // CutComment returns the longest prefix of a comment that nft can read: at most 127 bytes.
 func CutComment(s string) string { return s[:min(len(s), maxComment-1)] }
-
-func cstring(s string) []byte { return append([]byte(CutComment(s)), 0) }

@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"bytes"
-	"encoding/binary"
 	"net/netip"
 	"testing"
 
@@ -24,12 +23,15 @@ func FuzzEntry(f *testing.F) {
 		f.Add(whole)
 		f.Add(whole[:len(whole)-4])
 		f.Add(append(bytes.Clone(whole), attributes(seed)...))
-		f.Add(netlink.AppendAttribute(bytes.Clone(whole), attrTupleOrig|nested, nil))
+		empty := netlink.Encoder{Buf: bytes.Clone(whole)}
+		empty.Nest(attrTupleOrig)
+		f.Add(empty.Buf)
 	}
-	tuple := appendTuple(nil, attrTupleOrig, inet.UDP, zone.Source, zone.Destination)
-	zoned := append(bytes.Clone(tuple), netlink.AppendAttribute(nil, tupleZone, []byte{0, 7})...)
-	binary.NativeEndian.PutUint16(zoned, uint16(len(zoned)))
-	f.Add(append(append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(zone)...), zoned...))
+	var zoned netlink.Encoder
+	appendTuple(&zoned, attrTupleOrig, inet.UDP, zone.Source, zone.Destination)
+	zoned.Attr(tupleZone, []byte{0, 7})
+	zoned.Unnest(0)
+	f.Add(append(append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(zone)...), zoned.Buf...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var want, got Flow
 		e, ok := parse(netlink.Message{Payload: data}.Object(), &want)
@@ -39,11 +41,11 @@ func FuzzEntry(f *testing.F) {
 		var b batch
 		b.add(e)
 		b.add(e)
-		if len(e.zone) > 0 && !bytes.Contains(b.buf, e.zone) {
+		if len(e.zone) > 0 && !bytes.Contains(b.Buf, e.zone) {
 			t.Errorf("the deletion lacks the zone %x", e.zone)
 		}
 		found := 0
-		for m := range netlink.Messages(b.buf) {
+		for m := range netlink.Messages(b.Buf) {
 			found++
 			if m.Type != msgDelete {
 				t.Fatalf("message type %d", m.Type)

@@ -532,19 +532,19 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 		b.reset()
 	}
 	for f, zone := range flows {
-		b.last = len(b.buf)
-		b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, 0, inet.FamilyOf(f.Source.Addr()).Number())
-		b.buf = appendTuple(b.buf, attrTupleOrig, f.Protocol, f.Source, f.Destination)
-		b.buf = appendTuple(b.buf, attrTupleReply, f.Protocol, f.Server, f.Source)
-		b.buf = netlink.AppendAttribute(b.buf, attrStatus, binary.BigEndian.AppendUint32(nil, statusReplied|assured|confirmed))
-		b.buf = netlink.AppendAttribute(b.buf, timeout, binary.BigEndian.AppendUint32(nil, 3600))
+		b.last = b.Begin(unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, 0,
+			inet.FamilyOf(f.Source.Addr()).Number())
+		appendTuple(&b.Encoder, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+		appendTuple(&b.Encoder, attrTupleReply, f.Protocol, f.Server, f.Source)
+		b.Uint32(attrStatus, statusReplied|assured|confirmed)
+		b.Uint32(timeout, 3600)
 		if zone != 0 {
-			b.buf = netlink.AppendAttribute(b.buf, attrZone, binary.BigEndian.AppendUint16(nil, zone))
+			b.Attr(attrZone, binary.BigEndian.AppendUint16(nil, zone))
 		}
 		if f.Protocol == inet.TCP {
-			b.buf = appendEstablished(b.buf)
+			appendEstablished(&b.Encoder)
 		}
-		netlink.Finish(b.buf, b.last)
+		b.Finish(b.last)
 		if b.count++; b.count == 128 {
 			flush()
 		}
@@ -552,19 +552,12 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 	flush()
 }
 
-func appendEstablished(b []byte) []byte {
-	const protoInfo, infoTCP, tcpState, established = 4, 1, 1, 3
-	state := netlink.AppendAttribute(nil, tcpState, []byte{established})
-	return netlink.AppendAttribute(b, protoInfo|nested, netlink.AppendAttribute(nil, infoTCP|nested, state))
-}
-
-func appendTuple(b []byte, typ uint16, p inet.Protocol, src, dst netip.AddrPort) []byte {
-	family := 2 * uint16(inet.FamilyOf(src.Addr()))
-	ip := netlink.AppendAttribute(netlink.AppendAttribute(nil, 1+family, src.Addr().AsSlice()), 2+family, dst.Addr().AsSlice())
-	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
-	proto = netlink.AppendAttribute(proto, protoSourcePort, binary.BigEndian.AppendUint16(nil, src.Port()))
-	proto = netlink.AppendAttribute(proto, protoDestinationPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
-	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
+func appendEstablished(e *netlink.Encoder) {
+	info := e.Nest(attrProtoInfo)
+	tcp := e.Nest(protoInfoTCP)
+	e.Attr(protoTCPState, []byte{tcpEstablished})
+	e.Unnest(tcp)
+	e.Unnest(info)
 }
 
 // synthetic yields entries of many services. Each service has the given number of entries, whose endpoints are ten by
@@ -716,10 +709,9 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	table := openTable(t)
 	f := flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53")
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(f, 0) })
-	e := entry{
-		tuple: appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)[unix.SizeofNlAttr:],
-		id:    []byte{1, 2, 3, 4},
-	}
+	var tuple netlink.Encoder
+	appendTuple(&tuple, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+	e := entry{tuple: tuple.Buf[unix.SizeofNlAttr:], id: []byte{1, 2, 3, 4}}
 	table.batch = batch{family: unix.NFPROTO_IPV4}
 	table.batch.add(e)
 	var out Outcome

@@ -20,7 +20,9 @@ func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 		return nil, err
 	}
 	defer func() { _ = s.Close() }() // read only
-	m, err := s.AskOne(msgGet, inet.FamilyOf(to.Addr()).Number(), tupleOf(p, from, to))
+	var tuple netlink.Encoder
+	appendTuple(&tuple, attrTupleOrig, p, from, to)
+	m, err := s.AskOne(msgGet, inet.FamilyOf(to.Addr()).Number(), tuple.Buf)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -34,15 +36,21 @@ func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	return &f, nil
 }
 
-// tupleOf returns the attribute with the original direction of a flow.
-func tupleOf(p inet.Protocol, from, to netip.AddrPort) []byte {
+// appendTuple appends one direction of a flow.
+func appendTuple(e *netlink.Encoder, typ uint16, p inet.Protocol, from, to netip.AddrPort) {
 	source, destination := uint16(1), uint16(2) // CTA_IP_V4_SRC, CTA_IP_V4_DST
 	if to.Addr().Is6() {
 		source, destination = 3, 4
 	}
-	port := func(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
-	ip := netlink.AppendAttribute(netlink.AppendAttribute(nil, source, from.Addr().AsSlice()), destination, to.Addr().AsSlice())
-	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
-	proto = netlink.AppendAttribute(netlink.AppendAttribute(proto, protoSourcePort, port(from.Port())), protoDestinationPort, port(to.Port()))
-	return netlink.AppendAttribute(nil, attrTupleOrig|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
+	tuple := e.Nest(typ)
+	ip := e.Nest(tupleIP)
+	e.Attr(source, from.Addr().AsSlice())
+	e.Attr(destination, to.Addr().AsSlice())
+	e.Unnest(ip)
+	proto := e.Nest(tupleProto)
+	e.Attr(protoNumber, []byte{byte(p)})
+	e.Attr(protoSourcePort, binary.BigEndian.AppendUint16(nil, from.Port()))
+	e.Attr(protoDestinationPort, binary.BigEndian.AppendUint16(nil, to.Port()))
+	e.Unnest(proto)
+	e.Unnest(tuple)
 }

@@ -46,8 +46,6 @@ const (
 
 	statusReplied = 1 << 1
 	statusDNAT    = 1 << 5
-
-	nested = unix.NLA_F_NESTED
 )
 
 const (
@@ -108,21 +106,30 @@ const (
 
 // filter returns attributes with which the kernel skips other entries. Kernels before 5.15 ignore the status.
 func (s Selection) filter() []byte {
+	var e netlink.Encoder
 	switch s {
 	case UDP:
-		return protocolFilter(inet.UDP)
+		tuple := e.Nest(attrTupleOrig)
+		proto := e.Nest(tupleProto)
+		e.Attr(protoNumber, []byte{byte(inet.UDP)})
+		e.Unnest(proto)
+		e.Unnest(tuple)
+		filter := e.Nest(attrFilter) // the fields of the tuple to compare
+		e.Attr(filterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtocol))
+		e.Unnest(filter)
 	case Unreplied:
-		mask := binary.BigEndian.AppendUint32(nil, statusReplied)
-		return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrStatus, make([]byte, 4)), attrStatusMask, mask)
+		e.Uint32(attrStatus, 0)
+		e.Uint32(attrStatusMask, statusReplied)
 	}
-	return nil
+	return e.Buf
 }
 
 // Delete implements [Table]. It reads the table once, unless a read is interrupted, and deletes stale entries during
 // the read. Its memory does not depend on the size of the table or the number of stale entries. After an error, call
 // Close.
 func (n *Netlink) Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error) {
-	n.batch = batch{family: f.Number(), buf: n.batch.buf[:0]}
+	n.batch.reset()
+	n.batch.family = f.Number()
 	var out Outcome
 	var err error
 	for range maxReads {
@@ -213,26 +220,25 @@ func (n *Netlink) deleteBatch(out *Outcome) error {
 
 // A batch is a sequence of delete messages.
 type batch struct {
+	netlink.Encoder
 	family uint8
-	buf    []byte
 	count  int
 	// last is the offset of the last message.
 	last int
 }
 
-func (b *batch) reset() { b.buf, b.count, b.last = b.buf[:0], 0, 0 }
+func (b *batch) reset() { b.Buf, b.count, b.last = b.Buf[:0], 0, 0 }
 
 // add appends the deletion of one entry.
 func (b *batch) add(e entry) {
-	b.last = len(b.buf)
-	b.buf = netlink.AppendHeader(b.buf, msgDelete, 0, 0, b.family)
+	b.last = b.Begin(msgDelete, 0, 0, b.family)
 	// The tuple is a copy from the kernel's message. If this direction has its own zone, the tuple includes the zone.
-	b.buf = netlink.AppendAttribute(b.buf, attrTupleOrig|nested, e.tuple)
+	b.Attr(attrTupleOrig|unix.NLA_F_NESTED, e.tuple)
 	if e.zone != nil {
-		b.buf = netlink.AppendAttribute(b.buf, attrZone, e.zone)
+		b.Attr(attrZone, e.zone)
 	}
-	b.buf = netlink.AppendAttribute(b.buf, attrID, e.id)
-	netlink.Finish(b.buf, b.last)
+	b.Attr(attrID, e.id)
+	b.Finish(b.last)
 	b.count++
 }
 
@@ -315,21 +321,12 @@ func parseProto(b []byte) (p inet.Protocol, src, dst uint16) {
 	return p, src, dst
 }
 
-// protocolFilter returns attributes with which the kernel skips other protocols: a tuple, and flags that select the
-// fields of the tuple to compare.
-func protocolFilter(p inet.Protocol) []byte {
-	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
-	tuple := netlink.AppendAttribute(nil, tupleProto|nested, proto)
-	flags := netlink.AppendAttribute(nil, filterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtocol))
-	return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrTupleOrig|nested, tuple), attrFilter|nested, flags)
-}
-
 // sendBatch sends all messages in one system call, in which the kernel also processes them. The kernel queues one
 // answer for each failed message, and one for the last message. sendBatch returns the number of failed messages, and
 // the first error other than ENOENT.
 func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
-	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
-	if _, err := s.Send(b.buf); err != nil {
+	b.AddFlags(b.last, unix.NLM_F_ACK)
+	if _, err := s.Send(b.Buf); err != nil {
 		return b.count, err
 	}
 	answered := false

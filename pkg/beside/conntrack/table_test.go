@@ -16,8 +16,9 @@ import (
 
 // attributes returns the attributes of a flow as the kernel sends them.
 func attributes(f Flow) []byte {
-	b := appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)
-	b = appendTuple(b, attrTupleReply, f.Protocol, f.Server, f.Source)
+	var b netlink.Encoder
+	appendTuple(&b, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+	appendTuple(&b, attrTupleReply, f.Protocol, f.Server, f.Source)
 	var status uint32
 	if f.Replied {
 		status |= statusReplied
@@ -25,11 +26,12 @@ func attributes(f Flow) []byte {
 	if f.DNAT {
 		status |= statusDNAT
 	}
-	b = netlink.AppendAttribute(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
+	b.Uint32(attrStatus, status)
 	if f.Zone != 0 {
-		b = netlink.AppendAttribute(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
+		b.Attr(attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
 	}
-	return netlink.AppendAttribute(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	b.Uint32(attrID, f.ID)
+	return b.Buf
 }
 
 func TestParse(t *testing.T) {

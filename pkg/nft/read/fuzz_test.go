@@ -12,14 +12,15 @@ import (
 )
 
 // expressions returns the attributes of a rule's expressions.
-func expressions(t testing.TB, list ...expr.Any) (b []byte) {
+func expressions(t testing.TB, list ...expr.Any) []byte {
 	t.Helper()
+	var b netlink.Encoder
 	for _, e := range list {
 		one, err := expr.Marshal(unix.NFPROTO_IPV4, e)
 		lab.Must(t, err)
-		b = netlink.AppendAttribute(b, unix.NFTA_LIST_ELEM, one)
+		b.Attr(unix.NFTA_LIST_ELEM, one)
 	}
-	return b
+	return b.Buf
 }
 
 // status returns the expressions of a rule that accepts packets with a bit of ct status.
