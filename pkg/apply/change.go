@@ -35,24 +35,6 @@ func (c *change) empty() bool {
 	return !c.rules && len(c.elements)+len(c.chains)+len(c.unused)+len(c.remade) == 0
 }
 
-// note records that an element is wanted, or not any more.
-func (c *change) note(e *nft.Element, wanted bool) {
-	id := e.ID()
-	i, known := c.at[id]
-	if !known {
-		i = len(c.elements)
-		c.at[id] = i
-		c.elements = append(c.elements, transition{})
-		if !wanted {
-			c.elements[i].was = *e
-		}
-	}
-	c.elements[i].is = nft.Element{}
-	if wanted {
-		c.elements[i].is = *e
-	}
-}
-
 // take returns the changes since the last call of take or track. If retained elements and chains are due, take retires
 // them first. The result has no element that was added and deleted again, or deleted and added again with the same
 // value.

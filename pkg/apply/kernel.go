@@ -127,7 +127,18 @@ type Result struct {
 // next call compares them. After a failed repair in several batches, the tables may lack Services until the next call.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
-	result, err := k.sync()
+	var result Result
+	var err error
+	switch {
+	case k.known:
+		result, err = k.update()
+	case k.restoreTrust():
+		if result, err = k.update(); result.Kind == Nothing && err == nil {
+			result.Kind = Adopted
+		}
+	default:
+		result, err = k.restore()
+	}
 	if err == nil {
 		now := k.Now()
 		if result.Again = k.ledger.scheduleRetirement(now); len(k.ledger.toGrow) > 0 {
@@ -153,17 +164,8 @@ func (k *Kernel) follow(p *plan.Planner) (opened bool) {
 	return true
 }
 
-func (k *Kernel) sync() (Result, error) {
-	if k.known {
-		return k.update()
-	}
-	if k.restoreTrust() {
-		result, err := k.update()
-		if result.Kind == Nothing && err == nil {
-			result.Kind = Adopted
-		}
-		return result, err
-	}
+// restore compares the unknown tables with the ledger. It then adopts equal tables, and rewrites different tables.
+func (k *Kernel) restore() (Result, error) {
 	k.doubted = false // untrack drops the changes, so trust cannot be restored later
 	k.ledger.untrack()
 	first := len(k.states) == 0

@@ -84,7 +84,8 @@ func (l *ledger) ChangeRules() {
 	}
 }
 
-// count adds an element to those that the kernel must have, with n = 1, or removes it from them, with n = -1.
+// count adds an element to those that the kernel must have, with n = 1, or removes it from them, with n = -1. It
+// records the change.
 func (l *ledger) count(e *nft.Element, n int) {
 	d := &l.digests[e.Set.Family]
 	d.sum += uint64(n) * d.key.hash(e)
@@ -92,8 +93,23 @@ func (l *ledger) count(e *nft.Element, n int) {
 	if e.Set.Verdict {
 		l.countLeading(e, n)
 	}
-	if l.change != nil {
-		l.change.note(e, n > 0)
+	c := l.change
+	if c == nil {
+		return
+	}
+	id := e.ID()
+	i, known := c.at[id]
+	if !known {
+		i = len(c.elements)
+		c.at[id] = i
+		c.elements = append(c.elements, transition{})
+		if n < 0 {
+			c.elements[i].was = *e
+		}
+	}
+	c.elements[i].is = nft.Element{}
+	if n > 0 {
+		c.elements[i].is = *e
 	}
 }
 

@@ -271,7 +271,7 @@ func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 		s, err := readState(l.state(inet.IPv4))
 		lab.Must(t, err)
 		s.sum &= mask
-		return text.String() + s.comment()
+		return text.String() + fmt.Sprint(s)
 	}
 	return numbers(l) == numbers(o)
 }

@@ -23,12 +23,8 @@ type state struct {
 	next uint32
 }
 
+// stateComment is the format of the comment of the element. It contains the key: no log, page or command may show it.
 const stateComment = "layout %016x key %016x%016x next %x digest %016x"
-
-// comment returns the comment of the element. It contains the key: no log, page or command may show it.
-func (s state) comment() string {
-	return fmt.Sprintf(stateComment, s.layout, s.key[0], s.key[1], s.next, s.sum)
-}
 
 // readState reads the state from its element.
 func readState(e *nft.Element) (s state, err error) {
@@ -104,6 +100,7 @@ func (l *ledger) state(f inet.Family) *nft.Element {
 			l.layouts[t.Family] = nft.Fingerprint(t)
 		}
 	}
-	s := state{layout: l.layouts[f], digest: l.digests[f], next: l.planner.Totals().Next[f]}
-	return &nft.Element{Set: l.stateSets[f], Key: nft.Value{}.Uint32(1), Comment: s.comment()}
+	d := l.digests[f]
+	comment := fmt.Sprintf(stateComment, l.layouts[f], d.key[0], d.key[1], l.planner.Totals().Next[f], d.sum)
+	return &nft.Element{Set: l.stateSets[f], Key: nft.Value{}.Uint32(1), Comment: comment}
 }

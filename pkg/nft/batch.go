@@ -1,14 +1,15 @@
 package nft
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Batch is a list of changes that the kernel commits as a whole or not at all. Its methods never fail: the batch keeps
@@ -308,16 +309,10 @@ func (b *Batch) requestAck() (ack uint32) {
 
 // describe names the change that a message with a sequence number makes, for an error message.
 func (b *Batch) describe(seq uint32) string {
-	for off := 0; off+20 <= len(b.Buf); {
-		n := int(binary.NativeEndian.Uint32(b.Buf[off:]))
-		if binary.NativeEndian.Uint32(b.Buf[off+8:]) == seq {
-			typ := binary.NativeEndian.Uint16(b.Buf[off+4:])
-			return fmt.Sprintf("%s %s", messageName(typ), names(b.Buf[off+20:off+n]))
+	for m, err := range netlink.Messages(b.Buf) {
+		if err == nil && m.Seq == seq {
+			return fmt.Sprintf("%s %s", messageName(m.Type), names(m.Object()))
 		}
-		if n < 20 {
-			break
-		}
-		off += n
 	}
 	return fmt.Sprintf("message %d", seq)
 }
@@ -353,19 +348,14 @@ func messageName(typ uint16) string {
 }
 
 // names returns the leading string attributes of a message: the table and the chain or set.
-func names(attrs []byte) string {
-	var s string
-	for i := 0; i < 2 && len(attrs) >= 4; i++ {
-		n := int(binary.NativeEndian.Uint16(attrs))
-		typ := binary.NativeEndian.Uint16(attrs[2:])
-		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 {
+func names(attributes []byte) string {
+	var list []string
+	for typ, v := range netlink.Attributes(attributes) {
+		name := netlink.Text(v)
+		if len(list) == 2 || typ > 2 || name == "" || strings.Contains(name, "\x00") {
 			break // a number, such as a table's flags
 		}
-		if s != "" {
-			s += " "
-		}
-		s += string(attrs[4 : n-1])
-		attrs = attrs[min((n+3)&^3, len(attrs)):]
+		list = append(list, name)
 	}
-	return s
+	return strings.Join(list, " ")
 }
