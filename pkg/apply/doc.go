@@ -1,5 +1,5 @@
-// Package apply makes the kernel's tables equal to a plan. Each sync is one batch, which the kernel accepts as a whole or
-// not at all. Only a repair of many deleted elements has several batches.
+// Package apply makes the kernel's tables equal to a plan. Each sync is one batch, which the kernel accepts as a whole
+// or not at all. Only a repair of many deleted elements has several batches.
 //
 // In: a [plan.Planner], which reports its changes to a ledger. The ledger has the count and digest of the elements, the
 // sizes of sets, the changes since the last batch, and unused chains that stay for a while.

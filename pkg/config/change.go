@@ -25,21 +25,24 @@ const (
 	reloadExit  = "exit"
 )
 
-// AwaitChange follows the content of the configuration file until the context ends. After each change, it calls outdated with true if
-// the content differs from the configuration in use, otherwise with false. It notices a write in place, a rename, and an update of a
-// ConfigMap volume. With --config-reload=exit, it returns errChanged after a random part of --config-reload-jitter. It does not return if
-// the content has become equal or invalid by then: the program would not start with invalid content.
+// AwaitChange follows the content of the configuration file until the context ends. After each change, it calls
+// outdated with true if the content differs from the configuration in use, otherwise with false. It notices a write in
+// place, a rename, and an update of a ConfigMap volume. With --config-reload=exit, it returns errChanged after a random
+// part of --config-reload-jitter. It does not return if the content has become equal or invalid by then: the program
+// would not start with invalid content.
 func (o *Options) AwaitChange(ctx context.Context, outdated func(bool)) error {
 	return o.awaitChange(ctx, watcherOf, lookAgain, outdated)
 }
 
-func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration, outdated func(bool)) error {
+func (o *Options) awaitChange(
+	ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration, outdated func(bool),
+) error {
 	logger := klog.FromContext(ctx)
 	w, err := watch(o.File)
 	if err != nil {
 		// Other programs on the node may have used all inotify instances.
-		logger.Error(err, "Cannot watch the configuration file; polling it instead. Possible fix: raise fs.inotify.max_user_instances or "+
-			"max_user_watches", "file", o.File, "interval", every)
+		logger.Error(err, "Cannot watch the configuration file; polling it instead. Possible fix: raise "+
+			"fs.inotify.max_user_instances or max_user_watches", "file", o.File, "interval", every)
 		w = &fsnotify.Watcher{} // without events
 	} else {
 		defer w.Close() //nolint:errcheck // nothing is written
@@ -59,13 +62,15 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 				logger.Info("The configuration file has its previous content again", "file", o.File)
 				exit = nil
 			case invalid != nil:
-				logger.Error(invalid, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
+				logger.Error(invalid, "The updated configuration file is invalid; keeping the previous configuration", "file",
+					o.File)
 				exit = nil
 			case o.reload != reloadExit:
 				logger.Info("The configuration file has changed; a restart of the program applies it", "file", o.File)
 			case exit == nil:
 				pause := time.Duration(rand.Float64() * float64(o.reloadJitter))
-				logger.Info("The configuration file has changed; the program exits to apply it", "file", o.File, "after", pause.Round(time.Second))
+				logger.Info("The configuration file has changed; the program exits to apply it", "file", o.File, "after",
+					pause.Round(time.Second))
 				exit = time.After(pause)
 			}
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The modes of kube-proxy on Linux. This program uses nftables in all of them. The mode selects the section of the configuration
-// that applies, and the default of nodePortAddresses.
+// The modes of kube-proxy on Linux. This program uses nftables in all of them. The mode selects the section of the
+// configuration that applies, and the default of nodePortAddresses.
 const (
 	modeIPTables kubeproxy.ProxyMode = "iptables"
 	modeIPVS     kubeproxy.ProxyMode = "ipvs"
@@ -109,14 +109,15 @@ func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration)
 	return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
 }
 
-// Periods returns the interval at which the tables are checked, and the minimum time between two syncs, from the section of the mode.
+// Periods returns the interval at which the tables are checked, and the minimum time between two syncs, from the
+// section of the mode.
 func Periods(c *kubeproxy.KubeProxyConfiguration) (sync, min time.Duration) {
 	s, m := periodsOf(c)
 	return s.Duration, m.Duration
 }
 
-// Masquerading reports whether all traffic to cluster IPs is masqueraded, and returns the packet mark that requests masquerading. Mode
-// nftables has them in its section, and the other modes in the section iptables.
+// Masquerading reports whether all traffic to cluster IPs is masqueraded, and returns the packet mark that requests
+// masquerading. Mode nftables has them in its section, and the other modes in the section iptables.
 func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	if c.Mode == modeNFTables {
 		return c.NFTables.MasqueradeAll, 1 << *c.NFTables.MasqueradeBit
@@ -124,7 +125,8 @@ func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	return c.IPTables.MasqueradeAll, 1 << *c.IPTables.MasqueradeBit
 }
 
-// DropsUnused reports whether packets to unused addresses of a ServiceCIDR are dropped. Only mode nftables of kube-proxy drops them.
+// DropsUnused reports whether packets to unused addresses of a ServiceCIDR are dropped. Only mode nftables of
+// kube-proxy drops them.
 func DropsUnused(c *kubeproxy.KubeProxyConfiguration) bool { return c.Mode == modeNFTables }
 
 // withPort adds a port to an address without one. It returns any other text unchanged, and validation checks it.

@@ -10,8 +10,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// gatesText lists the feature gates of kube-proxy v1.37.2. Most of them affect only other programs. test/kubernetes/gates generates
-// the list.
+// gatesText lists the feature gates of kube-proxy v1.37.2. Most of them affect only other programs.
+// test/kubernetes/gates generates the list.
 //
 //go:embed gates.txt
 var gatesText string
@@ -26,17 +26,18 @@ const (
 	// ComponentFlagz and ComponentStatusz: without them, there is no /flagz or /statusz.
 	ComponentFlagz   featuregate.Feature = "ComponentFlagz"
 	ComponentStatusz featuregate.Feature = "ComponentStatusz"
-	// LocalhostNodePorts: if it is set to false, node ports are not served on loopback, even if nodePortAddresses has "localhost". Unlike
-	// in kube-proxy, its default (false) has no effect.
+	// LocalhostNodePorts: if it is set to false, node ports are not served on loopback, even if nodePortAddresses has
+	// "localhost". Unlike in kube-proxy, its default (false) has no effect.
 	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 	// NativeHistograms: histograms of /metrics have native buckets too.
 	NativeHistograms featuregate.Feature = "NativeHistograms"
 )
 
-// acting returns the gates with an effect here: the constants above, the gates that k8s.io/component-base reads for logging, and the
-// gates of client-go, except WatchListClient: the program always uses lists.
+// acting returns the gates with an effect here: the constants above, the gates that k8s.io/component-base reads for
+// logging, and the gates of client-go, except WatchListClient: the program always uses lists.
 func acting() []featuregate.Feature {
-	ofClient := slices.DeleteFunc(clientGates(), func(g featuregate.Feature) bool { return g == featuregate.Feature(clientfeatures.WatchListClient) })
+	ofClient := slices.DeleteFunc(clientGates(),
+		func(g featuregate.Feature) bool { return g == featuregate.Feature(clientfeatures.WatchListClient) })
 	return append(ofClient,
 		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, LocalhostNodePorts, NativeHistograms,
 		logsapi.ContextualLogging, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions)
@@ -91,8 +92,8 @@ func (o *Options) ActingGates() []Gate {
 	return gates
 }
 
-// newGates returns kube-proxy's feature gates with the given settings, and the names of unknown gates, sorted: a newer or an older
-// kube-proxy may have them. A changed locked gate is an error.
+// newGates returns kube-proxy's feature gates with the given settings, and the names of unknown gates, sorted: a newer
+// or an older kube-proxy may have them. A changed locked gate is an error.
 func newGates(set map[string]bool) (all featuregate.MutableFeatureGate, unknown []string, err error) {
 	gates := featuregate.NewFeatureGate()
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}

@@ -12,8 +12,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// decode parses a configuration file and sets the defaults. Unknown, duplicate and misspelt fields are ignored, each with a note.
-// Other mistakes are errors, in kube-proxy's words.
+// decode parses a configuration file and sets the defaults. Unknown, duplicate and misspelt fields are ignored, each
+// with a note. Other mistakes are errors, in kube-proxy's words.
 func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 	var notes []Note
 	c, strict := decodeWith(data, serializer.EnableStrict)
@@ -28,7 +28,8 @@ func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 		notes = strictNotes(strict)
 	}
 	if c.PortRange != "" {
-		notes = append(notes, Note{Subject: "portRange", Text: "the field has no effect in kube-proxy either, and is ignored"})
+		notes = append(notes, Note{Subject: "portRange", Text: "the field has no effect in kube-proxy either, and is " +
+			"ignored"})
 		c.PortRange = ""
 	}
 	setDefaults(c)
@@ -45,13 +46,16 @@ func strictNotes(err error) (notes []Note) {
 		if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 			notes = append(notes, Note{m[1], "unknown field, ignored: kube-proxy v" + Kubernetes + " has no such field", true})
 		} else {
-			notes = append(notes, Note{"configuration file", "Using lenient decoding as strict decoding failed: " + err.Error(), true})
+			notes = append(notes,
+				Note{"configuration file", "Using lenient decoding as strict decoding failed: " + err.Error(), true})
 		}
 	}
 	return notes
 }
 
-func decodeWith(data []byte, strictness serializer.CodecFactoryOptionsMutator) (*kubeproxy.KubeProxyConfiguration, error) {
+func decodeWith(
+	data []byte, strictness serializer.CodecFactoryOptionsMutator,
+) (*kubeproxy.KubeProxyConfiguration, error) {
 	codecs := serializer.NewCodecFactory(newScheme(), strictness)
 	object, kind, err := codecs.UniversalDeserializer().Decode(data, nil, nil)
 	if err != nil {
@@ -81,8 +85,8 @@ func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 	return os.WriteFile(path, data, 0o644) //nolint:gosec // the file holds no secret, and other users may read it
 }
 
-// Effective returns a copy of a configuration with the periods of the section of its mode only. The periods of other sections are
-// ignored.
+// Effective returns a copy of a configuration with the periods of the section of its mode only. The periods of other
+// sections are ignored.
 func Effective(c *kubeproxy.KubeProxyConfiguration) *kubeproxy.KubeProxyConfiguration {
 	out := c.DeepCopy()
 	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))

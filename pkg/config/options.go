@@ -40,21 +40,22 @@ type Options struct {
 	StartupTaint string
 	// SnapshotDir is the folder of the snapshot of API objects; empty for none.
 	SnapshotDir string
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside another proxy.
-	// If it is empty, the program serves the Services without the label.
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside
+	// another proxy. If it is empty, the program serves the Services without the label.
 	ServiceProxyName string
 	// Manifests is a folder of objects that replaces the API server.
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string
-	// Cleanup and InitOnly make the program do one task instead of serving. ForceCleanup allows Cleanup while a process of the program
-	// runs on the node.
+	// Cleanup and InitOnly make the program do one task instead of serving. ForceCleanup allows Cleanup while a process of
+	// the program runs on the node.
 	Cleanup, InitOnly, ForceCleanup bool
 	// MetricsServices is the number of service ports with their own series in the metrics.
 	MetricsServices int
 	// Limits override the default limits of one Service, or of the node, by name.
 	Limits map[string]int
-	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and [model.Ping].
+	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and
+	// [model.Ping].
 	RefuseUnusedPorts, AnswerPing string
 	// DirectReturn permits direct server return.
 	DirectReturn bool
@@ -67,14 +68,16 @@ type Options struct {
 	// Notes list settings without effect, and the behaviour instead.
 	Notes []Note
 
-	// content is the content of File. reload is the value of --config-reload, and reloadJitter the longest delay before an exit.
+	// content is the content of File. reload is the value of --config-reload, and reloadJitter the longest delay before an
+	// exit.
 	content                  []byte
 	reload                   string
 	reloadJitter             time.Duration
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
-	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than ipvs, for mode ipvs.
+	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than ipvs,
+	// for mode ipvs.
 	periods, iptables, ipvs struct{ sync, min time.Duration }
 	ignored                 struct{ bootID, machineID string }
 }
@@ -92,7 +95,8 @@ const defaultReloadJitter = 10 * time.Minute
 
 // NewOptions returns options with defaults.
 func NewOptions() *Options {
-	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true,
+	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort,
+		MetricsServices: defaultMetricsServices, CountConnections: true,
 		RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone), TerminateConnections: string(model.TerminateOff),
 		reload: reloadNever, reloadJitter: defaultReloadJitter}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
@@ -101,9 +105,9 @@ func NewOptions() *Options {
 	return o
 }
 
-// Complete derives the configuration from the parsed flags and the file (kube-proxy: Options.Complete). The file overrides all flags
-// except --hostname-override, the logging flags, and flags without a field in the file. With a service-proxy name, the flags override
-// the addresses of servers in the file.
+// Complete derives the configuration from the parsed flags and the file (kube-proxy: Options.Complete). The file
+// overrides all flags except --hostname-override, the logging flags, and flags without a field in the file. With a
+// service-proxy name, the flags override the addresses of servers in the file.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
 	if o.File != "" {
 		var err error
@@ -148,10 +152,12 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 func (o *Options) Validate() error {
 	errs := validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
-		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "cannot be combined with an address of an API server"))
+		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests,
+			"cannot be combined with an address of an API server"))
 	}
 	if o.Manifests != "" && o.StartupTaint != "" {
-		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, "requires an API server, and --manifests is set"))
+		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint,
+			"requires an API server, and --manifests is set"))
 	}
 	if o.Manifests != "" && o.SnapshotDir != "" {
 		errs = append(errs, field.Invalid(field.NewPath("--snapshot-dir"), o.SnapshotDir,
@@ -165,7 +171,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload, []string{reloadNever, reloadExit}))
 	}
 	if o.reloadJitter < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(), "must be greater than or equal to 0"))
+		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(),
+			"must be greater than or equal to 0"))
 	}
 	if _, err := model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
 		errs = append(errs, field.Invalid(field.NewPath("--refuse-unused-ports"), o.RefuseUnusedPorts, err.Error()))
@@ -177,7 +184,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections, err.Error()))
 	}
 	if o.MetricsServices < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))
+		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices,
+			"must be greater than or equal to 0"))
 	}
 	return errs.ToAggregate()
 }
@@ -210,8 +218,9 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// ownServers sets the addresses of the servers of an instance with a service-proxy name. Only flags set them: the addresses of the file
-// and the defaults belong to the other proxy. It returns a note for each ignored address of the file.
+// ownServers sets the addresses of the servers of an instance with a service-proxy name. Only flags set them: the
+// addresses of the file and the defaults belong to the other proxy. It returns a note for each ignored address of the
+// file.
 func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	for _, server := range []struct {
 		flag, field string
@@ -227,7 +236,8 @@ func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfigurat
 		if given && server.own != "" {
 			*server.in = addressOf(server.own, server.port)
 		} else if !given && o.File != "" {
-			notes = append(notes, Note{Subject: server.field, Text: "belongs to the other proxy and is ignored, because --service-proxy-name is set; use --" + server.flag + "-bind-address"})
+			notes = append(notes, Note{Subject: server.field, Text: "belongs to the other proxy and is ignored, because " +
+				"--service-proxy-name is set; use --" + server.flag + "-bind-address"})
 		}
 	}
 	return notes
@@ -247,11 +257,13 @@ func (o *Options) validateProxyName() (errs field.ErrorList) {
 	}
 	for _, word := range strings.Split(name, "-") {
 		if slices.Contains(reserved, word) {
-			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the names of other tables of the program", word)))
+			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the names of "+
+				"other tables of the program", word)))
 		}
 	}
 	if o.InitOnly {
-		errs = append(errs, field.Invalid(field.NewPath("--init-only"), true, "cannot be combined with --service-proxy-name: the other proxy sets the sysctls"))
+		errs = append(errs, field.Invalid(field.NewPath("--init-only"), true,
+			"cannot be combined with --service-proxy-name: the other proxy sets the sysctls"))
 	}
 	return errs
 }

@@ -8,8 +8,8 @@ import (
 
 // Running is the configuration in effect of a running program.
 type Running struct {
-	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and have no field in it. An empty
-	// setting has its default.
+	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and
+	// have no field in it. An empty setting has its default.
 	Node, Config                  string
 	Limits                        map[string]int
 	CountConnections, CountZones  bool
@@ -17,8 +17,8 @@ type Running struct {
 	DirectReturn                  bool
 }
 
-// Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces the
-// configuration of the running program. Call it before [Options.Complete].
+// Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces
+// the configuration of the running program. Call it before [Options.Complete].
 func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 	if !fs.Changed("hostname-override") {
 		o.hostname = running.Node
@@ -32,7 +32,8 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 	if !fs.Changed("direct-server-return") {
 		o.DirectReturn = running.DirectReturn
 	}
-	for flag, is := range map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing} {
+	policies := map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing}
+	for flag, is := range policies {
 		if is != "" && !fs.Changed(flag) {
 			if err := fs.Set(flag, is); err != nil {
 				return fmt.Errorf("read flag --%s of the running program: %w", flag, err)
@@ -75,5 +76,6 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 
 // planning are the other flags for fields of the configuration that affect the tables.
 var planning = []string{
-	"feature-gates", "bind-address", "proxy-mode", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
+	"feature-gates", "bind-address", "proxy-mode", "detect-local-mode", "pod-bridge-interface",
+	"pod-interface-name-prefix", "masquerade-all",
 }

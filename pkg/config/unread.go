@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// Unread reports whether the content of the configuration file differs from the configuration in use. It returns true and an error if
-// the file cannot be read, or if its new content is invalid. Without a file, it returns false.
+// Unread reports whether the content of the configuration file differs from the configuration in use. It returns true
+// and an error if the file cannot be read, or if its new content is invalid. Without a file, it returns false.
 func (o *Options) Unread() (changed bool, err error) {
 	if o.File == "" {
 		return false, nil

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// validate returns all errors in a configuration, with kube-proxy's messages and paths (kube-proxy: apis/config/validation). gates are
-// its parsed feature gates.
+// validate returns all errors in a configuration, with kube-proxy's messages and paths (kube-proxy:
+// apis/config/validation). gates are its parsed feature gates.
 func validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
 	v := &validator{root: field.NewPath("KubeProxyConfiguration")}
 	v.sections(c)
@@ -65,7 +65,8 @@ func (v *validator) sections(c *kubeproxy.KubeProxyConfiguration) {
 	case modeNFTables:
 		v.masqueradeBit("KubeProxyNFTablesConfiguration", *c.NFTables.MasqueradeBit)
 	default:
-		v.invalid("Mode.ProxyMode", string(c.Mode), "must be iptables, ipvs, nftables or blank (blank means iptables; nftables is used in any case)")
+		v.invalid("Mode.ProxyMode", string(c.Mode),
+			"must be iptables, ipvs, nftables or blank (blank means iptables; nftables is used in any case)")
 	}
 	v.masqueradeBit("KubeProxyIPTablesConfiguration", *c.IPTables.MasqueradeBit)
 }
@@ -122,7 +123,8 @@ func (v *validator) periods(c *kubeproxy.KubeProxyConfiguration) {
 		v.invalid("MinSyncPeriod", *min, "must be greater than or equal to 0")
 	}
 	if min.Duration > sync.Duration {
-		v.invalid("SyncPeriod", *sync, "must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod ("+min.Duration.String()+")")
+		v.invalid("SyncPeriod", *sync,
+			"must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod ("+min.Duration.String()+")")
 	}
 }
 
@@ -207,7 +209,8 @@ func (v *validator) clusterCIDR(path, text string) {
 	for i, s := range cidrs {
 		p, err := model.ParsePrefix(s)
 		if err != nil {
-			v.errs = append(v.errs, field.Invalid(v.at(path).Index(i), s, "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"))
+			v.errs = append(v.errs, field.Invalid(v.at(path).Index(i), s,
+				"must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"))
 			continue
 		}
 		families = append(families, inet.FamilyOf(p.Addr()))

@@ -35,7 +35,8 @@ func (d *daemon) awaitFamily(ctx context.Context) error {
 		case <-d.addressed:
 		}
 		if f, appeared := d.appeared(); appeared {
-			return fmt.Errorf("this host has %s now; at the start of the process, it had only %v. The process exits, and serves both after its restart",
+			return fmt.Errorf("this host has %s now; at the start of the process, it had only %v. The process exits, and "+
+				"serves both after its restart",
 				f, d.hostFamilies)
 		}
 	}
@@ -53,7 +54,8 @@ func (d *daemon) lookForFamilies() {
 func (d *daemon) dropUnserved() {
 	dropped, err := d.kernel.DropUnserved(d.families)
 	for _, f := range dropped {
-		klog.Background().Info("Deleted the table of an IP family that is not served: an earlier process had left it", "ipFamily", f)
+		klog.Background().Info("Deleted the table of an IP family that is not served: an earlier process had left it",
+			"ipFamily", f)
 	}
 	if err != nil {
 		klog.Background().Error(err, "Failed to delete the table of an IP family that is not served")

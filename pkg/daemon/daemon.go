@@ -196,7 +196,9 @@ const terminationsPerSecond = 10_000
 // lastPass is the longest time for which the end of the process waits for the deletion of stale flows.
 const lastPass = 2 * time.Second
 
-func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options) (*daemon, error) {
+func newDaemon(
+	ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options,
+) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
 		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
@@ -206,7 +208,8 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	// These three messages are kube-proxy's; some tools search for them.
 	logger.Info("Using nftables Proxier", "node", s.NodeName, "families", fmt.Sprint(d.families))
 	logger.Info("Version info", "version", version)
-	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
+	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK",
+		os.Getenv("GOTRACEBACK"))
 	if err := checkFamilies(logger, s.Config, d.families); err != nil {
 		return nil, err
 	}
@@ -216,7 +219,8 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
 		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
-		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) }, // the console exists before the port is open
+		// The console exists before the port is open.
+		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) },
 	})
 	d.flows = conntrack.New(conntrack.Config{
 		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() }, Last: lastPass,
@@ -231,8 +235,9 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		return nil, err
 	}
 	d.users = nodeport.New(nodeport.Config{
-		NodeName: d.NodeName, Families: d.families, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
-		Report: d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics,
+		NodeName: d.NodeName, Families: d.families, Listening: nodeport.Listening, Own: nodeport.OwnSockets,
+		Ephemeral: nodeport.ReadEphemeral,
+		Report:    d.report, Withdraw: d.reporter.Withdraw, Metrics: d.metrics,
 	})
 	d.openLoopback()
 	d.takeover = d.newTakeover()
@@ -326,7 +331,8 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName,
 		Tracker: d.tracker, Zones: d.CountZones, Limits: d.ModelOptions().Limits}
 	if d.Manifests != "" {
-		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
+		d.reporter = report.New(logger, nil,
+			report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
 		folder := manifests.New(cfg)
 		d.source, d.rejected = folder, folder.Rejected
@@ -342,8 +348,10 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	}
 	d.sink = report.NewSink(report.API(client.Events))
 	d.recorder = report.NewRecorder(d.sink, "kube-nftproxy", d.metrics.ProblemSuppressed)
-	d.reporter = report.New(logger, d.recorder, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
-	d.api, d.client = console.NewAPI(server, client, func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client
+	d.reporter = report.New(logger, d.recorder,
+		report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
+	d.api, d.client = console.NewAPI(server, client,
+		func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)
@@ -382,7 +390,8 @@ func (d *daemon) run(ctx context.Context) error {
 	d.reporter.Started(d.NodeName)
 	server := func(name, address string, handler http.Handler, event string) {
 		part(name, func(ctx context.Context) error {
-			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail, func(err error) { d.ports.set(name, err) })
+			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail,
+				func(err error) { d.ports.set(name, err) })
 			if err != nil {
 				const moment = 3 * time.Second
 				d.reporter.ServerFailed(d.NodeName, event, err)
@@ -403,7 +412,8 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	part("watch", d.source.Run)
 	loopEnded := make(chan struct{})
-	background("conntrack", func(ctx context.Context) { d.flows.Run(until(ctx, loopEnded)) }) // its last pass includes the last sync
+	// The last pass of conntrack includes the last sync.
+	background("conntrack", func(ctx context.Context) { d.flows.Run(until(ctx, loopEnded)) })
 	background("terminations", d.terminations.Run)
 	background("nodeport", d.users.Run)
 	loopbackEnded := make(chan struct{})
@@ -423,7 +433,8 @@ func (d *daemon) run(ctx context.Context) error {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
 	}
 	if d.StartupTaint != "" {
-		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node, Synced: d.firstSync}).Run)
+		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node,
+			Synced: d.firstSync}).Run)
 	}
 	if d.ServiceProxyName == "" {
 		background("takeover", d.takeover.Run)
@@ -509,7 +520,8 @@ func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
 		Source: d.source, Loop: d.loop, API: d.api, Commits: d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
-		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken, Clients: d.clients.States,
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
+		Clients:    d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
 		FromSnapshot: d.fromSnapshot, Turn: d.turn,

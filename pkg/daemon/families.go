@@ -81,13 +81,14 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
 	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 &&
 		!slices.ContainsFunc(c.NodePortAddresses, config.IsNodePortKeyword) {
-		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains only %s addresses; "+
-			"NodePort connections will be accepted on all local %s IPs", nodePorts[0], otherThan(nodePorts[0])))
+		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains only %s "+
+			"addresses; NodePort connections will be accepted on all local %s IPs", nodePorts[0], otherThan(nodePorts[0])))
 	}
 	if len(families) != 1 {
 		return nil
 	}
-	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() && inet.FamilyOf(bind) != families[0] {
+	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() &&
+		inet.FamilyOf(bind) != families[0] {
 		return fmt.Errorf("no support for primary IP family %q", otherThan(families[0]))
 	}
 	var errs []error
@@ -100,7 +101,8 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 		}
 	}
 	if len(cluster) > 0 && !slices.Contains(cluster, families[0]) {
-		errs = append(errs, fmt.Errorf("cluster is %s-only but clusterCIDRs contains only %s addresses", families[0], cluster[0]))
+		errs = append(errs, fmt.Errorf("cluster is %s-only but clusterCIDRs contains only %s addresses", families[0],
+			cluster[0]))
 		if c.DetectLocalMode == config.ClusterCIDR {
 			return fmt.Errorf("kube-proxy configuration is incorrect: %w", errors.Join(errs...))
 		}

@@ -38,7 +38,7 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 		logger.Info("Set sysctl", "file", s.File, "value", s.Value)
 	}
 	if err != nil {
-		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once with --init-only as root, "+
-			"or set the fields of conntrack in the configuration to 0", "err", err)
+		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once with "+
+			"--init-only as root, or set the fields of conntrack in the configuration to 0", "err", err)
 	}
 }

@@ -504,7 +504,8 @@ func trusted(conn net.Conn) error {
 		return err
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("the socket %s is held by a process of user %d (pid %d), which is passed over", conn.RemoteAddr(), peer.Uid, peer.Pid)
+		return fmt.Errorf("the socket %s is held by a process of user %d (pid %d), which is passed over",
+			conn.RemoteAddr(), peer.Uid, peer.Pid)
 	}
 	return nil
 }

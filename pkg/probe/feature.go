@@ -22,8 +22,8 @@ type Missing struct {
 type feature struct {
 	// name is in nft's syntax if possible.
 	name string
-	// option is the kernel's configuration option without CONFIG_, module the module that may contain the feature. Both are empty
-	// for a feature of every supported kernel.
+	// option is the kernel's configuration option without CONFIG_, module the module that may contain the feature. Both
+	// are empty for a feature of every supported kernel.
 	option, module string
 }
 
@@ -36,7 +36,8 @@ func (m Missing) Connlimit() bool { return m.option == connlimitOption }
 // Dup reports whether the feature is dup, for direct server return.
 func (m Missing) Dup() bool { return strings.HasPrefix(m.option, dupOption) }
 
-// hashOption and connlimitOption are the kernel's options of jhash and connlimit. dupOption is the option of dup, without the number of the family.
+// hashOption and connlimitOption are the kernel's options of jhash and connlimit. dupOption is the option of dup,
+// without the number of the family.
 const hashOption, connlimitOption, dupOption = "NFT_HASH", "NFT_CONNLIMIT", "NFT_DUP_IPV"
 
 // String names the feature and its option and module.
@@ -60,7 +61,8 @@ func Advice(list []Missing) (what, fix string) {
 	}
 	fix = "use a newer kernel, or one that was built with this"
 	if len(modules) > 0 {
-		fix = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has them, or %s",
+		fix = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has "+
+			"them, or %s",
 			strings.Join(modules, " "), fix)
 	}
 	return "the kernel lacks " + strings.Join(names, ", "), fix
@@ -136,7 +138,8 @@ func expressionFeature(f inet.Family, e expr.Any) feature {
 
 func metaName(e *expr.Meta) string {
 	name, known := map[expr.MetaKey]string{
-		expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyPRIORITY: "priority", expr.MetaKeyMARK: "mark", expr.MetaKeyIIFNAME: "iifname",
+		expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyPRIORITY: "priority", expr.MetaKeyMARK: "mark",
+		expr.MetaKeyIIFNAME: "iifname",
 	}[e.Key]
 	if !known {
 		name = fmt.Sprint(e.Key)

@@ -19,8 +19,8 @@ type Kernel interface {
 	Check(*nft.Batch) ([]nft.Refused, error)
 }
 
-// Run validates everything that the tables use, each feature once for each family, in one batch. After an error, the missing
-// features are unknown.
+// Run validates everything that the tables use, each feature once for each family, in one batch. After an error, the
+// missing features are unknown.
 func Run(k Kernel, tables []*nft.Table) ([]Missing, error) {
 	b := nft.NewBatch(0)
 	var questions []question
@@ -122,8 +122,8 @@ func (a *asker) set(s *nft.Set) {
 // phrase is an expression with the expressions before it that load the registers that it reads.
 type phrase []expr.Any
 
-// phrases returns one phrase for each kind of expression in the table: the one with the fewest other expressions that a kernel
-// may lack. Expressions before the last one of a phrase get their own phrases earlier.
+// phrases returns one phrase for each kind of expression in the table: the one with the fewest other expressions that a
+// kernel may lack. Expressions before the last one of a phrase get their own phrases earlier.
 func (a *asker) phrases() []phrase {
 	best := map[string]phrase{}
 	for _, c := range a.table.Chains {
@@ -195,10 +195,13 @@ func (a *asker) setOf(e expr.Any) *nft.Set {
 	return nil
 }
 
-// answers are the kernel's errors for a missing feature. Other errors, such as a lack of memory, say nothing about features.
-var answers = []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EINVAL, unix.ENOPROTOOPT}
+// answers are the kernel's errors for a missing feature. Other errors, such as a lack of memory, say nothing about
+// features.
+var answers = []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EINVAL,
+	unix.ENOPROTOOPT}
 
-// blame returns the missing features behind the rejected messages, without features whose messages need another missing one.
+// blame returns the missing features behind the rejected messages, without features whose messages need another missing
+// one.
 func blame(questions []question, refused []nft.Refused) ([]Missing, error) {
 	var list []Missing
 	lacking := map[inet.Family]map[string]bool{inet.IPv4: {}, inet.IPv6: {}}

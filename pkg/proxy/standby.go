@@ -70,16 +70,18 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	}
 	p.standby.reported = true
 	p.Report(model.Problem{
-		Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "kube-nftproxy", Event: "AnotherInstanceServes", Action: "Wait",
-		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until the other one exits. "+
-			"Unless one replaces the other, remove one of them", other),
+		Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "kube-nftproxy",
+		Event: "AnotherInstanceServes", Action: "Wait",
+		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until the "+
+			"other one exits. Unless one replaces the other, remove one of them", other),
 	})
 }
 
 // resume starts to serve. The next sync compares the tables with the plan.
 func (p *Proxy) resume(ctx context.Context) {
 	if p.standby.other != "" {
-		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other", p.standby.other)
+		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other",
+			p.standby.other)
 		p.standby.other = ""
 		p.Metrics.StandingBy(false)
 	}

@@ -29,7 +29,8 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 		case question := <-p.questions:
 			question()
 		case <-late.C:
-			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed until then", "waited", waited)
+			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed until then",
+				"waited", waited)
 			waited += patience
 		}
 	}
@@ -47,7 +48,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	defer late.Stop()
 	for logged := false; ctx.Err() == nil && !p.hasPodCIDRs(); logged = true {
 		if !logged {
-			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed until then", "node", p.NodeName)
+			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed until then", "node",
+				p.NodeName)
 			p.account.waits = "for spec.podCIDRs of the Node"
 		}
 		select {

@@ -356,8 +356,8 @@ func (w *Watcher) finished(i int, t *trim, forgotten int) {
 }
 
 // Fix is the fix for a map with too many clients.
-const Fix = "shorten spec.sessionAffinityConfig.clientIP.timeoutSeconds, or reject unwanted clients before they reach " +
-	"the Service"
+const Fix = "shorten spec.sessionAffinityConfig.clientIP.timeoutSeconds, or reject unwanted clients before they " +
+	"reach the Service"
 
 // problem returns the problem of the Service with the most clients.
 func (s *State) problem() model.Problem {

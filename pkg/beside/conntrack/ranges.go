@@ -25,7 +25,8 @@ func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, kn
 	}
 	where := model.AddrProtocol{Addr: at.Addr(), Protocol: p}
 	for _, list := range [][]model.Key{d.index.present[where], d.index.gone[where]} {
-		i, _ := slices.BinarySearchFunc(list, at.Port(), func(k model.Key, port uint16) int { return int(k.Last) - int(port) })
+		i, _ := slices.BinarySearchFunc(list, at.Port(),
+			func(k model.Key, port uint16) int { return int(k.Last) - int(port) })
 		if i < len(list) && list[i].Has(at.Port()) {
 			return list[i], true
 		}

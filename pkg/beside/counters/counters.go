@@ -78,7 +78,8 @@ func Open(meanings *plan.Counters) (*Counters, error) {
 		return nil, fmt.Errorf("open connection for counters: %w", err)
 	}
 	c := &Counters{
-		meanings: meanings, conn: conn, seen: map[place]uint64{}, replaced: map[place]struct{}{}, inherited: true, tallies: newTallies(),
+		meanings: meanings, conn: conn, seen: map[place]uint64{}, replaced: map[place]struct{}{}, inherited: true,
+		tallies: newTallies(),
 	}
 	if meanings.CountsEndpoints() {
 		c.endpoints = newEndpoints()

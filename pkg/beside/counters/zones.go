@@ -72,7 +72,8 @@ type zones struct {
 
 func newEndpoints() *endpoints {
 	return &endpoints{
-		owners: map[plan.Number]*owned{}, known: map[endpoint]*endpointEntry{}, unowned: map[plan.Number]map[netip.Addr]uint64{},
+		owners: map[plan.Number]*owned{}, known: map[endpoint]*endpointEntry{},
+		unowned:   map[plan.Number]map[netip.Addr]uint64{},
 		unsettled: map[endpoint]struct{}{}, zones: map[string]*zones{},
 	}
 }

@@ -16,5 +16,6 @@ func (h *Health) Account() Account {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := h.config.Now()
-	return Account{Healthy: h.healthy(now), Eligible: h.eligible, Ready: h.ready(now), Updated: h.updated, Pending: h.queued}
+	return Account{Healthy: h.healthy(now), Eligible: h.eligible, Ready: h.ready(now), Updated: h.updated,
+		Pending: h.queued}
 }

@@ -42,7 +42,8 @@ type keptAnswer struct {
 }
 
 func keepAnswers(from http.Handler) *keptAnswers {
-	return &keptAnswers{from: from, turn: make(chan struct{}, 1), answers: map[string]*keptAnswer{}, credit: burst, paid: time.Now()}
+	return &keptAnswers{from: from, turn: make(chan struct{}, 1), answers: map[string]*keptAnswer{}, credit: burst,
+		paid: time.Now()}
 }
 
 // ServeHTTP implements http.Handler.

@@ -26,7 +26,9 @@ const closeTimeout = time.Second
 //
 // An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx. state receives the error
 // each time that it cannot listen, and nil each time that it listens.
-func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool, state func(error)) error {
+func Serve(
+	ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool, state func(error),
+) error {
 	if addr == "" {
 		return nil
 	}

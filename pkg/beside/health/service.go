@@ -172,7 +172,8 @@ func (s *Services) stay(checks map[types.NamespacedName]Check, places []netip.Ad
 		return false
 	}
 	for name, c := range checks {
-		if old, known := s.checks[name]; !known || old.Port != c.Port || old.Served != c.Served || !old.Created.Equal(c.Created) {
+		if old, known := s.checks[name]; !known || old.Port != c.Port || old.Served != c.Served ||
+			!old.Created.Equal(c.Created) {
 			return false
 		}
 	}
@@ -407,7 +408,8 @@ func (s *Services) answer(at checkAt) http.Handler {
 		} else {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
+		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": "+
+			"%d,\n\t\"serviceProxyHealthy\": %v\n}",
 			at.service.Namespace, at.service.Name, local, healthy)
 	})
 }

@@ -48,7 +48,8 @@ type refusals struct {
 // in the network namespace of the thread that first calls [Refusals.Commit]. This call also deletes the table that an
 // earlier process has left for another family.
 func NewRefusals(families []inet.Family, services string) *Refusals {
-	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
+	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{},
+		removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
 		r.tables[f] = newTable(f, r.table)
 	}
@@ -62,8 +63,10 @@ func NewRefusals(families []inet.Family, services string) *Refusals {
 // state new".
 func newTable(f inet.Family, name string) *refusals {
 	const reg, dstnat = unix.NFT_REG32_00, -100
-	ports := &nft.Set{Family: f, Table: name, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
-	packets := &nft.Set{Family: f, Table: name, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
+	ports := &nft.Set{Family: f, Table: name, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()},
+		Comment: "node ports"}
+	packets := &nft.Set{Family: f, Table: name, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true,
+		Comment: "packets by protocol"}
 	rule := nft.Rule{Comment: "node ports on loopback are served for TCP only", Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(expr.CtStateBitNEW), Xor: word(0)},
@@ -73,7 +76,8 @@ func newTable(f inet.Family, name string) *refusals {
 	loopback, unreachable := &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: inet.Loopback[f].Addr().AsSlice()}, uint8(3)
 	if f == inet.IPv4 {
 		rule.Exprs = append(rule.Exprs,
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)}, loopback)
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)},
+			loopback)
 	} else {
 		unreachable = 4
 		rule.Exprs = append(rule.Exprs, loopback)
@@ -83,9 +87,13 @@ func newTable(f inet.Family, name string) *refusals {
 		nft.L4Proto().Load(reg), &expr.Lookup{SourceRegister: reg, SetName: packets.Name},
 		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unreachable})
 	return &refusals{
-		Table: &nft.Table{Family: f, Name: name, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
-			{Name: "output", Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: dstnat, Comment: "packets of this node", Rules: []nft.Rule{rule}},
-		}},
+		Table: &nft.Table{
+			Family: f, Name: name, Comment: "Kubernetes node ports on loopback", Sets: []*nft.Set{ports, packets},
+			Chains: []*nft.Chain{{
+				Name: "output", Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: dstnat,
+				Comment: "packets of this node", Rules: []nft.Rule{rule},
+			}},
+		},
 		ports: ports, packets: packets,
 	}
 }

@@ -66,10 +66,13 @@ type refused struct {
 
 // RegisterLoopback registers the number of packets that the kernel has refused at node ports on loopback, which read
 // returns. Without families there is no such metric. It panics if it is registered already.
-func RegisterLoopback(reg prometheus.Registerer, families []inet.Family, read func(inet.Family) (map[inet.Protocol]uint64, error)) {
+func RegisterLoopback(
+	reg prometheus.Registerer, families []inet.Family, read func(inet.Family) (map[inet.Protocol]uint64, error),
+) {
 	if len(families) > 0 {
 		reg.MustRegister(&refused{prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
-			"Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected.", []string{"ip_family", "protocol"}, nil), families, read})
+			"Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected.",
+			[]string{"ip_family", "protocol"}, nil), families, read})
 	}
 }
 
@@ -84,7 +87,8 @@ func (r *refused) Collect(to chan<- prometheus.Metric) {
 			continue
 		}
 		for protocol, n := range counts {
-			to <- prometheus.MustNewConstMetric(r.desc, prometheus.CounterValue, float64(n), f.String(), strings.ToUpper(protocol.String()))
+			to <- prometheus.MustNewConstMetric(r.desc, prometheus.CounterValue, float64(n), f.String(),
+				strings.ToUpper(protocol.String()))
 		}
 	}
 }

@@ -72,7 +72,8 @@ func New(reg prometheus.Registerer, c Config) *Metrics {
 	}
 	m := &Metrics{families: c.Families}
 	r := registry{reg, c.NativeHistograms}
-	r.gauges("kubenftproxy_build_info", "Always 1, with the version of the program and of Go as labels.", "version", "goversion").
+	r.gauges("kubenftproxy_build_info", "Always 1, with the version of the program and of Go as labels.", "version",
+		"goversion").
 		WithLabelValues(c.Version, runtime.Version()).Set(1)
 	m.registerSync(r)
 	m.registerChanges(r)
@@ -104,7 +105,8 @@ func (m *Metrics) registerSync(r registry) {
 	m.syncFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
 		"Failed syncs. The previous rules stay in force.", "ip_family")
 	m.cleanupFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-		"Always 0: a sync deletes unused chains itself. If it fails, kubeproxy_sync_proxy_rules_nftables_sync_failures_total counts it.", "ip_family")
+		"Always 0: a sync deletes unused chains itself. If it fails, "+
+			"kubeproxy_sync_proxy_rules_nftables_sync_failures_total counts it.", "ip_family")
 }
 
 // registerChanges registers kube-proxy's metrics of changes and of service ports without local endpoints.
@@ -141,8 +143,8 @@ func (m *Metrics) registerHealth(r registry) {
 // registerBatches registers the program's own metrics of batches.
 func (m *Metrics) registerBatches(r registry) {
 	m.batches = r.counters("kubenftproxy_batches_total",
-		"Netlink batches that the kernel accepted, each for both IP families, by kind: full rewrites the whole table, partial "+
-			"writes only changes.", "kind")
+		"Netlink batches that the kernel accepted, each for both IP families, by kind: full rewrites the whole table, "+
+			"partial writes only changes.", "kind")
 	m.batchBytes = r.histogram("kubenftproxy_batch_bytes",
 		"Size of one accepted netlink batch.", prometheus.ExponentialBuckets(256, 4, 12))
 	m.batchElements = r.histogram("kubenftproxy_batch_elements",
@@ -160,21 +162,22 @@ func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
 	m.capacity = r.gauges("kubenftproxy_capacity_elements",
-		"Maximum number of elements of a set or map of the table. At three quarters of it, the next sync replaces the set with a larger one. Sets "+
-			"without a maximum have no series.", "ip_family", "set")
+		"Maximum number of elements of a set or map of the table. At three quarters of it, the next sync replaces the set "+
+			"with a larger one. Sets without a maximum have no series.", "ip_family", "set")
 	m.classChains = r.gauges("kubenftproxy_class_chains",
-		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables in use, and one for each "+
-			"timeout of session affinity.", "ip_family")
+		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables in "+
+			"use, and one for each timeout of session affinity.", "ip_family")
 	m.rejected = r.gauges("kubenftproxy_rejected_objects",
 		"API objects with a part that is not programmed, because it is invalid or exceeds a limit, by kind.", "kind")
 	m.conflicts = r.gauge("kubenftproxy_conflicts",
-		"Frontends (address, port and protocol) that more than one Service claims. One Service gets it; the others get an Event.")
+		"Frontends (address, port and protocol) that more than one Service claims. One Service gets it; the others get an "+
+			"Event.")
 	m.leftovers = r.gauges("kubenftproxy_leftovers",
-		"kube-proxy objects on the node, left over or in use, by kind: nftables tables, chains of iptables-nft and iptables-legacy, "+
-			"virtual servers, sets and the device of IPVS.", "kind")
+		"kube-proxy objects on the node, left over or in use, by kind: nftables tables, chains of iptables-nft and "+
+			"iptables-legacy, virtual servers, sets and the device of IPVS.", "kind")
 	m.problems = r.counters("kubenftproxy_problems_total",
-		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log line and an Event, "+
-			"except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
+		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log "+
+			"line and an Event, except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
 		"Problems of kubenftproxy_problems_total without an Event, by the kind of the object. "+
 			"Within ten minutes, 500 problems are in the log, which namespaces share; 24 of one namespace at most. "+
@@ -188,12 +191,12 @@ func (m *Metrics) registerState(r registry) {
 // registerNodePorts registers the program's own metrics of node ports with other uses on this node.
 func (m *Metrics) registerNodePorts(r registry) {
 	m.nodePortCollisions = r.gauges("kubenftproxy_node_port_collisions",
-		"Node ports of Services that conflict with the use of ports on this node, by cause: listener, a local process listens on it, and "+
-			"receives no packets, because the Service receives them; ephemeral_range, the kernel may give it to any "+
-			"process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).", "cause")
+		"Node ports of Services that conflict with the use of ports on this node, by cause: listener, a local process "+
+			"listens on it, and receives no packets, because the Service receives them; ephemeral_range, the kernel may "+
+			"give it to any process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).", "cause")
 	m.nodePortSearches = r.counters("kubenftproxy_node_port_searches_total",
-		"Searches for conflicts of node ports, by result: done or failed. While searches fail, kubenftproxy_node_port_collisions keeps the result of the "+
-			"last successful search.", "result")
+		"Searches for conflicts of node ports, by result: done or failed. While searches fail, "+
+			"kubenftproxy_node_port_collisions keeps the result of the last successful search.", "result")
 }
 
 // registerTrust registers the program's own metrics of its inputs: drift and repairs of the tables, failed watches of
@@ -216,11 +219,13 @@ func (m *Metrics) registerTrust(r registry) {
 	m.takeovers = r.counter("kubenftproxy_takeovers_total",
 		"Takeovers by this instance from an instance that had not renewed the lease of the tables for 30 seconds.")
 	m.configOutdated = r.gauge("kubenftproxy_config_outdated",
-		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies the file.")
+		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies the "+
+			"file.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
 		"Searches for stale conntrack entries, by result: done or failed. A failed search is retried.", "ip_family", "result")
 	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
-		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request succeeds.", "resource")
+		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request "+
+			"succeeds.", "resource")
 }
 
 // touch creates the series whose labels are known in advance. It excludes gauges of times and of elements: a time of

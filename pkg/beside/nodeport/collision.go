@@ -164,7 +164,8 @@ func listenerProblem(node string, list []collision) model.Problem {
 	if first.own {
 		return model.Problem{
 			Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or /metrics",
+			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or "+
+				"/metrics",
 				node, listed(list, collision.where)),
 			Impact: "packets to this port of the node's addresses reach the Service, " +
 				"so load balancers, the kubelet or Prometheus get another answer or none",
@@ -175,7 +176,8 @@ func listenerProblem(node string, list []collision) model.Problem {
 		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
 		Reason: fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where)),
 		Impact: "packets to this port of the node's addresses reach the Service, and the process does not receive them",
-		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run `%s` on the node)",
+		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run `%s` on "+
+			"the node)",
 			first.command()),
 	}
 }
@@ -213,7 +215,8 @@ func nodeProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: node}, Field: "net.ipv4.ip_local_port_range",
 		Event: "NodePortInEphemeralRange", Action: "Allocate",
-		Reason: fmt.Sprintf("%s contains node ports of Services, which the kernel may give to any process: %s", e.Range, listed(list, collision.owned)),
+		Reason: fmt.Sprintf("%s contains node ports of Services, which the kernel may give to any process: %s", e.Range,
+			listed(list, collision.owned)),
 		Impact: impact, Fix: remedy,
 	}
 }

@@ -119,7 +119,8 @@ func parse(b []byte, p inet.Protocol) (s Socket, ok bool) {
 	}
 	s = Socket{
 		Protocol: p, Local: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[4:])),
-		Device: binary.NativeEndian.Uint32(b[40:]), Cookie: binary.NativeEndian.Uint64(b[44:]), Inode: binary.NativeEndian.Uint32(b[68:]),
+		Device: binary.NativeEndian.Uint32(b[40:]), Cookie: binary.NativeEndian.Uint64(b[44:]),
+		Inode: binary.NativeEndian.Uint32(b[68:]),
 	}
 	attrs, err := nl.ParseRouteAttr(b[messageLen:])
 	if err != nil {

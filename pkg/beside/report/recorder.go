@@ -140,7 +140,8 @@ func nameOf(e *eventsv1.Event, now time.Time) string {
 		note = "" // it names the node that found the problem
 	}
 	object := e.Regarding.Name
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%s\x00%s\x00%s", e.Regarding.Kind, object, e.Type, e.Reason, e.Action, note))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%s\x00%s\x00%s", e.Regarding.Kind, object, e.Type,
+		e.Reason, e.Action, note))
 	object = strings.TrimRight(object[:min(len(object), validation.DNS1123SubdomainMaxLength-digits-1)], "-.")
 	return fmt.Sprintf("%s.%x", object, sum[:digits/2])
 }
@@ -226,7 +227,8 @@ func (r *Recorder) send(ctx context.Context, e pendingEvent) {
 	}
 	logger := klog.FromContext(ctx)
 	if e.tries++; e.tries == mostTries || isRefused(err) {
-		logger.Error(err, "Cannot write an Event", "kind", e.Regarding.Kind, "object", klog.KRef(e.Regarding.Namespace, e.Regarding.Name), "reason", e.Reason)
+		logger.Error(err, "Cannot write an Event", "kind", e.Regarding.Kind, "object",
+			klog.KRef(e.Regarding.Namespace, e.Regarding.Name), "reason", e.Reason)
 		r.dropped(e.Regarding.Kind)
 		r.leave(&e)
 		return
@@ -245,7 +247,8 @@ func seenAgain(now time.Time) []byte {
 		Series eventsv1.EventSeries `json:"series"`
 	}
 	const least = 2
-	patch, err := json.Marshal(event{eventsv1.EventSeries{Count: least, LastObservedTime: metav1.MicroTime{Time: now.Truncate(time.Minute)}}})
+	patch, err := json.Marshal(event{eventsv1.EventSeries{Count: least,
+		LastObservedTime: metav1.MicroTime{Time: now.Truncate(time.Minute)}}})
 	if err != nil {
 		panic(err) // these types have no values that JSON lacks
 	}
@@ -255,6 +258,7 @@ func seenAgain(now time.Time) []byte {
 // isRefused reports whether another attempt would fail, too.
 func isRefused(err error) bool {
 	status := apierrors.APIStatus(nil)
-	return errors.As(err, &status) && !apierrors.IsTooManyRequests(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsTimeout(err) &&
+	return errors.As(err, &status) && !apierrors.IsTooManyRequests(err) && !apierrors.IsServerTimeout(err) &&
+		!apierrors.IsTimeout(err) &&
 		!apierrors.IsServiceUnavailable(err) && !apierrors.IsInternalError(err) && !apierrors.IsNotFound(err)
 }

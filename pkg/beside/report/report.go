@@ -118,7 +118,8 @@ func (s suppressed) worst() string {
 // write writes the log line and the Event of a problem.
 func (r *Reporter) write(p model.Problem) {
 	reason := short(p.Text())
-	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object", klog.KRef(p.Name.Namespace, p.Name.Name), "field", p.Field, "reason", reason)
+	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object",
+		klog.KRef(p.Name.Namespace, p.Name.Name), "field", p.Field, "reason", reason)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return
@@ -149,7 +150,8 @@ func (r *Reporter) Wanted(service types.NamespacedName) {
 	r.logger.Info("A client connects to a Service without endpoints; its packets are held", "service", service)
 	if r.recorder != nil {
 		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
-		r.recorder.Eventf(object, nil, corev1.EventTypeNormal, demandReason, "Hold", "a client connects (on one node or more), and the Service has no endpoint")
+		r.recorder.Eventf(object, nil, corev1.EventTypeNormal, demandReason, "Hold",
+			"a client connects (on one node or more), and the Service has no endpoint")
 	}
 }
 

@@ -150,7 +150,8 @@ func (v *ipvs) servers() (list []server, err error) {
 // serverOf parses a virtual server's attributes. It returns false for a virtual server of a firewall mark, which has
 // no address.
 func serverOf(a map[uint16][]byte) (s server, ok bool) {
-	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
+	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 ||
+		len(a[svcAddr]) < 16 {
 		return s, false
 	}
 	s = server{protocol: binary.NativeEndian.Uint16(a[svcProtocol]), port: binary.BigEndian.Uint16(a[svcPort])}

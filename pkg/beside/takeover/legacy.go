@@ -74,7 +74,8 @@ func removeLegacy(note *notes) error {
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("remove kube-proxy's chains from table %s of %s; run on the node: %s: %w", table, s.command, s.byHand(table), err)
+			return fmt.Errorf("remove kube-proxy's chains from table %s of %s; run on the node: %s: %w", table, s.command,
+				s.byHand(table), err)
 		}
 		note.chains(done)
 		return nil
@@ -95,7 +96,8 @@ func (p *protocol) byHand(table string) string {
 			pattern += "|" + prefix + "[A-Z2-7]+"
 		}
 	}
-	return fmt.Sprintf("%s-save -c -t %s | grep -vE '^:(%s) |-A (%s) |-j (%s)$' | %s-restore -c", p.command, table, pattern, pattern, pattern,
+	return fmt.Sprintf("%s-save -c -t %s | grep -vE '^:(%s) |-A (%s) |-j (%s)$' | %s-restore -c", p.command, table,
+		pattern, pattern, pattern,
 		p.command)
 }
 

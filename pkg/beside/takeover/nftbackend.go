@@ -112,7 +112,8 @@ func readNFT(conn *nft.Conn, f inet.Family, table string) (*ruleset, []uint64, e
 		}
 	}
 	for _, c := range chains {
-		s.chains = append(s.chains, chain{name: c.Name, builtin: c.Type != "", drops: c.Drops, elsewhere: c.Uses > uses[c.Name]})
+		s.chains = append(s.chains,
+			chain{name: c.Name, builtin: c.Type != "", drops: c.Drops, elsewhere: c.Uses > uses[c.Name]})
 	}
 	return s, handles, nil
 }

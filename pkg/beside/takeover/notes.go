@@ -24,11 +24,12 @@ type change struct {
 // chains logs the number of removed chains and rules. It logs each chain that stays once.
 func (n *notes) chains(c change) {
 	if !c.empty() {
-		n.removed(c.table, fmt.Sprintf("chains with their rules: %d, rules that jumped to them: %d", len(c.removal.chains), len(c.jumps)))
+		n.removed(c.table, fmt.Sprintf("chains with their rules: %d, rules that jumped to them: %d",
+			len(c.removal.chains), len(c.jumps)))
 	}
 	if c.unaccepted {
-		n.Info("The policy of chain FORWARD is drop. The removed rules of kube-proxy accepted replies and masqueraded packets. Check that "+
-			"other rules, for example of the network plugin, accept the traffic of pods", "where", c.table)
+		n.Info("The policy of chain FORWARD is drop. The removed rules of kube-proxy accepted replies and masqueraded "+
+			"packets. Check that other rules, for example of the network plugin, accept the traffic of pods", "where", c.table)
 	}
 	for _, name := range c.keptNames() {
 		if where := c.table + " " + name; !n.kept[where] {

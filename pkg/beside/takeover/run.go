@@ -178,7 +178,8 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {
-		t.report(fmt.Sprintf("rules of kube-proxy have appeared on node %s (%v): a kube-proxy was started beside kube-nftproxy", t.NodeName, appeared),
+		t.report(fmt.Sprintf("rules of kube-proxy have appeared on node %s (%v): a kube-proxy was started beside "+
+			"kube-nftproxy", t.NodeName, appeared),
 			"its rules stay", ". Then delete the pod of kube-nftproxy on this node: its next start removes the rules")
 	}
 	t.appeared = appeared.any()
@@ -188,7 +189,8 @@ func (t *Takeover) noteAppeared(found Leftovers) {
 func (t *Takeover) report(reason, impact, then string) {
 	fix, _ := Remedy(t.NodeName)
 	t.Report(model.Problem{
-		Kind: "Node", Name: types.NamespacedName{Name: t.NodeName}, Field: "kube-proxy", Reason: reason, Impact: impact, Fix: fix + then,
+		Kind: "Node", Name: types.NamespacedName{Name: t.NodeName}, Field: "kube-proxy", Reason: reason, Impact: impact,
+		Fix:   fix + then,
 		Event: "KubeProxyRunning", Action: "TakeOver",
 	})
 }

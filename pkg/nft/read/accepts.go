@@ -30,12 +30,14 @@ func acceptsDNAT(expressions []byte) bool {
 		case name == "counter", name == "match" && netlink.Text(field(unix.NFTA_MATCH_NAME)) == "comment":
 		case name == "ct" && netlink.Uint32(field(unix.NFTA_CT_KEY)) == unix.NFT_CT_STATUS:
 			state = status
-		case name == "bitwise" && state == status && native(netlink.Find(field(unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE)) == statusDNAT:
+		case name == "bitwise" && state == status &&
+			native(netlink.Find(field(unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE)) == statusDNAT:
 			state = masked
 		case name == "cmp" && state == masked && netlink.Uint32(field(unix.NFTA_CMP_OP)) == unix.NFT_CMP_NEQ &&
 			native(netlink.Find(field(unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)) == 0:
 			state = translated
-		case name == "match" && state == none && matchesDNAT(netlink.Text(field(unix.NFTA_MATCH_NAME)), field(unix.NFTA_MATCH_INFO)):
+		case name == "match" && state == none &&
+			matchesDNAT(netlink.Text(field(unix.NFTA_MATCH_NAME)), field(unix.NFTA_MATCH_INFO)):
 			state = translated
 		case name == "immediate" && state == translated:
 			chain, code := nft.Verdict(field(unix.NFTA_IMMEDIATE_DATA))
