@@ -1,12 +1,9 @@
 package instance
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"slices"
@@ -56,7 +53,7 @@ type Instance struct {
 	ready, held bool
 	other       *Record
 	// guests are the processes that are connected to this one, the holder.
-	guests map[*guest]Record
+	guests map[*peer]Record
 	// said is the last reason passed to Unknown, or "" if this process communicates with the holder or is it.
 	said string
 	// refused is done after the first claim without a proof.
@@ -67,7 +64,7 @@ type Instance struct {
 func New(name string, self Record) *Instance {
 	return &Instance{
 		name: name, self: self, Unknown: func(error) {}, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		stopped: make(chan struct{}, 1), guests: map[*guest]Record{},
+		stopped: make(chan struct{}, 1), guests: map[*peer]Record{},
 	}
 }
 
@@ -147,14 +144,14 @@ func (i *Instance) Unreachable() string {
 	return i.said
 }
 
-// setGuest records a guest, or forgets it if it has disconnected.
-func (i *Instance) setGuest(g *guest, connected bool) {
+// setGuest records a guest, or forgets it if it has disconnected: without a record.
+func (i *Instance) setGuest(p *peer, r *Record) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if connected {
-		i.guests[g] = g.record
+	if r != nil {
+		i.guests[p] = *r
 	} else {
-		delete(i.guests, g)
+		delete(i.guests, p)
 	}
 }
 
@@ -282,43 +279,26 @@ func (i *Instance) accept(ctx context.Context, l net.Listener, claims chan<- cla
 	}
 }
 
-// guest is a process connected to this one, the holder.
-type guest struct {
-	net.Conn
-	lines  *bufio.Reader
-	record Record
-}
-
 // claim is the wish of a guest to have the name. The goroutine of the guest does not change it.
 type claim struct {
-	net.Conn
+	*peer
 	record Record
 }
 
 // entertain answers a guest until it disconnects or claims the name. A claim passes on the connection.
 func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- claim) {
-	defer func() { _ = conn.Close() }() // nothing is lost
-	g := &guest{Conn: conn, lines: bufio.NewReaderSize(conn, longest)}
-	defer i.setGuest(g, false)
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	if trusted(conn) != nil {
-		return
-	}
-	v, err := newVerifier()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p, err := newPeer(ctx, conn)
 	if err != nil {
 		return
 	}
-	defer v.close()
-	stop := context.AfterFunc(ctx, func() {
-		_ = conn.Close()
-		v.close()
-	})
-	defer stop()
-	m, err := receive(g.lines)
-	if err != nil || m.prove(i.name) != nil || send(conn, i.own(v.challenge)) != nil || m.ID == "" {
+	defer i.setGuest(p, nil)
+	m, err := receive(p.lines)
+	if err != nil || m.prove(i.name) != nil || send(p, i.own(p.proof.challenge)) != nil || m.ID == "" {
 		return
 	}
-	if err := v.verify(i.name); err != nil {
+	if err := p.proof.verify(i.name); err != nil {
 		if m.Ready && m.newer(i.own(challenge{}).Record) && ctx.Err() == nil {
 			i.refused.Do(func() {
 				i.Unknown(fmt.Errorf("a process claims to be a newer instance of this program: %w", err))
@@ -326,14 +306,13 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- c
 		}
 		return
 	}
-	_ = conn.SetDeadline(time.Time{})
-	for ; err == nil; m, err = receive(g.lines) {
-		g.record = m.Record
-		if i.setGuest(g, true); !m.Ready {
+	_ = p.SetDeadline(time.Time{})
+	for ; err == nil; m, err = receive(p.lines) {
+		if i.setGuest(p, &m.Record); !m.Ready {
 			continue
 		}
 		select {
-		case claims <- claim{conn, g.record}:
+		case claims <- claim{p, m.Record}:
 		case <-ctx.Done():
 			return
 		}
@@ -381,55 +360,42 @@ var (
 // visit is connected to the holder until the holder exits or yields. It fails if they cannot communicate.
 func (i *Instance) visit(ctx context.Context) error {
 	conn, err := net.DialTimeout("unix", i.name, patience)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		pause(ctx, again/100) // the holder has just exited
+		return nil
+	}
 	if err != nil {
-		if errors.Is(err, unix.ECONNREFUSED) {
-			pause(ctx, again/100) // the holder has just exited
-			return nil
-		}
-		return fmt.Errorf("agree with another instance of this program: %w", err)
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer func() { _ = conn.Close() }() // nothing is lost
-	if err := trusted(conn); err != nil {
+	p, err := newPeer(ctx, conn)
+	if err != nil {
 		return err
 	}
-	v, err := newVerifier()
-	if err != nil {
-		return fmt.Errorf("agree with another instance of this program: %w", err)
-	}
-	defer v.close()
-	context.AfterFunc(ctx, func() {
-		_ = conn.Close()
-		v.close()
-	})
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
-	lines := bufio.NewReaderSize(conn, longest)
-	own := i.own(v.challenge)
-	err = send(conn, own)
+	own := i.own(p.proof.challenge)
+	err = send(p, own)
 	m := message{}
 	if err == nil {
-		m, err = receive(lines)
+		m, err = receive(p.lines)
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("agree with another instance of this program: %w", errSilent)
+		return errSilent
 	case err != nil:
-		return fmt.Errorf("agree with another instance of this program: %w", errRefused)
+		return errRefused
 	}
-	err = v.verify(i.name)
-	if err == nil && m.prove(i.name) != nil {
-		err = errRefused // it may be about to exit
+	if err := p.proof.verify(i.name); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("agree with another instance of this program: %w", err)
+	if m.prove(i.name) != nil {
+		return errRefused // it may be about to exit
 	}
-	holder := m.Record
-	if !i.Granted() || holder.newer(own.Record) {
-		i.set(false, &holder)
+	if !i.Granted() || m.newer(own.Record) {
+		i.set(false, &m.Record)
 		i.setSaid("")
 	}
-	return i.wait(conn, lines, own, holder)
+	return i.wait(p, own, m.Record)
 }
 
 // Find names the process of this program that serves the network namespace of the calling thread, or returns "" if
@@ -442,88 +408,46 @@ func Find(name string) (holder string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = conn.Close() }() // nothing is lost
-	if err := trusted(conn); err != nil {
-		return "", err
-	}
-	v, err := newVerifier()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	p, err := newPeer(ctx, conn)
 	if err != nil {
 		return "", err
 	}
-	defer v.close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	if err := send(conn, message{challenge: v.challenge}); err != nil {
+	if err := send(p, message{challenge: p.proof.challenge}); err != nil {
 		return "", err
 	}
-	m, err := receive(bufio.NewReaderSize(conn, longest))
+	m, err := receive(p.lines)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", errSilent, err)
 	}
-	return m.String(), v.verify(name)
+	return m.String(), p.proof.verify(name)
 }
 
 // wait waits until the holder exits or yields, and announces changes of this process since the message own.
-func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, own message, holder Record) error {
-	_ = conn.SetReadDeadline(time.Time{})
+func (i *Instance) wait(p *peer, own message, holder Record) error {
+	_ = p.SetDeadline(time.Time{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := receive(lines)
+		_, err := receive(p.lines)
 		done <- err
 	}()
 	for claimed := false; ; {
 		if own.Ready && !claimed && own.newer(holder) {
 			claimed = true
-			_ = conn.SetReadDeadline(time.Now().Add(2 * patience)) // the holder yields, unless it hangs
+			_ = p.SetReadDeadline(time.Now().Add(2 * patience)) // the holder yields, unless it hangs
 		}
 		select {
 		case <-i.wake:
 			if now := i.own(own.challenge); now != own {
 				own = now
-				_ = send(conn, own) // if this fails, the holder has exited
+				_ = send(p, own) // if this fails, the holder has exited
 			}
 		case err := <-done:
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				return fmt.Errorf("agree with another instance of this program: %w", errSilent)
+				return errSilent
 			}
 			return nil
 		}
 	}
-}
-
-// trusted fails if the peer belongs to a user other than root and this process's user, so that no other user uses up
-// the guests of a holder.
-func trusted(conn net.Conn) error {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, failed); err != nil {
-		return err
-	}
-	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("the socket %s is held by a process of user %d (pid %d), which is passed over",
-			conn.RemoteAddr(), peer.Uid, peer.Pid)
-	}
-	return nil
-}
-
-func send(to io.Writer, m message) error {
-	line, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	_, err = to.Write(append(line, '\n'))
-	return err
-}
-
-// receive reads one line of bounded length.
-func receive(from *bufio.Reader) (m message, err error) {
-	line, err := from.ReadSlice('\n')
-	if err != nil {
-		return m, err
-	}
-	return m, json.Unmarshal(line, &m)
 }
