@@ -140,13 +140,18 @@ func (a *asker) phrases() []phrase {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(best), a.compare)
+	list := make([]phrase, 0, len(best))
+	for _, name := range slices.Sorted(maps.Keys(best)) {
+		list = append(list, best[name])
+	}
+	slices.SortStableFunc(list, a.compare)
+	return list
 }
 
 // compare puts phrases with fewer modules first, then shorter ones.
 func (a *asker) compare(p, q phrase) int {
 	f := a.table.Family
-	return cmp.Or(cmp.Compare(p.modules(f), q.modules(f)), cmp.Compare(len(p), len(q)), cmp.Compare(p.name(f), q.name(f)))
+	return cmp.Or(cmp.Compare(p.modules(f), q.modules(f)), cmp.Compare(len(p), len(q)))
 }
 
 // name returns the name of the feature that a phrase tests.
