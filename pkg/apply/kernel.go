@@ -356,7 +356,7 @@ func (k *Kernel) sendBatch(b *nft.Batch, kind Kind) (Result, error) {
 		k.counts.End(b.Gone, kind == Full && err == nil)
 	}
 	r := Result{Kind: kind, Commit: time.Since(start)}
-	if r.Elements, r.Bytes = b.Size(); err != nil {
+	if r.Elements, r.Bytes = b.Elements, len(b.Buf); err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, r.Elements, err)
 	}
 	k.known = known

@@ -16,8 +16,10 @@ import (
 // the first error, and [Conn.Commit] returns it.
 type Batch struct {
 	encoder
-	// ops is the number of messages, elements that of added and deleted elements.
-	ops, elements int
+	// Elements is the number of added and deleted elements.
+	Elements int
+	// ops is the number of messages.
+	ops int
 	// last is the offset of the last message, whose length is not set yet.
 	last int
 
@@ -71,10 +73,7 @@ func (b *Batch) control(typ uint16) {
 }
 
 // Empty reports whether the batch has no changes.
-func (b *Batch) Empty() bool { return b.ops == 0 && b.elements == 0 }
-
-// Size returns the number of added and deleted elements, and the size of the committed batch in bytes.
-func (b *Batch) Size() (elements, bytes int) { return b.elements, len(b.Buf) }
+func (b *Batch) Empty() bool { return b.ops == 0 && b.Elements == 0 }
 
 // message opens a message of the nftables subsystem.
 func (b *Batch) message(msg, flags uint16, family inet.Family) {
@@ -271,7 +270,7 @@ func (b *Batch) element(kind elementKind, e *Element) {
 	if i == len(b.open) {
 		b.open = append(b.open, &elementList{set: e.Set})
 	}
-	b.elements++
+	b.Elements++
 	b.open[i].element(e, kind != deletes)
 	if len(b.open[i].Buf) > maxElementList {
 		b.closeElements()

@@ -95,7 +95,7 @@ func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
 			t.Errorf("%s: %d elements, want %d", what, counts[what], n)
 		}
 	}
-	if elements, _ := batch.Size(); elements != 3*n {
+	if elements := batch.Elements; elements != 3*n {
 		t.Errorf("Size() = %d elements, want %d", elements, 3*n)
 	}
 	if len(messages) > 30 {

@@ -43,9 +43,13 @@ func NewLoop(m *Metrics, planner *plan.Planner, sizes Sizes) *Loop {
 	}
 }
 
-// Taken records the changes that the loop is about to plan.
+// Taken records the changes that the loop is about to plan. They are pending until the next successful sync.
 func (l *Loop) Taken(dirty *track.Dirty) {
-	l.Changes(dirty.ServiceChanges, dirty.SliceChanges)
+	services, endpoints := float64(dirty.ServiceChanges), float64(dirty.SliceChanges)
+	l.servicesTotal.Add(services)
+	l.servicesPending.Add(services)
+	l.endpointsTotal.Add(endpoints)
+	l.endpointsPending.Add(endpoints)
 	for name, times := range dirty.Triggers {
 		known := l.triggers[name]
 		l.triggers[name] = append(known, times[:min(len(times), track.MostTriggers-len(known))]...)
@@ -153,15 +157,6 @@ func (m *Metrics) Queued(at time.Time) {
 	for _, f := range m.families {
 		m.lastQueued.WithLabelValues(f.String()).Set(float64(at.UnixNano()) / float64(time.Second))
 	}
-}
-
-// Changes adds numbers of changed Services and EndpointSlices. They are pending until the next successful sync, so
-// the syncing goroutine should call this before that sync.
-func (m *Metrics) Changes(services, endpoints int) {
-	m.servicesTotal.Add(float64(services))
-	m.servicesPending.Add(float64(services))
-	m.endpointsTotal.Add(float64(endpoints))
-	m.endpointsPending.Add(float64(endpoints))
 }
 
 // Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
@@ -31,7 +32,7 @@ var reference = filepath.Join("..", "..", "..", "docs", "metrics.md")
 func everything(m *Metrics) {
 	end := time.Unix(1_700_000_000, 500_000_000)
 	m.Queued(end.Add(-time.Second))
-	m.Changes(2, 3)
+	take(m, 2, 3)
 	full := apply.Result{Kind: apply.Full, Bytes: 1 << 20, Elements: 1000, Commit: 2 * time.Millisecond}
 	m.Synced(&beside.Sync{Start: end.Add(-time.Second), End: end, Result: full})
 	partial := apply.Result{Kind: apply.Partial, Bytes: 512, Elements: 3, Commit: 40 * time.Microsecond}
@@ -54,6 +55,11 @@ func everything(m *Metrics) {
 	m.LoopbackNotListening(inet.IPv6)
 	m.LoopbackConnections(1)
 	m.LoopbackFailed("limit")
+}
+
+// take takes changes of Services and of EndpointSlices.
+func take(m *Metrics, services, slices int) {
+	NewLoop(m, nil, nil).Taken(&track.Dirty{ServiceChanges: services, SliceChanges: slices})
 }
 
 // failed is a failed sync.
@@ -203,22 +209,22 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.Queued(at) },
 			queued, map[string]float64{"IPv4": 100.5, "IPv6": 100.5}},
 		{"changes add up", nil,
-			func(m *Metrics) { m.Changes(2, 0); m.Changes(3, 0) },
+			func(m *Metrics) { take(m, 2, 0); take(m, 3, 0) },
 			pending, map[string]float64{"": 5}},
 		{"a failure leaves changes pending", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(failed(at)) },
+			func(m *Metrics) { take(m, 2, 3); m.Synced(failed(at)) },
 			epsPending, map[string]float64{"": 3}},
 		{"a success takes them up", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			epsPending, map[string]float64{"": 0}},
 		{"services likewise", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			pending, map[string]float64{"": 0}},
 		{"a success leaves changes pending while Services wait", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{End: at, Waiting: true}) },
+			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{End: at, Waiting: true}) },
 			epsPending, map[string]float64{"": 3}},
 		{"the total stays", nil,
-			func(m *Metrics) { m.Changes(2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
 			total, map[string]float64{"": 2}},
 		{"no local endpoints", nil,
 			func(m *Metrics) { m.NoLocalEndpoints(inet.IPv4, 3, 4) },
