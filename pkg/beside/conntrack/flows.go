@@ -94,16 +94,18 @@ func (f *Flows) Synced(s *beside.Sync) {
 	}
 	d := &Desired{Urgent: all || added}
 	var deleted []model.Key
-	addKey := func(k model.Key) (flows plan.FlowPolicy, exists bool) {
-		flows, exists = f.Planner.Flows().Of(k)
-		add(d, k, flows, exists)
-		if !exists && k.Protocol == inet.UDP {
+	add := func(k model.Key) (flows plan.FlowPolicy, exists bool) {
+		if flows, exists = f.Planner.Flows().Of(k); exists {
+			d.Frontend(k, flows)
+			return flows, true
+		}
+		if d.Gone(k); k.Protocol == inet.UDP {
 			deleted = append(deleted, k)
 		}
-		return flows, exists
+		return flows, false
 	}
 	for k, namespace := range changed {
-		if flows, exists := addKey(k); exists {
+		if flows, exists := add(k); exists {
 			namespace = flows.Port.Namespace
 		}
 		if namespace != "" {
@@ -111,14 +113,14 @@ func (f *Flows) Synced(s *beside.Sync) {
 		}
 	}
 	if all || added {
-		f.Planner.Flows().Each(func(k model.Key, flows plan.FlowPolicy, exists bool) {
+		f.Planner.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 			if all || !k.Addr.IsValid() {
-				add(d, k, flows, exists)
+				d.Frontend(k, flows)
 			}
 		})
 	}
 	for _, k := range f.Earlier {
-		addKey(k)
+		add(k)
 	}
 	f.Earlier = nil
 	for _, family := range f.Families {
@@ -145,21 +147,6 @@ func (f *Flows) Serve(on bool) {
 	}
 	if len(settled) > 0 {
 		f.Change(func() { f.Planner.Flows().Deleted(settled) })
-	}
-}
-
-// add adds the state of a frontend to a request.
-func add(d *Desired, k model.Key, flows plan.FlowPolicy, exists bool) {
-	if !exists {
-		d.Gone(k)
-	} else {
-		d.Frontend(k, flows.Endpoints)
-	}
-	if flows.Sources != nil {
-		d.Restrict(k, flows.Sources)
-	}
-	if flows.BeforeNodePorts {
-		d.PreferToNodePorts(k)
 	}
 }
 

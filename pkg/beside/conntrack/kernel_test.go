@@ -148,8 +148,7 @@ func (n *node) restrict(f inet.Family, p inet.Protocol, allowed []model.AddrRang
 		n.Fatal(err)
 	}
 	for _, fe := range sp.Frontends {
-		d.Frontend(fe.Key, endpoints)
-		d.Restrict(fe.Key, fe.Sources)
+		d.Frontend(fe.Key, plan.FlowPolicy{Endpoints: endpoints, Sources: fe.Sources})
 	}
 	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
 	return d
@@ -597,7 +596,7 @@ func TestManyEntries(t *testing.T) {
 	// Every service has lost the first of its endpoints.
 	d := &Desired{}
 	for i := range services {
-		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), list(i, 1))
+		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), serving(list(i, 1)))
 	}
 	for _, tc := range []struct {
 		name       string
@@ -740,7 +739,7 @@ func unrelated(p inet.Protocol, n int) func(yield func(Flow, uint16) bool) {
 func changed(services int) *Desired {
 	d := &Desired{}
 	for i := range services {
-		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), list(i, 1))
+		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), serving(list(i, 1)))
 	}
 	return d
 }

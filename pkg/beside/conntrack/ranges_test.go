@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // TestFlowsOfRanges: each row is a flow from its destination port to its server, and whether it is stale.
@@ -15,10 +16,11 @@ func TestFlowsOfRanges(t *testing.T) {
 		return model.Key{Addr: vip, Port: first, Last: last, Protocol: inet.UDP}
 	}
 	var d Desired
-	d.Frontend(key(100, 200), []netip.AddrPort{netip.AddrPortFrom(pod, 0)})
-	d.Frontend(key(150, 0), []netip.AddrPort{netip.AddrPortFrom(other, 150)})
-	d.Frontend(key(300, 400), []netip.AddrPort{netip.AddrPortFrom(pod, 0)})
-	d.Restrict(key(300, 400), &model.Sources{Allowed: []model.AddrRange{}})
+	d.Frontend(key(100, 200), serving([]netip.AddrPort{netip.AddrPortFrom(pod, 0)}))
+	d.Frontend(key(150, 0), serving([]netip.AddrPort{netip.AddrPortFrom(other, 150)}))
+	d.Frontend(key(300, 400), plan.FlowPolicy{
+		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)}, Sources: &model.Sources{Allowed: []model.AddrRange{}},
+	})
 	d.Gone(key(500, 600))
 	d.Gone(key(150, 500)) // it was replaced by other ranges
 	d.Gone(key(170, 0))

@@ -95,7 +95,7 @@ func (f *fakeTable) expect(t *testing.T, want ...string) {
 // removed returns the state of a frontend without endpoints.
 func removed(p inet.Protocol, at string) *Desired {
 	d := &Desired{}
-	d.Frontend(key(p, at), nil)
+	d.Frontend(key(p, at), serving(nil))
 	return d
 }
 
@@ -112,7 +112,7 @@ func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 		r.Request(removed(inet.UDP, "10.96.0.2:53"))
 		time.Sleep(50 * time.Millisecond)
 		later := &Desired{}
-		later.Frontend(key(inet.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
+		later.Frontend(key(inet.UDP, "10.96.0.1:53"), serving(endpoints("10.244.0.1:53")))
 		r.Request(later)
 		time.Sleep(100 * time.Millisecond)
 		f.expect(t, "120ms IPv4 UDP deleted=2")

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // Flow has the fields of an entry of the kernel's table that determine whether the flow is stale.
@@ -103,32 +104,14 @@ func (d *Desired) payers() map[string]struct{} {
 	return d.namespaces
 }
 
-// Frontend sets the endpoints with which flows to a frontend may continue: all endpoints that are ready or serving,
-// including terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted.
-// Do not change it: all frontends of a service port share it. For protocols other than UDP, it applies only to flows
-// without replies.
+// Frontend sets the policy of flows to a frontend. Its endpoints are those with which flows may continue: all that are
+// ready or serving, including terminating ones, regardless of traffic policy and topology. For protocols other than
+// UDP, they apply only to flows without replies. The sources apply to all protocols.
 //
 // kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints
 // that are ready but not serving, as with spec.publishNotReadyAddresses.
-func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
-	d.set(k, frontend{endpoints: endpoints})
-}
-
-// Restrict sets the sources that may open flows to a frontend. It applies to all protocols. Call it after
-// [Desired.Frontend]. Do not change the sources.
-func (d *Desired) Restrict(k model.Key, sources *model.Sources) {
-	f := d.frontends[k]
-	f.sources = sources
-	d.set(k, f)
-}
-
-// PreferToNodePorts records that a range of ports takes precedence over node ports. Call it after [Desired.Frontend].
-// It ignores an unknown range.
-func (d *Desired) PreferToNodePorts(k model.Key) {
-	if f, known := d.frontends[k]; known {
-		f.preferred = true
-		d.set(k, f)
-	}
+func (d *Desired) Frontend(k model.Key, p plan.FlowPolicy) {
+	d.set(k, frontend{endpoints: p.Endpoints, sources: p.Sources, preferred: p.BeforeNodePorts})
 }
 
 // Gone records that a frontend was deleted: its Service was deleted, or the Service lost this port, node port or

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -39,17 +40,22 @@ func desired() *Desired {
 	d := &Desired{}
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
 		two := endpoints("10.244.0.11:53", "10.244.0.10:53", "10.96.0.7:7")
-		d.Frontend(key(p, "10.96.0.1:53"), two)
-		d.Frontend(key(p, "10.96.0.7:7"), two)
-		d.Frontend(key(p, "0.0.0.0:30053"), two)
-		d.Frontend(key(p, "[fd00::1]:53"), endpoints("[fd00::10]:53"))
-		d.Frontend(key(p, "10.96.0.2:53"), nil)
-		d.Frontend(key(p, "0.0.0.0:30054"), nil)
+		d.Frontend(key(p, "10.96.0.1:53"), serving(two))
+		d.Frontend(key(p, "10.96.0.7:7"), serving(two))
+		d.Frontend(key(p, "0.0.0.0:30053"), serving(two))
+		d.Frontend(key(p, "[fd00::1]:53"), serving(endpoints("[fd00::10]:53")))
+		d.Frontend(key(p, "10.96.0.2:53"), serving(nil))
+		d.Frontend(key(p, "0.0.0.0:30054"), serving(nil))
 		d.Gone(key(p, "10.96.0.3:53"))
 		d.Gone(key(p, "0.0.0.0:30055"))
 	}
 	d.NodeAddresses(inet.IPv4, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")})
 	return d
+}
+
+// serving returns the policy of a frontend with some endpoints.
+func serving(endpoints []netip.AddrPort) plan.FlowPolicy {
+	return plan.FlowPolicy{Endpoints: endpoints}
 }
 
 func flow(p inet.Protocol, to, server string) Flow {
@@ -174,8 +180,10 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 					tc.change(&f)
 				}
 				d := &Desired{}
-				d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
-				d.Restrict(key(p, "203.0.113.5:514"), &model.Sources{Allowed: tc.allowed, Denied: tc.denied})
+				d.Frontend(key(p, "203.0.113.5:514"), plan.FlowPolicy{
+					Endpoints: endpoints("10.244.0.10:514"),
+					Sources:   &model.Sources{Allowed: tc.allowed, Denied: tc.denied},
+				})
 				if got := d.Stale(&f); got != tc.want {
 					t.Errorf("%s: stale %v, want %v", p, got, tc.want)
 				}
@@ -190,10 +198,11 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 		k := key(p, "203.0.113.5:514")
 		d, later := &Desired{}, &Desired{}
-		for _, d := range []*Desired{d, later} {
-			d.Frontend(k, endpoints("10.244.0.10:514"))
-		}
-		d.Restrict(k, &model.Sources{Allowed: []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))}})
+		policy := serving(endpoints("10.244.0.10:514"))
+		later.Frontend(k, policy)
+		allowed := model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))
+		policy.Sources = &model.Sources{Allowed: []model.AddrRange{allowed}}
+		d.Frontend(k, policy)
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
 		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) {
 			t.Errorf("%s: stale %v, welcome %v, later %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f))
@@ -223,10 +232,10 @@ func TestLaterRequestsOverrideEarlierOnes(t *testing.T) {
 	old := flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53")
 	oldOther := flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53")
 	var d, removed, back Desired
-	d.Frontend(k, was)
-	d.Frontend(other, was)
+	d.Frontend(k, serving(was))
+	d.Frontend(other, serving(was))
 	removed.Gone(k)
-	back.Frontend(k, was)
+	back.Frontend(k, serving(was))
 	say := func(want ...bool) {
 		t.Helper()
 		lab.Same(t, want, []bool{d.Stale(&old), d.Stale(&oldOther)}, "stale, other stale")
@@ -272,7 +281,7 @@ func BenchmarkDesired(b *testing.B) {
 	for b.Loop() {
 		d := &Desired{}
 		for _, k := range keys {
-			d.Frontend(k, served)
+			d.Frontend(k, serving(served))
 		}
 		r.Request(d)
 	}

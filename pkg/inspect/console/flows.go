@@ -93,8 +93,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 		s.before = first.stale.ids
 	}
 	p.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
-		desired.Frontend(k, flows.Endpoints)
-		desired.Restrict(k, flows.Sources)
+		desired.Frontend(k, flows)
 	})
 	for _, f := range c.Families {
 		desired.NodeAddresses(f, facts.NodeAddresses[f])
