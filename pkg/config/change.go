@@ -62,15 +62,15 @@ func (o *Options) awaitChange(
 				logger.Info("The configuration file has its previous content again", "file", o.File)
 				exit = nil
 			case invalid != nil:
-				logger.Error(invalid, "The updated configuration file is invalid; keeping the previous configuration", "file",
-					o.File)
+				logger.Error(invalid, "The updated configuration file is invalid; keeping the previous configuration",
+					"file", o.File)
 				exit = nil
 			case o.reload != reloadExit:
 				logger.Info("The configuration file has changed; a restart of the program applies it", "file", o.File)
 			case exit == nil:
 				pause := time.Duration(rand.Float64() * float64(o.reloadJitter))
-				logger.Info("The configuration file has changed; the program exits to apply it", "file", o.File, "after",
-					pause.Round(time.Second))
+				logger.Info("The configuration file has changed; the program exits to apply it",
+					"file", o.File, "after", pause.Round(time.Second))
 				exit = time.After(pause)
 			}
 		}

@@ -54,32 +54,32 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	fs.StringVar(&o.File, "config", "",
 		"Path of a KubeProxyConfiguration file. The file overrides all flags that have a field in it.")
 	fs.StringVar(&o.reload, "config-reload", o.reload,
-		"Reaction to a change of the configuration file: \"never\" logs the change, and the next start applies it; \"exit\" "+
-			"exits, so that the kubelet restarts the program.")
+		"Reaction to a change of the configuration file: \"never\" logs the change, and the next start applies it; "+
+			"\"exit\" exits, so that the kubelet restarts the program.")
 	fs.DurationVar(&o.reloadJitter, "config-reload-jitter", o.reloadJitter,
 		"Longest delay before an exit by --config-reload=exit. Each node waits for a random part of it.")
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
 	fs.BoolVar(&o.Cleanup, "cleanup", false,
-		"Remove the rules of this program and of kube-proxy, in any mode, then exit. While kube-nftproxy runs on the node, "+
-			"remove nothing and exit with 1, unless --force is set.")
+		"Remove the rules of this program and of kube-proxy, in any mode, then exit. While kube-nftproxy runs on the "+
+			"node, remove nothing and exit with 1, unless --force is set.")
 	fs.BoolVar(&o.ForceCleanup, "force", false,
-		"With --cleanup: remove the rules even if kube-nftproxy runs on the node. New connections to Services fail until it "+
-			"rewrites them.")
+		"With --cleanup: remove the rules even if kube-nftproxy runs on the node. New connections to Services fail "+
+			"until it rewrites them.")
 	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
-		"Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, in tables of their own, "+
-			"beside the proxy of all other Services (docs/try.md). The servers of /healthz and /metrics are off unless their "+
-			"flags are set, and the sysctls of the node stay unchanged. Commands need the same flag.")
+		"Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, in tables of their "+
+			"own, beside the proxy of all other Services (docs/try.md). The servers of /healthz and /metrics are off "+
+			"unless their flags are set, and the sysctls of the node stay unchanged. Commands need the same flag.")
 	fs.BoolVar(&o.InitOnly, "init-only", false,
 		"Set the conntrack sysctls, which need more privileges than CAP_NET_ADMIN, then exit (for an init container).")
 	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates",
-		"Feature gates of kube-proxy, as Name=true,Name=false. Gates that do not apply to this program are accepted and "+
-			"ignored.")
+		"Feature gates of kube-proxy, as Name=true,Name=false. Gates that do not apply to this program are accepted "+
+			"and ignored.")
 	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it differs from the host name.")
 	fs.Var(&address{to: &c.BindAddress, kind: "ip"}, "bind-address",
 		"Primary address of this Node, instead of the address in the Node object. The program does not listen on it.")
 	fs.StringVar(&o.Manifests, "manifests", "",
-		"Folder of Service, EndpointSlice, Node and ServiceCIDR manifests (YAML or JSON) to serve instead of the objects of "+
-			"an API server. The program watches it for changes.")
+		"Folder of Service, EndpointSlice, Node and ServiceCIDR manifests (YAML or JSON) to serve instead of the "+
+			"objects of an API server. The program watches it for changes.")
 }
 
 func (o *Options) addAPI(fs *pflag.FlagSet) {
@@ -88,14 +88,15 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 		"Path of the kubeconfig file with the address and credentials of the API server. Default: the address and "+
 			"credentials of the pod.")
 	fs.StringVar(&o.Master, "master", "",
-		"Address of the API server, or several, separated by commas; overrides the address in the kubeconfig file. After a "+
-			"failure of one address, the program uses the next one.")
+		"Address of the API server, or several, separated by commas; overrides the address in the kubeconfig file. "+
+			"After a failure of one address, the program uses the next one.")
 	fs.StringVar(&o.StartupTaint, "startup-taint", "",
 		"Key of a taint to remove from this Node after the first sync. Requires the permission to patch Nodes: see "+
 			"deploy/startup-taint.")
-	fs.StringVar(&o.SnapshotDir, "snapshot-dir", "", "Folder in which the program keeps a snapshot of the API objects. "+
-		"A restart then receives only the changes since the snapshot. If the API server does not answer after a reboot, "+
-		"the program serves the Services of the snapshot, up to 24 hours old. Empty for none.")
+	fs.StringVar(&o.SnapshotDir, "snapshot-dir", "",
+		"Folder in which the program keeps a snapshot of the API objects. A restart then receives only the changes "+
+			"since the snapshot. If the API server does not answer after a reboot, the program serves the Services of "+
+			"the snapshot, up to 24 hours old. Empty for none.")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may be sent to the API server at once.")
@@ -104,36 +105,36 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 func (o *Options) addServices(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections,
-		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has any "+
-			"more. The client's next segment gets a reset. \"off\": none. The annotation "+
+		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has "+
+			"any more. The client's next segment gets a reset. \"off\": none. The annotation "+
 			"kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
 	fs.StringToIntVar(&o.Limits, "limits", o.Limits,
 		"Limits that differ from the defaults, as name=number. Of one Service: source-ranges, pairs (of endpoints and "+
-			"ports). The program skips the excess of a Service, and reports it with an Event. Of all Services on the node: "+
-			"node-elements, node-source-ranges, node-port-ranges; namespaces share these (docs/sizing.md).")
+			"ports). The program skips the excess of a Service, and reports it with an Event. Of all Services on the "+
+			"node: node-elements, node-source-ranges, node-port-ranges; namespaces share these (docs/sizing.md).")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil,
-		"CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address "+
-			"of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP only). Default: "+
-			"primary in mode nftables, otherwise all.")
+		"CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary "+
+			"address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP "+
+			"only). Default: primary in mode nftables, otherwise all.")
 	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", o.RefuseUnusedPorts,
-		"Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. \"all\": "+
-			"also load-balancer and external IPs, if the packet would leave by the interface by which it arrived. CIDRs: also "+
-			"load-balancer and external IPs in these CIDRs. See docs/vips.md.")
+		"Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. "+
+			"\"all\": also load-balancer and external IPs, if the packet would leave by the interface by which it "+
+			"arrived. CIDRs: also load-balancer and external IPs in these CIDRs. See docs/vips.md.")
 	fs.BoolVar(&o.DirectReturn, "direct-server-return", o.DirectReturn,
-		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its packets "+
-			"to load-balancer and external IPs with the client's address, and the endpoint's node sends the replies. The "+
-			"network must allow packets from these IPs from each node. See docs/dsr.md.")
+		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its "+
+			"packets to load-balancer and external IPs with the client's address, and the endpoint's node sends the "+
+			"replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
 	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing,
-		"Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the annotation "+
-			"kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), \"always\" (all). See "+
-			"docs/vips.md.")
+		"Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the "+
+			"annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), "+
+			"\"always\" (all). See docs/vips.md.")
 }
 
 func (o *Options) addPods(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "",
-		"CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from "+
-			"other sources is masqueraded.")
+		"CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs "+
+			"from other sources is masqueraded.")
 	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode",
 		"How to recognise traffic of local pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "",
@@ -147,14 +148,14 @@ func (o *Options) addPods(fs *pflag.FlagSet) {
 func (o *Options) addMode(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode",
-		"Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the "+
-			"addresses on which it serves node ports by default, and only with nftables, packets to unused addresses of a "+
-			"ServiceCIDR are dropped.")
+		"Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode "+
+			"selects the addresses on which it serves node ports by default, and only with nftables, packets to "+
+			"unused addresses of a ServiceCIDR are dropped.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit,
 		"Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "",
-		"In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for it. "+
-			"Others are ignored.")
+		"In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for "+
+			"it. Others are ignored.")
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil,
 		"CIDRs of IPVS virtual servers that clean-up keeps: after a start in place of mode ipvs, and with --cleanup.")
 }
@@ -169,7 +170,8 @@ func (o *Options) addSyncing(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.iptables.min, "iptables-min-sync-period", o.iptables.min,
 		"The same as --min-sync-period, unless the mode is ipvs.")
 	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", o.ipvs.sync, "The same as --sync-period, if the mode is ipvs.")
-	fs.DurationVar(&o.ipvs.min, "ipvs-min-sync-period", o.ipvs.min, "The same as --min-sync-period, if the mode is ipvs.")
+	fs.DurationVar(&o.ipvs.min, "ipvs-min-sync-period", o.ipvs.min,
+		"The same as --min-sync-period, if the mode is ipvs.")
 }
 
 func (o *Options) addServers(fs *pflag.FlagSet) {
@@ -179,11 +181,12 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address",
 		"Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices,
-		"Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
+		"Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include "+
+			"all.")
 	fs.Var((*counting)(o), "count-connections",
-		"\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the "+
-			"machine. \"zones\" also counts them by the zone of the endpoint. Each endpoint then takes that memory, too. If "+
-			"\"false\", there are no metrics of connections.")
+		"\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of "+
+			"the machine. \"zones\" also counts them by the zone of the endpoint. Each endpoint then takes that "+
+			"memory, too. If \"false\", there are no metrics of connections.")
 	fs.Lookup("count-connections").NoOptDefVal = "true"
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false,
 		"Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
@@ -195,8 +198,8 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort,
 		"Port of /metrics if --metrics-bind-address has none; 0 for no server.")
 	fs.StringVar(&o.ControlSocket, "control-socket", o.ControlSocket,
-		"Socket on which the program answers commands such as \"kube-nftproxy status\", for root and its own user. Empty "+
-			"for none.")
+		"Socket on which the program answers commands such as \"kube-nftproxy status\", for root and its own user. "+
+			"Empty for none.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
 }

@@ -44,7 +44,8 @@ func strictNotes(err error) (notes []Note) {
 	strict, _ := runtime.AsStrictDecodingError(err)
 	for _, err := range strict.Errors() {
 		if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
-			notes = append(notes, Note{m[1], "unknown field, ignored: kube-proxy v" + Kubernetes + " has no such field", true})
+			notes = append(notes, Note{m[1], "unknown field, ignored: kube-proxy v" + Kubernetes + " has no such " +
+				"field", true})
 		} else {
 			notes = append(notes,
 				Note{"configuration file", "Using lenient decoding as strict decoding failed: " + err.Error(), true})

@@ -31,14 +31,14 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 			"masquerading of section iptables apply", c.Mode)
 		if len(c.NodePortAddresses) == 0 {
 			note("nodePortAddresses",
-				"node ports are served on all addresses of the node except loopback, because the mode is %q; in mode nftables, "+
-					"the default is only the primary addresses of the Node", c.Mode)
+				"node ports are served on all addresses of the node except loopback, because the mode is %q; in mode "+
+					"nftables, the default is only the primary addresses of the Node", c.Mode)
 		}
 	}
 	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
 	if c.Mode == modeIPVS && (c.IPVS.Scheduler != "" || c.IPVS.StrictARP || timeouts != 0) {
-		note("ipvs", "the program does not use IPVS: the algorithm of Services without an annotation for it is %s, the "+
-			"timeouts of conntrack apply, and ARP is unchanged", Method(c))
+		note("ipvs", "the program does not use IPVS: the algorithm of Services without an annotation for it is %s, "+
+			"the timeouts of conntrack apply, and ARP is unchanged", Method(c))
 	}
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
 		note("winkernel", "the field is for Windows, and is ignored")
@@ -76,8 +76,8 @@ func gateNotes(set map[string]bool, unknown []string) (list []Note) {
 	for name := range set {
 		if !slices.Contains(act, featuregate.Feature(name)) && name != "AllAlpha" && name != "AllBeta" &&
 			!slices.Contains(unknown, name) {
-			list = append(list, Note{Subject: "featureGates." + name, Text: "the gate does not apply to this program, and is " +
-				"ignored"})
+			const text = "the gate does not apply to this program, and is ignored"
+			list = append(list, Note{Subject: "featureGates." + name, Text: text})
 		}
 	}
 	slices.SortFunc(list, func(a, b Note) int { return cmp.Compare(a.Subject, b.Subject) })

@@ -40,15 +40,15 @@ type Options struct {
 	StartupTaint string
 	// SnapshotDir is the folder of the snapshot of API objects; empty for none.
 	SnapshotDir string
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside
-	// another proxy. If it is empty, the program serves the Services without the label.
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve,
+	// beside another proxy. If it is empty, the program serves the Services without the label.
 	ServiceProxyName string
 	// Manifests is a folder of objects that replaces the API server.
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string
-	// Cleanup and InitOnly make the program do one task instead of serving. ForceCleanup allows Cleanup while a process of
-	// the program runs on the node.
+	// Cleanup and InitOnly make the program do one task instead of serving. ForceCleanup allows Cleanup while a process
+	// of the program runs on the node.
 	Cleanup, InitOnly, ForceCleanup bool
 	// MetricsServices is the number of service ports with their own series in the metrics.
 	MetricsServices int
@@ -68,16 +68,16 @@ type Options struct {
 	// Notes list settings without effect, and the behaviour instead.
 	Notes []Note
 
-	// content is the content of File. reload is the value of --config-reload, and reloadJitter the longest delay before an
-	// exit.
+	// content is the content of File. reload is the value of --config-reload, and reloadJitter the longest delay before
+	// an exit.
 	content                  []byte
 	reload                   string
 	reloadJitter             time.Duration
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
-	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than ipvs,
-	// for mode ipvs.
+	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than
+	// ipvs, for mode ipvs.
 	periods, iptables, ipvs struct{ sync, min time.Duration }
 	ignored                 struct{ bootID, machineID string }
 }
@@ -97,11 +97,13 @@ const defaultReloadJitter = 10 * time.Minute
 func NewOptions() *Options {
 	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort,
 		MetricsServices: defaultMetricsServices, CountConnections: true,
-		RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone), TerminateConnections: string(model.TerminateOff),
-		reload: reloadNever, reloadJitter: defaultReloadJitter}
+		RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone),
+		TerminateConnections: string(model.TerminateOff),
+		reload:               reloadNever, reloadJitter: defaultReloadJitter}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
-	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
+	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id",
+		"/etc/machine-id,/var/lib/dbus/machine-id"
 	return o
 }
 
@@ -164,11 +166,13 @@ func (o *Options) Validate() error {
 			"requires an API server, and --manifests is set"))
 	}
 	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems, "; ")))
+		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems,
+			"; ")))
 	}
 	errs = append(errs, o.validateProxyName()...)
 	if o.reload != reloadNever && o.reload != reloadExit {
-		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload, []string{reloadNever, reloadExit}))
+		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload,
+			[]string{reloadNever, reloadExit}))
 	}
 	if o.reloadJitter < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(),
@@ -181,7 +185,8 @@ func (o *Options) Validate() error {
 		errs = append(errs, field.NotSupported(field.NewPath("--answer-ping"), model.Ping(o.AnswerPing), model.Pings))
 	}
 	if _, err := model.ParseTermination(o.TerminateConnections); err != nil {
-		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections, err.Error()))
+		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections,
+			err.Error()))
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices,
@@ -236,8 +241,8 @@ func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfigurat
 		if given && server.own != "" {
 			*server.in = addressOf(server.own, server.port)
 		} else if !given && o.File != "" {
-			notes = append(notes, Note{Subject: server.field, Text: "belongs to the other proxy and is ignored, because " +
-				"--service-proxy-name is set; use --" + server.flag + "-bind-address"})
+			notes = append(notes, Note{Subject: server.field, Text: "belongs to the other proxy and is ignored, " +
+				"because --service-proxy-name is set; use --" + server.flag + "-bind-address"})
 		}
 	}
 	return notes
@@ -257,8 +262,8 @@ func (o *Options) validateProxyName() (errs field.ErrorList) {
 	}
 	for _, word := range strings.Split(name, "-") {
 		if slices.Contains(reserved, word) {
-			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the names of "+
-				"other tables of the program", word)))
+			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the "+
+				"names of other tables of the program", word)))
 		}
 	}
 	if o.InitOnly {

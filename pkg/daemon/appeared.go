@@ -35,8 +35,8 @@ func (d *daemon) awaitFamily(ctx context.Context) error {
 		case <-d.addressed:
 		}
 		if f, appeared := d.appeared(); appeared {
-			return fmt.Errorf("this host has %s now; at the start of the process, it had only %v. The process exits, and "+
-				"serves both after its restart",
+			return fmt.Errorf("this host has %s now; at the start of the process, it had only %v. The process exits, "+
+				"and serves both after its restart",
 				f, d.hostFamilies)
 		}
 	}

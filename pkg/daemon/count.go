@@ -31,7 +31,8 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 	const many, file = 64, "/sys/devices/system/cpu/possible"
 	if text, err := os.ReadFile(file); err == nil {
 		if n := possibleCPUs(string(text)); n > many {
-			logger.Info("Counters of connections use much memory on this machine; set --count-connections=false to disable them",
+			logger.Info("Counters of connections use much memory on this machine; set --count-connections=false to "+
+				"disable them",
 				"possibleCPUs", n, "bytesPerElement", n*counterBytes)
 		}
 	}

@@ -200,8 +200,9 @@ func newDaemon(
 	ctx context.Context, version string, s *settings.Settings, hostFamilies []inet.Family, tables plan.Options,
 ) (*daemon, error) {
 	d := &daemon{
-		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(),
-		tables: tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
+		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(),
+		registry: prometheus.NewRegistry(),
+		tables:   tables, families: tables.Families, addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
 		files: descriptors.New(),
 	}
 	logger := klog.FromContext(ctx)
@@ -265,7 +266,8 @@ func newDaemon(
 	}
 	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
-		logger.Error(err, "Cannot agree with a process that may be another instance of this program; this instance serves")
+		logger.Error(err, "Cannot agree with a process that may be another instance of this program; this instance "+
+			"serves")
 	}
 	d.loop = d.newLoop()
 	d.console = d.newConsole()
@@ -390,7 +392,8 @@ func (d *daemon) run(ctx context.Context) error {
 	d.reporter.Started(d.NodeName)
 	server := func(name, address string, handler http.Handler, event string) {
 		part(name, func(ctx context.Context) error {
-			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail,
+			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval,
+				d.Config.BindAddressHardFail,
 				func(err error) { d.ports.set(name, err) })
 			if err != nil {
 				const moment = 3 * time.Second
@@ -520,7 +523,8 @@ func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
 		Source: d.source, Loop: d.loop, API: d.api, Commits: d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
-		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections,
+		Broken:     d.checks.Broken,
 		Clients:    d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,

@@ -44,7 +44,8 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 	served, err := apply.Without(o, lacks)
 	if err != nil {
 		if modulesDisabled("/proc/sys/kernel/modules_disabled") {
-			err = fmt.Errorf("%w; the sysctl kernel.modules_disabled prevents loading modules until the node reboots", err)
+			const why = "the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
+			err = fmt.Errorf("%w; %s", err, why)
 		}
 		if len(served.Families) == 0 {
 			return served, err
@@ -56,7 +57,8 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 		}
 	}
 	if served.WithoutHash {
-		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
+		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is " +
+			"random")
 	}
 	if served.WithoutMaximum {
 		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): " +
@@ -81,8 +83,9 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
 	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 &&
 		!slices.ContainsFunc(c.NodePortAddresses, config.IsNodePortKeyword) {
-		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains only %s "+
-			"addresses; NodePort connections will be accepted on all local %s IPs", nodePorts[0], otherThan(nodePorts[0])))
+		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains "+
+			"only %s addresses; NodePort connections will be accepted on all local %s IPs", nodePorts[0],
+			otherThan(nodePorts[0])))
 	}
 	if len(families) != 1 {
 		return nil
@@ -97,7 +100,8 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	} {
 		at, err := netip.ParseAddrPort(server.address)
 		if err == nil && !at.Addr().IsUnspecified() && inet.FamilyOf(at.Addr()) != families[0] {
-			errs = append(errs, fmt.Errorf("cluster is %s-only but %s is %s", families[0], server.field, otherThan(families[0])))
+			errs = append(errs, fmt.Errorf("cluster is %s-only but %s is %s", families[0], server.field,
+				otherThan(families[0])))
 		}
 	}
 	if len(cluster) > 0 && !slices.Contains(cluster, families[0]) {

@@ -27,8 +27,9 @@ func prepareProcess(logger klog.Logger, s *settings.Settings) {
 func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 	wanted := host.Conntrack{
 		MaxPerCore: int(*c.Conntrack.MaxPerCore), Min: int(*c.Conntrack.Min), TCPBeLiberal: c.Conntrack.TCPBeLiberal,
-		TCPEstablished: c.Conntrack.TCPEstablishedTimeout.Duration, TCPCloseWait: c.Conntrack.TCPCloseWaitTimeout.Duration,
-		UDP: c.Conntrack.UDPTimeout.Duration, UDPStream: c.Conntrack.UDPStreamTimeout.Duration,
+		TCPEstablished: c.Conntrack.TCPEstablishedTimeout.Duration,
+		TCPCloseWait:   c.Conntrack.TCPCloseWaitTimeout.Duration,
+		UDP:            c.Conntrack.UDPTimeout.Duration, UDPStream: c.Conntrack.UDPStreamTimeout.Duration,
 	}
 	if err := host.LoadConntrack(); err != nil {
 		logger.V(2).Info("Failed to load the conntrack module; it may already be loaded", "err", err)
@@ -38,7 +39,7 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 		logger.Info("Set sysctl", "file", s.File, "value", s.Value)
 	}
 	if err != nil {
-		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once with "+
-			"--init-only as root, or set the fields of conntrack in the configuration to 0", "err", err)
+		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once "+
+			"with --init-only as root, or set the fields of conntrack in the configuration to 0", "err", err)
 	}
 }

@@ -49,8 +49,8 @@ func refuseCleanup(name string, force bool) error {
 		holder = fmt.Sprintf("an unknown process: %v", err)
 	}
 	return fmt.Errorf("removed nothing: kube-nftproxy runs on this node (%s) and needs the rules. Without them, new "+
-		"connections to Services fail until it rewrites them. Stop it on this node first. To remove the rules anyway, add "+
-		"--force", holder)
+		"connections to Services fail until it rewrites them. Stop it on this node first. To remove the rules anyway, "+
+		"add --force", holder)
 }
 
 // cleanupKubeProxy removes kube-proxy's objects, unless a kube-proxy may be running.

@@ -61,8 +61,8 @@ func Advice(list []Missing) (what, fix string) {
 	}
 	fix = "use a newer kernel, or one that was built with this"
 	if len(modules) > 0 {
-		fix = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has "+
-			"them, or %s",
+		fix = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that "+
+			"has them, or %s",
 			strings.Join(modules, " "), fix)
 	}
 	return "the kernel lacks " + strings.Join(names, ", "), fix

@@ -106,8 +106,8 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 	if none := node.IPs == ([2]netip.Addr{}); none != p.unaddressed {
 		fallback := func(f inet.Family) bool { return p.NodePorts.Fallback(f, node) }
 		if p.unaddressed = none; none && slices.ContainsFunc(p.Families, fallback) {
-			klog.FromContext(ctx).Info("The address of this Node is unknown; node ports are served on all addresses of this "+
-				"host", "node", node.Name, "addresses", slices.Concat(p.facts.NodeAddresses[:]...))
+			klog.FromContext(ctx).Info("The address of this Node is unknown; node ports are served on all addresses "+
+				"of this host", "node", node.Name, "addresses", slices.Concat(p.facts.NodeAddresses[:]...))
 		}
 	}
 	p.Health.Node(object)

@@ -127,8 +127,8 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
-	// heard has a value after an announcement of a foreign change. turned has a value when maySend may have changed; nil
-	// without Turn.
+	// heard has a value after an announcement of a foreign change. turned has a value when maySend may have changed;
+	// nil without Turn.
 	heard, turned <-chan struct{}
 	lease         lease
 	// alarm wakes the loop at the time of the next task.

@@ -114,7 +114,8 @@ func remedy(err error) (fix, affects string) {
 		return "free memory on this node, or raise the memory limit of the pod: it includes memory of the kernel",
 			"only this node, or the pods with the same limit"
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
-		return "load the kernel module for the expression in the error, for example with modprobe nft_masq on this node",
+		return "load the kernel module for the expression in the error, for example with modprobe nft_masq on this " +
+				"node",
 			"the kernel of this node, until the next boot"
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return "raise the limit of open files of this program (ulimit -n) or of this node (fs.file-max)",

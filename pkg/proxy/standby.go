@@ -65,15 +65,16 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	p.changed = beside.AllKinds
 	p.Metrics.StandingBy(true)
 	if p.standby.other = other; p.standby.reported {
-		klog.FromContext(ctx).Info("Another instance serves this node; this instance waits until it exits", "other", other)
+		klog.FromContext(ctx).Info("Another instance serves this node; this instance waits until it exits", "other",
+			other)
 		return
 	}
 	p.standby.reported = true
 	p.Report(model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "kube-nftproxy",
 		Event: "AnotherInstanceServes", Action: "Wait",
-		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until the "+
-			"other one exits. Unless one replaces the other, remove one of them", other),
+		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until "+
+			"the other one exits. Unless one replaces the other, remove one of them", other),
 	})
 }
 

@@ -29,7 +29,8 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 		case question := <-p.questions:
 			question()
 		case <-late.C:
-			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed until then",
+			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed until "+
+				"then",
 				"waited", waited)
 			waited += patience
 		}
@@ -48,7 +49,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	defer late.Stop()
 	for logged := false; ctx.Err() == nil && !p.hasPodCIDRs(); logged = true {
 		if !logged {
-			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed until then", "node",
+			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed until then",
+				"node",
 				p.NodeName)
 			p.account.waits = "for spec.podCIDRs of the Node"
 		}
@@ -58,8 +60,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 		case <-p.Tracker.Ready():
 		case <-ctx.Done():
 		case <-late.C:
-			return fmt.Errorf("timeout waiting for PodCIDR allocation on node %q: no CIDR is in its spec.podCIDRs after %v; "+
-				"use another --detect-local-mode if the pod network does not need it", p.NodeName, patience)
+			return fmt.Errorf("timeout waiting for PodCIDR allocation on node %q: no CIDR is in its spec.podCIDRs "+
+				"after %v; use another --detect-local-mode if the pod network does not need it", p.NodeName, patience)
 		}
 	}
 	return nil

@@ -370,8 +370,8 @@ func (s *State) problem() model.Problem {
 // What states the fact, and Impact its effect, for a map with too many clients.
 func (s *State) What() string {
 	if s.Fair {
-		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s has "+
-			"the most", s.Clients, s.Family, s.Limit, s.Namespace)
+		return fmt.Sprintf("the node remembers %d %s clients of session affinity, and its limit is %d; namespace %s "+
+			"has the most", s.Clients, s.Family, s.Limit, s.Namespace)
 	}
 	return fmt.Sprintf("namespace %s has the most remembered %s clients of session affinity, more than the limit of a "+
 		"namespace, %d, while the node remembers more than half of its limit of %d",

@@ -80,7 +80,8 @@ func (d *Desired) departed(f *Flow) bool {
 
 // errStrict is the reason why connections cannot be terminated.
 var errStrict = errors.New("net.netfilter.nf_conntrack_tcp_loose is 0: the kernel would not translate the next " +
-	"segment of a connection whose entry was deleted, and no reset would reach the client; established connections stay")
+	"segment of a connection whose entry was deleted, and no reset would reach the client; established connections " +
+	"stay")
 
 // OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that
 // begin with a SYN. loose is the file of the sysctl nf_conntrack_tcp_loose.

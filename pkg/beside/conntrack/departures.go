@@ -77,7 +77,8 @@ func (d *departure) valid() bool {
 
 // NewDepartures returns a listener.
 func NewDepartures(c DeparturesConfig) *Departures {
-	return &Departures{DeparturesConfig: c, services: map[types.NamespacedName]*departing{}, room: room.New(mostDeparted)}
+	return &Departures{DeparturesConfig: c, services: map[types.NamespacedName]*departing{},
+		room: room.New(mostDeparted)}
 }
 
 // Listener returns the functions that the loop calls.
@@ -131,7 +132,8 @@ func (d *Departures) leave(name types.NamespacedName, of *departing, a netip.Add
 				limit = fmt.Sprintf("%d endpoints of the node", mostDeparted)
 			}
 			d.Report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField, Reason: fmt.Sprintf(
-				"the limit of %s that have left within %s is reached: TCP connections to further endpoints stay", limit, memory)})
+				"the limit of %s that have left within %s is reached: TCP connections to further endpoints stay",
+				limit, memory)})
 		}
 		of.full = true
 		return

@@ -73,7 +73,8 @@ func ReadEarlier(ctx context.Context, from func() ([]model.Key, error)) (earlier
 	case earlier = <-read:
 	case <-ctx.Done():
 	case <-time.After(patienceWithEarlier):
-		klog.FromContext(ctx).Info("An earlier process has too many frontends to read; "+stay, "waited", patienceWithEarlier)
+		klog.FromContext(ctx).Info("An earlier process has too many frontends to read; "+stay, "waited",
+			patienceWithEarlier)
 	}
 	return earlier
 }

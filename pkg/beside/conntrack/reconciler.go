@@ -106,7 +106,8 @@ func New(c Config) *Reconciler {
 		c.Interval = defaultInterval
 	}
 	r := &Reconciler{Config: c, owing: map[string]time.Time{}}
-	r.runner = beside.NewRunner(beside.Runner{Work: r.work, Failed: "Failed to clear all conntrack entries, will retry"})
+	r.runner = beside.NewRunner(beside.Runner{Work: r.work, Failed: "Failed to clear all conntrack entries, will " +
+		"retry"})
 	return r
 }
 

@@ -146,7 +146,8 @@ func (w *Watcher) read(context.Context) (beside.Pause, error) {
 	for _, s := range w.Sets {
 		var wanted []types.NamespacedName
 		_, err := w.Reader.Each(s, func(f *nft.Found) bool {
-			if name, isNew := w.note(plan.Number{Family: s.Family, Number: f.Key.AsUint32()}, plan.DemandTime-f.Expires); isNew {
+			number := plan.Number{Family: s.Family, Number: f.Key.AsUint32()}
+			if name, isNew := w.note(number, plan.DemandTime-f.Expires); isNew {
 				wanted = append(wanted, name)
 			}
 			return true

@@ -73,11 +73,13 @@ func newTable(f inet.Family, name string) *refusals {
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
 		nft.DstAddr(f).Load(reg),
 	}}
-	loopback, unreachable := &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: inet.Loopback[f].Addr().AsSlice()}, uint8(3)
+	loopback := &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: inet.Loopback[f].Addr().AsSlice()}
+	unreachable := uint8(3)
 	if f == inet.IPv4 {
 		rule.Exprs = append(rule.Exprs,
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)},
-			loopback)
+			&expr.Bitwise{
+				SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4),
+			}, loopback)
 	} else {
 		unreachable = 4
 		rule.Exprs = append(rule.Exprs, loopback)

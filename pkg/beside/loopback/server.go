@@ -428,10 +428,11 @@ func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedNa
 		return
 	}
 	problem := model.Problem{
-		Kind: "Service", Name: service, Field: "spec.ports[].nodePort", Event: "NodePortNotOnLoopback", Action: "Listen",
+		Kind: "Service", Name: service, Field: "spec.ports[].nodePort", Event: "NodePortNotOnLoopback",
+		Action: "Listen",
 		Reason: fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err),
-		Impact: "connections to this address are refused, or reach another process that listens there; the node port works " +
-			"at all other addresses",
+		Impact: "connections to this address are refused, or reach another process that listens there; the node port " +
+			"works at all other addresses",
 		Fix: fix(err, at.Port()),
 	}
 	of.reported = &problem
@@ -444,8 +445,8 @@ func fix(err error, port uint16) string {
 	if limit, ok := errors.AsType[*descriptors.Error](err); ok {
 		return limit.Fix()
 	}
-	return fmt.Sprintf("stop the other process (to find it, run `ss -ltnp sport = :%d` on the node), or choose another "+
-		"node port", port)
+	return fmt.Sprintf("stop the other process (to find it, run `ss -ltnp sport = :%d` on the node), or choose "+
+		"another node port", port)
 }
 
 // enter takes the descriptors of a connection for a namespace, unless it lacks them. leave gives them back.

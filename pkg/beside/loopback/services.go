@@ -69,7 +69,8 @@ type claims struct {
 func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.Key) {
 	for _, old := range c.byService[name] {
 		changed = append(changed, old.key)
-		others := slices.DeleteFunc(c.byKey[old.key], func(other *claim) bool { return other.name.NamespacedName == name })
+		others := slices.DeleteFunc(c.byKey[old.key],
+			func(other *claim) bool { return other.name.NamespacedName == name })
 		if c.byKey[old.key] = others; len(others) == 0 {
 			delete(c.byKey, old.key)
 		}

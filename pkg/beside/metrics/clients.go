@@ -20,15 +20,15 @@ func RegisterClients(reg prometheus.Registerer, each func(func(f inet.Family, nu
 	}
 	reg.MustRegister(&clients{
 		desc("kubenftproxy_affinity_clients",
-			"Remembered clients of Services with session affinity, at the last count: up to a second ago, and before kernel "+
-				"6.16 at the last reading of all clients. No series before the first count: without Services with session "+
-				"affinity, the program does not count."),
+			"Remembered clients of Services with session affinity, at the last count: up to a second ago, and before "+
+				"kernel 6.16 at the last reading of all clients. No series before the first count: without Services "+
+				"with session affinity, the program does not count."),
 		desc("kubenftproxy_affinity_clients_limit",
 			"Limit of the remembered clients of Services with session affinity."),
 		desc("kubenftproxy_affinity_clients_forgotten_total",
-			"Clients of Services with session affinity that the program has forgotten before their timeout, because more "+
-				"than half of the limit was in use, and their namespace had more than its part and its share, or their "+
-				"Service was deleted."),
+			"Clients of Services with session affinity that the program has forgotten before their timeout, because "+
+				"more than half of the limit was in use, and their namespace had more than its part and its share, or "+
+				"their Service was deleted."),
 		each,
 	})
 }

@@ -12,9 +12,9 @@ type demand struct {
 // registered already.
 func RegisterDemand(reg prometheus.Registerer, each func(func(namespace, service string, wanted bool))) {
 	reg.MustRegister(&demand{prometheus.NewDesc("kubenftproxy_service_demand",
-		"1 if this node has held a packet to the Service within 90 seconds because the Service has no endpoint, else 0. "+
-			"Only Services with the annotation kube-nftproxy.io/scale-to-zero have series, while they have no endpoint or "+
-			"their value is 1.",
+		"1 if this node has held a packet to the Service within 90 seconds because the Service has no endpoint, else "+
+			"0. Only Services with the annotation kube-nftproxy.io/scale-to-zero have series, while they have no "+
+			"endpoint or their value is 1.",
 		[]string{"namespace", "service"}, nil), each})
 }
 

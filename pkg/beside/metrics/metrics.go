@@ -96,8 +96,9 @@ func (m *Metrics) registerSync(r registry) {
 	m.partialSyncDuration = r.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds",
 		"Duration of one partial sync, which writes only changes.", durationBuckets(), "ip_family")
 	m.programmingDuration = r.histograms("kubeproxy_network_programming_duration_seconds",
-		"Time from the change of an EndpointSlice, by its annotation endpoints.kubernetes.io/last-change-trigger-time, "+
-			"until its rules are in the kernel.", programmingBuckets(), "ip_family")
+		"Time from the change of an EndpointSlice, by its annotation "+
+			"endpoints.kubernetes.io/last-change-trigger-time, until its rules are in the kernel.",
+		programmingBuckets(), "ip_family")
 	m.lastSync = r.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds",
 		"Unix time of the end of the last successful sync.", "ip_family")
 	m.lastQueued = r.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
@@ -162,22 +163,22 @@ func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
 	m.capacity = r.gauges("kubenftproxy_capacity_elements",
-		"Maximum number of elements of a set or map of the table. At three quarters of it, the next sync replaces the set "+
-			"with a larger one. Sets without a maximum have no series.", "ip_family", "set")
+		"Maximum number of elements of a set or map of the table. At three quarters of it, the next sync replaces the "+
+			"set with a larger one. Sets without a maximum have no series.", "ip_family", "set")
 	m.classChains = r.gauges("kubenftproxy_class_chains",
-		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables in "+
-			"use, and one for each timeout of session affinity.", "ip_family")
+		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables "+
+			"in use, and one for each timeout of session affinity.", "ip_family")
 	m.rejected = r.gauges("kubenftproxy_rejected_objects",
 		"API objects with a part that is not programmed, because it is invalid or exceeds a limit, by kind.", "kind")
 	m.conflicts = r.gauge("kubenftproxy_conflicts",
-		"Frontends (address, port and protocol) that more than one Service claims. One Service gets it; the others get an "+
-			"Event.")
+		"Frontends (address, port and protocol) that more than one Service claims. One Service gets it; the others "+
+			"get an Event.")
 	m.leftovers = r.gauges("kubenftproxy_leftovers",
 		"kube-proxy objects on the node, left over or in use, by kind: nftables tables, chains of iptables-nft and "+
 			"iptables-legacy, virtual servers, sets and the device of IPVS.", "kind")
 	m.problems = r.counters("kubenftproxy_problems_total",
-		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log "+
-			"line and an Event, except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
+		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has "+
+			"a log line and an Event, except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
 		"Problems of kubenftproxy_problems_total without an Event, by the kind of the object. "+
 			"Within ten minutes, 500 problems are in the log, which namespaces share; 24 of one namespace at most. "+
@@ -192,8 +193,9 @@ func (m *Metrics) registerState(r registry) {
 func (m *Metrics) registerNodePorts(r registry) {
 	m.nodePortCollisions = r.gauges("kubenftproxy_node_port_collisions",
 		"Node ports of Services that conflict with the use of ports on this node, by cause: listener, a local process "+
-			"listens on it, and receives no packets, because the Service receives them; ephemeral_range, the kernel may "+
-			"give it to any process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).", "cause")
+			"listens on it, and receives no packets, because the Service receives them; ephemeral_range, the kernel "+
+			"may give it to any process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).",
+		"cause")
 	m.nodePortSearches = r.counters("kubenftproxy_node_port_searches_total",
 		"Searches for conflicts of node ports, by result: done or failed. While searches fail, "+
 			"kubenftproxy_node_port_collisions keeps the result of the last successful search.", "result")
@@ -219,10 +221,11 @@ func (m *Metrics) registerTrust(r registry) {
 	m.takeovers = r.counter("kubenftproxy_takeovers_total",
 		"Takeovers by this instance from an instance that had not renewed the lease of the tables for 30 seconds.")
 	m.configOutdated = r.gauge("kubenftproxy_config_outdated",
-		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies the "+
-			"file.")
+		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies "+
+			"the file.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
-		"Searches for stale conntrack entries, by result: done or failed. A failed search is retried.", "ip_family", "result")
+		"Searches for stale conntrack entries, by result: done or failed. A failed search is retried.", "ip_family",
+		"result")
 	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
 		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request "+
 			"succeeds.", "resource")

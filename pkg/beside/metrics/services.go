@@ -52,8 +52,8 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 	s := &services{
 		source: source, most: most,
 		connections: describe("connections_total",
-			"New connections to Services through this node that were forwarded to an endpoint. All metrics of connections need "+
-				"--count-connections."),
+			"New connections to Services through this node that were forwarded to an endpoint. All metrics of "+
+				"connections need --count-connections."),
 		refused: describe("refused_total",
 			"New connections to Services through this node that were refused or dropped, by reason: "+
 				reasons()+". Each retry of a client counts.", "reason"),
@@ -61,17 +61,17 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 			"New connections forwarded for one service port. Only the busiest service ports have series.",
 			"namespace", "service", "port"),
 		serviceRefused: describe("service_refused_total",
-			"New connections refused or dropped for one service port, by reason. Only the busiest service ports have series. A "+
-				"connection to an unused port counts for the Service, with an empty port.", "namespace", "service", "port",
-			"reason"),
+			"New connections refused or dropped for one service port, by reason. Only the busiest service ports have "+
+				"series. A connection to an unused port counts for the Service, with an empty port.",
+			"namespace", "service", "port", "reason"),
 		zone: describe("service_zone_connections_total",
-			"New connections forwarded for one Service, by the zone of the endpoint in its EndpointSlice; unknown if that has "+
-				"none, other for all zones of a Service above 16. Needs --count-connections=zones. Only the Services of the "+
-				"busiest service ports have series.", "namespace", "service", "zone"),
+			"New connections forwarded for one Service, by the zone of the endpoint in its EndpointSlice; unknown if "+
+				"that has none, other for all zones of a Service above 16. Needs --count-connections=zones. Only the "+
+				"Services of the busiest service ports have series.", "namespace", "service", "zone"),
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kubenftproxy_connection_readings_total",
-			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a failed " +
-				"reading, the metrics have the previous values.",
+			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a " +
+				"failed reading, the metrics have the previous values.",
 		}, []string{"result"}),
 		ports: shown{},
 	}

@@ -17,8 +17,8 @@ type Terminations struct {
 // NewTerminations registers the metric of terminated connections. Searches count as other searches of m.
 func NewTerminations(r prometheus.Registerer, m *Metrics) *Terminations {
 	t := &Terminations{passes: m, deleted: registry{Registerer: r}.counters("kubenftproxy_terminated_connections_total",
-		"TCP connections to endpoints that left the EndpointSlices, terminated because of --terminate-connections or the "+
-			"annotation.", "ip_family")}
+		"TCP connections to endpoints that left the EndpointSlices, terminated because of --terminate-connections or "+
+			"the annotation.", "ip_family")}
 	for _, f := range m.families {
 		t.deleted.WithLabelValues(f.String())
 	}

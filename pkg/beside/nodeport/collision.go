@@ -127,7 +127,8 @@ func (s *served) ephemeral(e Ephemeral) (list []collision) {
 // onePerPort sorts collisions by Service, and removes duplicates of a node port of a Service.
 func onePerPort(list []collision) []collision {
 	slices.SortFunc(list, func(a, b collision) int {
-		return cmp.Or(cmp.Compare(a.service.Namespace, b.service.Namespace), cmp.Compare(a.service.Name, b.service.Name),
+		return cmp.Or(cmp.Compare(a.service.Namespace, b.service.Namespace),
+			cmp.Compare(a.service.Name, b.service.Name),
 			a.port.compare(b.port), a.at.Compare(b.at))
 	})
 	return slices.CompactFunc(list, func(a, b collision) bool { return a.service == b.service && a.port == b.port })
@@ -164,8 +165,8 @@ func listenerProblem(node string, list []collision) model.Problem {
 	if first.own {
 		return model.Problem{
 			Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz or "+
-				"/metrics",
+			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz "+
+				"or /metrics",
 				node, listed(list, collision.where)),
 			Impact: "packets to this port of the node's addresses reach the Service, " +
 				"so load balancers, the kubelet or Prometheus get another answer or none",
@@ -176,8 +177,8 @@ func listenerProblem(node string, list []collision) model.Problem {
 		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
 		Reason: fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where)),
 		Impact: "packets to this port of the node's addresses reach the Service, and the process does not receive them",
-		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run `%s` on "+
-			"the node)",
+		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run "+
+			"`%s` on the node)",
 			first.command()),
 	}
 }
@@ -198,7 +199,8 @@ func (c collision) command() string {
 func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Service", Name: list[0].service, Field: field, Event: "NodePortInEphemeralRange", Action: "Allocate",
-		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of net.ipv4.ip_local_port_range (%s)",
+		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of "+
+			"net.ipv4.ip_local_port_range (%s)",
 			node, listed(list, collision.name), e.Range),
 		Impact: impact, Fix: remedy,
 	}

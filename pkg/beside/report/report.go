@@ -70,7 +70,8 @@ func (r *Reporter) Problem(p model.Problem) {
 	r.count.Suppressed(p.Kind)
 	if first {
 		r.logger.Info("Too many problems; further ones are counted, and reported later", "limit", limitNames[lacks],
-			"owner", objectOf(p).owner(), "kind", p.Kind, "object", klog.KRef(p.Name.Namespace, p.Name.Name), "window", window)
+			"owner", objectOf(p).owner(), "kind", p.Kind, "object", klog.KRef(p.Name.Namespace, p.Name.Name),
+			"window", window)
 	}
 	r.await()
 }
@@ -149,7 +150,8 @@ func (r *Reporter) Wanted(service types.NamespacedName) {
 	}
 	r.logger.Info("A client connects to a Service without endpoints; its packets are held", "service", service)
 	if r.recorder != nil {
-		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
+		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace,
+			Name: service.Name}
 		r.recorder.Eventf(object, nil, corev1.EventTypeNormal, demandReason, "Hold",
 			"a client connects (on one node or more), and the Service has no endpoint")
 	}

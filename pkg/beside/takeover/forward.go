@@ -13,7 +13,8 @@ func LegacyForwardDrops() (commands []string, err error) {
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(c.chains, func(ch chain) bool { return ch.builtin && ch.name == "FORWARD" && ch.drops }) {
+		drops := func(ch chain) bool { return ch.builtin && ch.name == "FORWARD" && ch.drops }
+		if slices.ContainsFunc(c.chains, drops) {
 			commands = append(commands, s.command)
 		}
 		return nil

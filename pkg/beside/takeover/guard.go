@@ -34,7 +34,8 @@ func LoopbackGuarded() (guarded bool, err error) {
 			return nil
 		}
 		_, c, err := s.content(table)
-		guarded = guarded || err == nil && slices.ContainsFunc(c.rules, func(r rule) bool { return r.chain == guardChain })
+		guarded = guarded || err == nil &&
+			slices.ContainsFunc(c.rules, func(r rule) bool { return r.chain == guardChain })
 		return err
 	})
 	return guarded, err

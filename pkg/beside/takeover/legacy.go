@@ -74,8 +74,8 @@ func removeLegacy(note *notes) error {
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("remove kube-proxy's chains from table %s of %s; run on the node: %s: %w", table, s.command,
-				s.byHand(table), err)
+			return fmt.Errorf("remove kube-proxy's chains from table %s of %s; run on the node: %s: %w",
+				table, s.command, s.byHand(table), err)
 		}
 		note.chains(done)
 		return nil

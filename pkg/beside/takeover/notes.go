@@ -29,7 +29,8 @@ func (n *notes) chains(c change) {
 	}
 	if c.unaccepted {
 		n.Info("The policy of chain FORWARD is drop. The removed rules of kube-proxy accepted replies and masqueraded "+
-			"packets. Check that other rules, for example of the network plugin, accept the traffic of pods", "where", c.table)
+			"packets. Check that other rules, for example of the network plugin, accept the traffic of pods",
+			"where", c.table)
 	}
 	for _, name := range c.keptNames() {
 		if where := c.table + " " + name; !n.kept[where] {

@@ -104,12 +104,13 @@ func (r Rival) NodeName(ctx context.Context) string {
 
 // Remedy returns the smallest change after which only one proxy serves a node, and the side effects of this change.
 func Remedy(node string) (fix, affects string) {
-	return fmt.Sprintf("choose one proxy for node %[1]s. To list its pods with their images: kubectl -n kube-system get "+
-			"pods --field-selector spec.nodeName=%[1]s -o custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[*].image. "+
-			"If the DaemonSet kube-proxy has the node affinity of deploy/canary/kube-proxy.yaml, this keeps it off the node: "+
-			"kubectl label node %[1]s service-proxy=kube-nftproxy", node),
-		fmt.Sprintf("only node %s: its pod of kube-proxy exits, and connections continue. Adding the affinity restarts the "+
-			"pods of kube-proxy on other nodes once; their rules stay in force meanwhile", node)
+	return fmt.Sprintf("choose one proxy for node %[1]s. To list its pods with their images: kubectl -n kube-system "+
+			"get pods --field-selector spec.nodeName=%[1]s -o "+
+			"custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[*].image. If the DaemonSet kube-proxy has the "+
+			"node affinity of deploy/canary/kube-proxy.yaml, this keeps it off the node: kubectl label node %[1]s "+
+			"service-proxy=kube-nftproxy", node),
+		fmt.Sprintf("only node %s: its pod of kube-proxy exits, and connections continue. Adding the affinity "+
+			"restarts the pods of kube-proxy on other nodes once; their rules stay in force meanwhile", node)
 }
 
 // ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing.
