@@ -136,7 +136,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	now := p.Now()
 	p.queue.committed(now, now.Sub(start))
 	conflicts := len(p.problems.losing) > 0 && !p.problems.moving
-	if done && (conflicts || p.unsettled || p.queue.ready()) {
+	if done && (conflicts || p.unsettled || len(p.queue.services) > 0 && p.queue.ready()) {
 		p.Schedule.Urgent()
 	}
 }
