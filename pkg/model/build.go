@@ -92,7 +92,6 @@ func construct(o Objects, node Node, opts Options) *builder {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	b.service()
-	b.groups = newGroups(b.out.Ports)
 	b.collect(o.Slices)
 	b.selectEndpoints()
 	b.out.Problems = b.allProblems()

@@ -52,9 +52,6 @@ func (t traits) tier() int {
 type endpoint struct {
 	netip.AddrPort
 	traits
-	// lacksCluster and lacksLocal are the reasons why policy Cluster and policy Local do not use the endpoint: the
-	// traits that the policy demands, and the endpoint does not have. See [ServicePort.choose].
-	lacksCluster, lacksLocal traits
 	// weight is at least 1. missing is the part of it that a starting endpoint does not have yet, in units of
 	// 1/[fullShare].
 	weight  uint16
@@ -71,42 +68,42 @@ type groupKey struct {
 	name     string
 }
 
-// group has the endpoints of one service port in all slices, within the limits.
+// group has the endpoints of one service port in all slices, within the limits. The last group is for slice ports that
+// match no service port. It has only endpoints on this node; for Service.Listed, it has all endpoints.
 type group struct {
 	groupKey
+	parts []part
 	// endpoints are sorted, without duplicates, which are in the other list.
 	endpoints, duplicates []endpoint
 }
 
-// newGroups returns an empty group for each service port. The last group is for slice ports that match no service
-// port. It has only endpoints on this node; for Service.Listed, it has all endpoints.
-func newGroups(ports []*ServicePort) []group {
-	groups := make([]group, len(ports)+1)
-	for i, p := range ports {
-		groups[i].groupKey = groupKey{family: p.Family, protocol: p.Protocol, name: p.Name.Port}
-	}
-	return groups
-}
-
-// A target is one port of a slice: the index of the group of its endpoints, and their port number.
-type target struct {
-	group int
+// A part of a group is a slice with the number of one of its ports.
+type part struct {
+	slice *Slice
 	port  uint16
 	// portless is true if the slice has no usable port, and is read only for Service.Listed.
 	portless bool
 }
 
-// collect adds the endpoints of slices to the groups, within the limits of slices and of pairs. The slices are in the
-// order of their names.
+// A target is the group for a port of a slice, by its index.
+type target struct {
+	group int
+	part
+}
+
+// collect makes a group for each service port, and adds the endpoints of slices to them, within the limits of slices and
+// of pairs. The slices are in the order of their names.
 func (b *builder) collect(list []*Slice) {
 	n, most := len(list), b.limits.Slices
 	if n > most {
 		b.reportExcess(limitSlices, "EndpointSlices", n, most, fmt.Sprintf("the last %d by name are not used", n-most),
 			"use larger EndpointSlices")
 	}
+	b.groups = make([]group, len(b.out.Ports)+1)
 	groupAt := make(map[groupKey]int, len(b.out.Ports))
-	for i := range b.out.Ports {
-		key := b.groups[i].groupKey
+	for i, sp := range b.out.Ports {
+		key := groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}
+		b.groups[i].groupKey = key
 		if _, known := groupAt[key]; !known { // a port may have the name RangesPort
 			groupAt[key] = i
 		}
@@ -124,12 +121,21 @@ func (b *builder) collect(list []*Slice) {
 		if keep == 0 && s.Len() > 0 {
 			continue
 		}
-		if len(targets) > 0 {
-			r.add(targets, keep)
+		within := s
+		if keep < len(s.Endpoints) {
+			within = b.node.bestOf(s, keep)
+		}
+		for _, t := range targets {
+			t.slice = within
+			b.groups[t.group].parts = append(b.groups[t.group].parts, t.part)
+		}
+		if len(targets) > 0 && len(s.Unusable)+len(s.problems.list)+s.overHints > 0 {
 			r.reportEndpoints()
 		}
-		for _, p := range append(r.problems.all(s.problemOf("ports, endpoints", "")), r.unlimited...) {
-			b.ofSlices.add(10*b.limits.Problems, p)
+		if len(r.problems.list)+len(r.unlimited) > 0 {
+			for _, p := range append(r.problems.all(s.problemOf("ports, endpoints", "")), r.unlimited...) {
+				b.ofSlices.add(10*b.limits.Problems, p)
+			}
 		}
 	}
 	if exceeded {
@@ -137,43 +143,78 @@ func (b *builder) collect(list []*Slice) {
 			"only EndpointSlices that are first by name are used", "divide the Service")
 	}
 	for i := range b.groups {
-		b.groups[i].separate()
+		if g := &b.groups[i]; len(g.parts) > 0 {
+			b.read(g, i < len(b.out.Ports) || b.out.TerminateGone)
+		}
 	}
 }
 
-// separate sorts the endpoints, and separates duplicates.
-func (g *group) separate() {
-	all, n := g.endpoints, 0
-	slices.SortFunc(all, compareEndpoints)
-	for i, e := range all {
-		if n == 0 || all[n-1].AddrPort != e.AddrPort {
-			all[n], all[i] = e, all[n]
-			n++
+// read reads the endpoints of a group: every one, or only those on this node. It sorts them, and separates duplicates.
+func (b *builder) read(g *group, every bool) {
+	n := 0
+	for _, p := range g.parts {
+		n += len(p.slice.Endpoints)
+	}
+	all := make([]endpoint, 0, n)
+	for _, p := range g.parts {
+		for i := range p.slice.Endpoints {
+			e := b.node.endpoint(p.slice, &p.slice.Endpoints[i], p.port)
+			b.weighted = b.weighted || e.weight != 1
+			if p.portless {
+				e.traits = 0
+			}
+			all = append(all, e)
 		}
 	}
-	g.endpoints, g.duplicates = all[:n:n], all[n:]
+	if !every {
+		all = slices.DeleteFunc(all, func(e endpoint) bool { return !e.has(local) })
+	}
+	order := make([]int32, len(all)) // because an endpoint is large, the sort moves indexes
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(i, j int32) int { return compareEndpoints(&all[i], &all[j]) })
+	g.endpoints = make([]endpoint, 0, len(all))
+	for _, i := range order {
+		if n := len(g.endpoints); n > 0 && g.endpoints[n-1].AddrPort == all[i].AddrPort {
+			g.duplicates = append(g.duplicates, all[i])
+		} else {
+			g.endpoints = append(g.endpoints, all[i])
+		}
+	}
 }
 
 // compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is
 // first, and the others are not used. A new pod may get the address of a pod that still terminates: the endpoint that
 // is not terminating is preferred. An endpoint that moves between slices may be in both with different conditions:
 // the entry with the better conditions is preferred. kube-proxy keeps the last entry that it reads.
-func compareEndpoints(a, b endpoint) int {
+func compareEndpoints(a, b *endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
 	}
 	return cmp.Or(cmp.Compare(b.traits^terminating, a.traits^terminating), cmp.Compare(b.weight, a.weight))
 }
 
-// best returns at most n of sorted endpoints, and the others. It prefers ready endpoints, then endpoints that serve
-// while they terminate, then others. Among equals, it prefers lower addresses.
-func best(list []endpoint, n int) (kept, others []endpoint) {
-	if len(list) <= n {
-		return list, nil
+// bestOf returns a slice with only the best endpoints.
+func (n *Node) bestOf(s *Slice, most int) *Slice {
+	all, out := make([]endpoint, len(s.Endpoints)), *s
+	for i := range s.Endpoints {
+		all[i] = n.endpoint(s, &s.Endpoints[i], 0)
 	}
+	kept, _ := best(all, most)
+	out.Endpoints = make([]Endpoint, most)
+	for i, e := range kept {
+		out.Endpoints[i] = *e.of
+	}
+	return &out
+}
+
+// best returns n of more sorted endpoints, and the others. It prefers ready endpoints, then endpoints that serve while
+// they terminate, then others. Among equals, it prefers lower addresses.
+func best(list []endpoint, n int) (kept, others []endpoint) {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b endpoint) int { return cmp.Compare(a.tier(), b.tier()) })
-	slices.SortFunc(list[:n], compareEndpoints)
+	slices.SortFunc(list[:n], func(a, b endpoint) int { return compareEndpoints(&a, &b) })
 	return list[:n], list[n:]
 }
 
@@ -219,7 +260,7 @@ func (r *sliceReader) targets(groupAt map[groupKey]int) (targets []target) {
 			continue
 		}
 		if at, found := groupAt[groupKey{family: f, protocol: protocol, name: *p.Name}]; found {
-			targets = append(targets, target{group: at, port: uint16(*p.Port)})
+			targets = append(targets, target{at, part{port: uint16(*p.Port)}})
 		} else {
 			hasOthers = true
 		}
@@ -230,7 +271,7 @@ func (r *sliceReader) targets(groupAt map[groupKey]int) (targets []target) {
 	if len(targets) == 0 {
 		r.unread(unusable)
 		if r.b.out.TerminateGone {
-			return []target{{group: others, portless: true}}
+			return []target{{others, part{portless: true}}}
 		}
 	}
 	return targets
@@ -244,37 +285,11 @@ func (r *sliceReader) unread(why string) {
 	r.b.unread[r.s] = why
 }
 
-// add adds at most keep endpoints of the slice to the groups.
-func (r *sliceReader) add(targets []target, keep int) {
-	list := make([]endpoint, len(r.s.Endpoints))
-	for i := range r.s.Endpoints {
-		list[i] = r.b.node.endpoint(r.s, &r.s.Endpoints[i])
-		r.b.weighted = r.b.weighted || list[i].weight != 1
-	}
-	list, _ = best(list, keep)
-	for _, t := range targets {
-		g := &r.b.groups[t.group]
-		every := t.group < len(r.b.groups)-1 || r.b.out.TerminateGone
-		if every {
-			g.endpoints = slices.Grow(g.endpoints, len(list))
-		}
-		for _, e := range list {
-			e.AddrPort = netip.AddrPortFrom(e.Addr(), t.port)
-			if t.portless {
-				e.traits = 0
-			}
-			if every || e.has(local) {
-				g.endpoints = append(g.endpoints, e)
-			}
-		}
-	}
-}
-
-// endpoint returns an endpoint of a slice as this node sees it, without a port. An endpoint of weight 0 gets no new
+// endpoint returns an endpoint of a slice as this node sees it, at a port. An endpoint of weight 0 gets no new
 // connections, and may continue existing ones: it is neither ready nor terminating.
-func (n *Node) endpoint(s *Slice, of *Endpoint) endpoint {
+func (n *Node) endpoint(s *Slice, of *Endpoint, port uint16) endpoint {
 	e := endpoint{
-		AddrPort: netip.AddrPortFrom(of.Addr, 0), traits: of.conditions, weight: max(1, of.weight), slice: s, of: of,
+		AddrPort: netip.AddrPortFrom(of.Addr, port), traits: of.conditions, weight: max(1, of.weight), slice: s, of: of,
 	}
 	if of.weight == 0 {
 		e.traits &^= ready | terminating

@@ -87,7 +87,7 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 	case s.forCluster&(thisNodeHint|thisZoneHint) != 0:
 		return "hints select endpoints near this node"
 	}
-	mayHave := func(e *endpoint) bool { return e.lacksCluster == 0 || e.has(terminating) }
+	mayHave := func(e *endpoint) bool { return e.has(s.forCluster) || e.has(terminating) }
 	earlier := func(e *endpoint) bool { return mayHave(e) && !e.has(local) }
 	sp.Direct = &Direct{
 		Here:           pick(s.endpoints, func(e *endpoint) bool { return mayHave(e) && e.has(local) }),

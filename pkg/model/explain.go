@@ -83,7 +83,7 @@ type explainer struct {
 // others adds the endpoints of a slice that no port can use.
 func (x *explainer) others(s *Slice) {
 	add := func(e *Endpoint, why string) {
-		c := candidateOf(x.node.endpoint(s, e))
+		c := candidateOf(x.node.endpoint(s, e, 0))
 		c.NotCluster, c.NotLocal = why, why
 		x.out.Others = append(x.out.Others, c)
 	}
@@ -121,7 +121,7 @@ func (x *explainer) port(i int) PortExplanation {
 	}
 	for _, e := range s.endpoints {
 		c := candidateOf(e)
-		c.NotCluster, c.NotLocal = x.lack(&e, e.lacksCluster), x.lack(&e, e.lacksLocal)
+		c.NotCluster, c.NotLocal = x.lack(&e, s.forCluster&^e.traits), x.lack(&e, s.forLocal&^e.traits)
 		out.Candidates = append(out.Candidates, c)
 	}
 	for _, e := range s.unused {

@@ -76,13 +76,9 @@ func (b *builder) selectEndpoints() {
 func (sp *ServicePort) choose(s *selection, slow bool) {
 	usesCluster, usesLocal := sp.policies()
 	s.forCluster, s.forLocal = demands(s.endpoints)
-	for i := range s.endpoints {
-		e := &s.endpoints[i]
-		e.lacksCluster, e.lacksLocal = s.forCluster&^e.traits, s.forLocal&^e.traits
-		sp.HasEndpoints = sp.HasEndpoints || e.lacksCluster == 0
-	}
-	inCluster := func(e *endpoint) bool { return usesCluster && e.lacksCluster == 0 }
-	inLocal := func(e *endpoint) bool { return usesLocal && e.lacksLocal == 0 }
+	sp.HasEndpoints = slices.ContainsFunc(s.endpoints, func(e endpoint) bool { return e.has(s.forCluster) })
+	inCluster := func(e *endpoint) bool { return usesCluster && e.has(s.forCluster) }
+	inLocal := func(e *endpoint) bool { return usesLocal && e.has(s.forLocal) }
 	isUsed := func(e *endpoint) bool { return inCluster(e) || inLocal(e) }
 	hairpin := func(e *endpoint) bool { return e.has(local) && isUsed(e) }
 	serves := func(e *endpoint) bool { return e.has(ready) || e.has(serving) }

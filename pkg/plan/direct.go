@@ -223,41 +223,55 @@ func (l *layout) directElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// placeElements adds the elements of slots with direct server return: whether the endpoint of a slot, or its earlier
-// endpoint, is on this node or another one.
-func (l *layout) placeElements(p *port, to *wants) {
-	for i, endpoint := range p.slots[listCluster] {
-		slot := nft.Value{}.Uint32(p.number).Uint32(uint32(i))
-		pass := func(ch chance, e netip.AddrPort) {
-			to.own = append(to.own, nft.Element{Set: l.dsr.passed[ch], Key: slot},
-				nft.Element{Set: l.dsr.elsewhere[ch], Key: slot, Data: nft.Value{}.Addr(e.Addr())})
-		}
+// place has the destinations of the packets to a slot with direct server return: its endpoint if that is on this node,
+// and the address of an endpoint on another node to which packets are passed on.
+type place struct {
+	here      netip.AddrPort
+	elsewhere netip.Addr
+	chance    chance
+}
+
+// findPlaces finds the places of the slots of listCluster. If the endpoint of a slot is on this node, open connections
+// may have an earlier endpoint: the one that has the slot in a table with the terminating endpoints, and without the
+// endpoints on this node, which knows their connections. If the slot's present endpoint is new, this is the endpoint
+// before it. If the earlier endpoint terminates, it has its slot in this table.
+func (p *port) findPlaces() {
+	slots, d := p.slots[listCluster], p.Direct
+	var earlier []netip.AddrPort
+	method := p.Method
+	method.Size = uint32(len(slots))
+	if len(d.Here) > 0 && p.Protocol == inet.TCP && method.Slots(len(d.Earlier), d.EarlierWeights) == len(slots) {
+		earlier = method.Fill(d.Earlier, d.EarlierWeights)
+	}
+	p.places = make([]place, len(slots))
+	for i, endpoint := range slots {
 		switch {
-		case isIn(p.Direct.Here, endpoint):
-			key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(uint32(i))
-			to.own = append(to.own, nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(endpoint)})
-			if p.earlier != nil && isIn(p.Direct.Elsewhere, p.earlier[i]) {
-				pass(secondChance, p.earlier[i])
+		case isIn(d.Here, endpoint):
+			p.places[i].here = endpoint
+			if earlier != nil && isIn(d.Elsewhere, earlier[i]) {
+				p.places[i].elsewhere, p.places[i].chance = earlier[i].Addr(), secondChance
 			}
-		case isIn(p.Direct.Elsewhere, endpoint):
-			pass(firstChance, endpoint)
+		case isIn(d.Elsewhere, endpoint):
+			p.places[i].elsewhere, p.places[i].chance = endpoint.Addr(), firstChance
 		}
 	}
 }
 
-// findEarlier finds the endpoint that open connections of a slot may have: the one that has the slot in a table with
-// the terminating endpoints, and without the endpoints on this node, which knows their connections. If the slot's
-// present endpoint is new, this is the endpoint before it. If the earlier endpoint terminates, it has its slot in this
-// table.
-func (p *port) findEarlier() {
-	now, d := p.slots[listCluster], p.Direct
-	if len(d.Here) == 0 || p.Protocol != inet.TCP {
-		return
-	}
-	method := p.Method
-	method.Size = uint32(len(now))
-	if method.Slots(len(d.Earlier), d.EarlierWeights) == len(now) {
-		p.earlier = method.Fill(d.Earlier, d.EarlierWeights)
+// placeElements adds the elements of the places that the other version of the port does not have.
+func (l *layout) placeElements(p, other *port, to *wants) {
+	for i, place := range p.places {
+		if other.number == p.number && i < len(other.places) && place == other.places[i] {
+			continue
+		}
+		slot := nft.Value{}.Uint32(p.number).Uint32(uint32(i))
+		if place.here.IsValid() {
+			key := nft.Value{}.Proto(p.Protocol).Uint32(p.number).Uint32(uint32(i))
+			to.own = append(to.own, nft.Element{Set: l.dsr.here, Key: key, Data: nft.Endpoint(place.here)})
+		}
+		if a := place.elsewhere; a.IsValid() {
+			to.own = append(to.own, nft.Element{Set: l.dsr.passed[place.chance], Key: slot},
+				nft.Element{Set: l.dsr.elsewhere[place.chance], Key: slot, Data: nft.Value{}.Addr(a)})
+		}
 	}
 }
 

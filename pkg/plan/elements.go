@@ -145,11 +145,11 @@ func (p *Planner) report(e nft.Element, change want.Change) {
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
 
-// serviceElements adds what a Service wants apart from its frontends.
-func (p *Planner) serviceElements(s *service, to *wants) {
-	to.own = slices.Grow(to.own, s.takes[ofElements])
+// serviceElements adds what a Service wants apart from its frontends. It leaves out slots that the other version of the
+// Service has, too.
+func (p *Planner) serviceElements(s, other *service, to *wants) {
 	for _, port := range s.ports {
-		p.rules.layouts[port.Family].portElements(port, to)
+		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
 	}
 	for _, a := range s.reserved {
 		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
@@ -258,7 +258,7 @@ func (p *Planner) bySize(most int) []*service {
 
 // allElements adds all that a Service wants.
 func (p *Planner) allElements(s *service, to *wants) {
-	p.serviceElements(s, to)
+	p.serviceElements(s, &noService, to)
 	s.eachFrontend(func(c claim) {
 		if p.claims.winner(c.frontend.Key).frontend == c.frontend {
 			p.frontendElements(c, to)

@@ -25,9 +25,8 @@ type port struct {
 	sources *sources
 	// slots are the endpoints for both policies, in the order of their slots.
 	slots [lists][]netip.AddrPort
-	// earlier are the endpoints that open connections of each slot of listCluster may have, see [port.findEarlier]; nil
-	// without direct server return.
-	earlier []netip.AddrPort
+	// places are the places of the slots of listCluster; nil without direct server return.
+	places []place
 	// timeout is the timeout of session affinity in seconds, one of timeouts; 0 without session affinity.
 	timeout uint32
 	// ids are the ids of the endpoints; nil if the port is not affine, see numbers.go.
@@ -67,7 +66,7 @@ func (p *port) fill() {
 		}
 	}
 	if p.Direct != nil {
-		p.findEarlier()
+		p.findPlaces()
 	}
 }
 
@@ -185,8 +184,9 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// portElements adds the elements of a service port that belong to no single frontend.
-func (l *layout) portElements(p *port, to *wants) {
+// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots that the other
+// version of the port has, too.
+func (l *layout) portElements(p, other *port, to *wants) {
 	l.sharedElements(p, to)
 	if p.ids != nil {
 		l.affineElements(p, to)
@@ -198,10 +198,10 @@ func (l *layout) portElements(p *port, to *wants) {
 		l.originElements(p, to)
 	}
 	for ls := range lists {
-		l.slotElements(p, ls, to)
+		l.slotElements(p, other, ls, to)
 	}
 	if p.Direct != nil {
-		l.placeElements(p, to)
+		l.placeElements(p, other, to)
 	}
 }
 
@@ -222,16 +222,24 @@ func (l *layout) originElements(p *port, to *wants) {
 	}
 }
 
-// slotElements adds the elements of the slots of a list.
-func (l *layout) slotElements(p *port, ls list, to *wants) {
+// slotElements adds the elements of the slots of a list that the other version of the port does not have: usually, a
+// change of a large Service changes few of them.
+func (l *layout) slotElements(p, other *port, ls list, to *wants) {
 	e, key := nft.Element{Set: l.endpoints[ls]}, nft.Value{}.Proto(p.Protocol).Uint32(p.number)
 	if p.ids != nil {
 		e.Set, key = l.slots[ls], nft.Value{}.Uint32(p.number)
+		if p.Limited() {
+			e.Set = l.limitedSlots[ls]
+		}
 	}
-	if p.Limited() {
-		e.Set = l.limitedSlots[ls]
+	var same []netip.AddrPort
+	if p.number == other.number && p.ids == other.ids && p.Limited() == other.Limited() {
+		same = other.slots[ls]
 	}
 	for i, endpoint := range p.slots[ls] {
+		if i < len(same) && same[i] == endpoint {
+			continue
+		}
 		if e.Key, e.Data = key.Uint32(uint32(i)), nft.Endpoint(endpoint); p.ids != nil {
 			e.Data = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
 		}

@@ -211,8 +211,8 @@ func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, p
 // flows may be stale.
 func (p *Planner) change(old, now *service, contests []contest) {
 	was, is := p.was.empty(), p.is.empty()
-	p.serviceElements(old, was)
-	p.serviceElements(now, is)
+	p.serviceElements(old, now, was)
+	p.serviceElements(now, old, is)
 	for _, c := range contests {
 		p.noteFlows(c)
 		if c.was != c.is {

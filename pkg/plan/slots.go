@@ -25,18 +25,22 @@ func inSlots(set []netip.AddrPort) []netip.AddrPort {
 	if len(set) < 2 {
 		return set
 	}
-	ring := make([]rival, len(set))
+	// The upper bits are the position of an endpoint, the lower bits its index. So endpoints with equal positions, which
+	// a tenant can find, are also in a definite order.
+	const indexBits = 1<<20 - 1
+	ring := make([]uint64, len(set))
 	for i, e := range set {
-		ring[i] = rival{hashEndpoint(e), i}
+		ring[i] = balance.Hash(e)&hashMask&^indexBits | uint64(i)
 	}
-	slices.SortFunc(ring, rival.compare)
+	slices.Sort(ring)
 	list := make([]netip.AddrPort, len(set))
-	var free, late []int // indexes of endpoints that no slot has taken yet, and slots with no endpoint before them
+	// free are the endpoints that no slot has taken yet, and late the slots with no endpoint before them.
+	free, late := make([]uint64, 0, len(set)), []int(nil)
 	width := bits.Len(uint(len(set) - 1))
 	for i := range 1 << width {
 		position := uint64(i) << (64 - width)
-		for len(ring) > 0 && ring[0].hash < position {
-			free, ring = append(free, ring[0].index), ring[1:]
+		for len(ring) > 0 && ring[0] < position {
+			free, ring = append(free, ring[0]&indexBits), ring[1:]
 		}
 		slot := int(bits.Reverse64(position))
 		switch last := len(free) - 1; {
@@ -47,8 +51,8 @@ func inSlots(set []netip.AddrPort) []netip.AddrPort {
 			list[slot], free = set[free[last]], free[:last]
 		}
 	}
-	for _, r := range ring {
-		free = append(free, r.index)
+	for _, e := range ring {
+		free = append(free, e&indexBits)
 	}
 	slices.Reverse(free)
 	for i, slot := range late {
@@ -57,20 +61,9 @@ func inSlots(set []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// rival is an endpoint on the ring, with its index in the sorted set.
-type rival struct {
-	hash  uint64
-	index int
-}
-
-// compare also distinguishes endpoints with equal hashes, because a tenant can find such endpoints.
-func (r rival) compare(o rival) int {
-	return cmp.Or(cmp.Compare(r.hash, o.hash), cmp.Compare(r.index, o.index))
-}
-
 // first returns the endpoint of a sorted set that serves alone: the one with the lowest hash.
 func first(set []netip.AddrPort) netip.AddrPort {
-	return slices.MinFunc(set, func(a, b netip.AddrPort) int { return cmp.Compare(hashEndpoint(a), hashEndpoint(b)) })
+	return slices.MinFunc(set, func(a, b netip.AddrPort) int { return cmp.Compare(balance.Hash(a), balance.Hash(b)) })
 }
 
 // difference returns the endpoints that only the sorted list old has, and the endpoints that only the sorted list now
@@ -95,5 +88,3 @@ func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
 
 // hashMask is all ones except in tests, which shorten hashes to make them collide.
 var hashMask = ^uint64(0)
-
-func hashEndpoint(e netip.AddrPort) uint64 { return balance.Hash(e) & hashMask }
