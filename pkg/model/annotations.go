@@ -377,13 +377,6 @@ type sliceWeights struct {
 	own    map[netip.Addr]uint16
 }
 
-func (w *sliceWeights) of(a netip.Addr) uint16 {
-	if own, has := w.own[a]; has {
-		return own
-	}
-	return w.others
-}
-
 // readWeights reads the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
 func (s *Slice) readWeights(w *sliceWeights, l *Limits) {
 	for i := range Annotations {

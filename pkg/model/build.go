@@ -88,13 +88,20 @@ func construct(o Objects, node Node, opts Options) *builder {
 	if limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
-	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal || internalLocal(svc) {
+	internal, external := svc.Spec.InternalTrafficPolicy, svc.Spec.ExternalTrafficPolicy
+	b.internalLocal = internal != nil && *internal == corev1.ServiceInternalTrafficPolicyLocal
+	if external == corev1.ServiceExternalTrafficPolicyLocal {
+		b.externalLocal = hasExternal(svc)
+	}
+	if external == corev1.ServiceExternalTrafficPolicyLocal || b.internalLocal {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	b.service()
 	b.collect(o.Slices)
 	b.selectEndpoints()
-	b.out.Problems = b.allProblems()
+	if len(b.problems.list)+len(b.unlimited)+len(b.ofSlices.list) > 0 {
+		b.out.Problems = b.allProblems()
+	}
 	return b
 }
 
@@ -106,6 +113,8 @@ type builder struct {
 	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
 	out    *Service // the result
+	// internalLocal and externalLocal are true if the internal, and the external policy is Local.
+	internalLocal, externalLocal bool
 
 	// The values of annotations, or the defaults: the algorithm, the time of slow start or 0, the connection limit
 	// of each endpoint or 0, the treatment at the limit, the votes on refusing connections to unused ports and on
@@ -166,7 +175,7 @@ func (b *builder) service() {
 		b.setVotes()
 	}
 	b.setPorts(ports)
-	if b.svc.Spec.Type == corev1.ServiceTypeLoadBalancer && externalLocal(b.svc) {
+	if b.svc.Spec.Type == corev1.ServiceTypeLoadBalancer && b.externalLocal {
 		b.healthCheck()
 	}
 }
@@ -220,7 +229,7 @@ func (b *builder) reportExcess(limit Limit, field string, have, most int, out, r
 func (b *builder) clusterIPs() {
 	spec := &b.svc.Spec
 	if len(spec.IPFamilies) == 0 {
-		if addr, reason := parseVIP(spec.ClusterIP); reason != "" {
+		if addr, reason := parseDestination(spec.ClusterIP); reason != "" {
 			b.invalid("spec.clusterIP", spec.ClusterIP, reason)
 		} else {
 			b.cluster[inet.FamilyOf(addr)] = addr
@@ -238,7 +247,7 @@ func (b *builder) clusterIPs() {
 		case i >= len(spec.ClusterIPs):
 			b.problem("spec.clusterIPs", "has no "+f.String()+" address, although spec.ipFamilies has "+f.String())
 		case !b.cluster[f].IsValid():
-			addr, reason := parseVIP(spec.ClusterIPs[i])
+			addr, reason := parseDestination(spec.ClusterIPs[i])
 			if reason == "" && inet.FamilyOf(addr) != f {
 				reason = "is not an " + f.String() + " address, as " + index("spec.ipFamilies", i) + " says"
 			}
@@ -263,29 +272,38 @@ func familyNamed[Name ~string](name Name) (inet.Family, bool) {
 	return 0, false
 }
 
-// parseVIP returns the address of a frontend, or the reason why the string cannot be one, without the string.
-func parseVIP(s string) (addr netip.Addr, reason string) {
+// parseDestination returns the address of a frontend or an endpoint, or the reason why the string cannot be one, without
+// the string.
+func parseDestination(s string) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(s)
 	if err != nil {
 		return addr, err.Error()
 	}
 	addr = addr.Unmap()
-	reason = unusable(addr)
-	if addr.IsLoopback() {
+	switch {
+	case addr.IsLoopback():
 		reason = "is a loopback address"
+	case addr.IsUnspecified():
+		reason = "is the unspecified address"
+	case addr.IsMulticast():
+		reason = "is a multicast address"
+	case addr == broadcast:
+		reason = "is the broadcast address"
+	default:
+		return addr, ""
 	}
-	if reason != "" {
-		return netip.Addr{}, reason
-	}
-	return addr, ""
+	return netip.Addr{}, reason
 }
+
+// broadcast is the limited broadcast address.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // addresses sets fronts. It needs the numbers of ports and node ports to check the limit of frontends.
 func (b *builder) addresses(ports, nodePorts int) {
-	local := internalLocal(b.svc)
 	for _, f := range inet.Families {
 		if addr := b.cluster[f]; addr.IsValid() && b.exposes(corev1.ServiceTypeClusterIP) {
-			b.fronts[f] = append(b.fronts[f], Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local})
+			b.fronts[f] = append(b.fronts[f],
+				Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: b.internalLocal})
 		}
 	}
 	var balancers, externals []netip.Addr
@@ -295,8 +313,11 @@ func (b *builder) addresses(ports, nodePorts int) {
 	if len(b.svc.Spec.LoadBalancerSourceRanges) > 0 || len(b.svc.Annotations) > 0 {
 		b.sources = b.readSources(balancers, externals)
 	}
-	b.addFronts(ExternalIP, externals)
-	if b.exposes(corev1.ServiceTypeLoadBalancer) {
+	if !b.exposes(corev1.ServiceTypeLoadBalancer) {
+		balancers = nil
+	}
+	if len(externals)+len(balancers) > 0 {
+		b.addFronts(ExternalIP, externals)
 		b.addFronts(LoadBalancer, balancers)
 	}
 	if !b.exposes(corev1.ServiceTypeClusterIP) {
@@ -348,10 +369,11 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 
 // addFronts adds a frontend for each address. A frontend at the cluster IP replaces the frontend of kind ClusterIP.
 func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
-	local := externalLocal(b.svc)
 	for _, addr := range addrs {
 		f := inet.FamilyOf(addr)
-		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, Sources: b.sources[kind][f]}
+		front := Frontend{
+			Key: Key{Addr: addr, Family: f}, Kind: kind, Local: b.externalLocal, Sources: b.sources[kind][f],
+		}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true
 		}
@@ -372,7 +394,7 @@ func (b *builder) loadBalancerIPs(list []corev1.LoadBalancerIngress, seen map[ne
 		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP {
 			continue
 		}
-		addr, reason := parseVIP(ing.IP)
+		addr, reason := parseDestination(ing.IP)
 		if reason != "" {
 			b.invalidItem("status.loadBalancer.ingress", i, ".ip", ing.IP, reason)
 			continue
@@ -396,7 +418,7 @@ func (b *builder) externalIPs(list []string, seen map[netip.Addr]bool) (addrs []
 		if strings.TrimSpace(s) == "" {
 			continue
 		}
-		addr, reason := parseVIP(s)
+		addr, reason := parseDestination(s)
 		if f := inet.FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
 			reason = noClusterIP[f]
 		}
@@ -412,17 +434,9 @@ func (b *builder) externalIPs(list []string, seen map[netip.Addr]bool) (addrs []
 	return addrs
 }
 
-func internalLocal(svc *corev1.Service) bool {
-	p := svc.Spec.InternalTrafficPolicy
-	return p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
-}
-
-// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is
+// hasExternal follows kube-proxy's ExternalPolicyLocal: the external policy of a Service without external frontends is
 // ignored. Invalid and ignored externalIPs count as external frontends, too.
-func externalLocal(svc *corev1.Service) bool {
-	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
-		return false
-	}
+func hasExternal(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
 		return true
@@ -503,7 +517,7 @@ func (b *builder) setPorts(ports []port) {
 			if p.nodePort != 0 && b.exposes(corev1.ServiceTypeNodePort) {
 				sp.Frontends = append(sp.Frontends, Frontend{
 					Key:  Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
-					Kind: NodePort, Local: externalLocal(b.svc), Sources: b.sources[NodePort][f],
+					Kind: NodePort, Local: b.externalLocal, Sources: b.sources[NodePort][f],
 				})
 			}
 			b.out.Ports = append(b.out.Ports, sp)

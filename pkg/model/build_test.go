@@ -47,6 +47,14 @@ func edit(change func(svc *corev1.Service)) *corev1.Service {
 	return svc
 }
 
+// healthChecked returns a service with a health check port.
+func healthChecked() *corev1.Service {
+	return edit(func(svc *corev1.Service) {
+		svc.Spec.Type, svc.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, 32000
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	})
+}
+
 // annotated returns a service with annotations, as words key=value.
 func annotated(words string) *corev1.Service {
 	svc := service()
@@ -535,7 +543,7 @@ func TestLocalReady(t *testing.T) {
 	s.Ports = append(s.Ports, endpointPort("", corev1.ProtocolTCP, 8081), endpointPort("other", corev1.ProtocolUDP, 1))
 	other := slice("b", eps("7rsl")...)
 	other.Ports[0] = endpointPort("not-in-service", corev1.ProtocolTCP, 9)
-	if got, want := build(t, service(), s, other).LocalReady, [2]int{4, 0}; got != want {
+	if got, want := build(t, healthChecked(), s, other).LocalReady, [2]int{4, 0}; got != want {
 		t.Errorf("local ready endpoints: %v, want %v", got, want)
 	}
 }

@@ -69,7 +69,7 @@ type groupKey struct {
 }
 
 // group has the endpoints of one service port in all slices, within the limits. The last group is for slice ports that
-// match no service port. It has only endpoints on this node; for Service.Listed, it has all endpoints.
+// match no service port. It has endpoints only for Service.LocalReady and Service.Listed.
 type group struct {
 	groupKey
 	parts []part
@@ -127,6 +127,9 @@ func (b *builder) collect(list []*Slice) {
 		}
 		for _, t := range targets {
 			t.slice = within
+			if t.group == len(b.out.Ports) && b.out.HealthCheckNodePort == 0 && !b.out.TerminateGone {
+				continue
+			}
 			b.groups[t.group].parts = append(b.groups[t.group].parts, t.part)
 		}
 		if len(targets) > 0 && len(s.Unusable)+len(s.problems.list)+s.overHints > 0 {
@@ -144,13 +147,13 @@ func (b *builder) collect(list []*Slice) {
 	}
 	for i := range b.groups {
 		if g := &b.groups[i]; len(g.parts) > 0 {
-			b.read(g, i < len(b.out.Ports) || b.out.TerminateGone)
+			b.read(g)
 		}
 	}
 }
 
-// read reads the endpoints of a group: every one, or only those on this node. It sorts them, and separates duplicates.
-func (b *builder) read(g *group, every bool) {
+// read reads the endpoints of a group. It sorts them, and separates duplicates.
+func (b *builder) read(g *group) {
 	n := 0
 	for _, p := range g.parts {
 		n += len(p.slice.Endpoints)
@@ -165,9 +168,6 @@ func (b *builder) read(g *group, every bool) {
 			}
 			all = append(all, e)
 		}
-	}
-	if !every {
-		all = slices.DeleteFunc(all, func(e endpoint) bool { return !e.has(local) })
 	}
 	order := make([]int32, len(all)) // because an endpoint is large, the sort moves indexes
 	for i := range order {

@@ -60,7 +60,7 @@ func (b *builder) preventsDirect() string {
 	switch {
 	case !b.opts.Direct:
 		return "the program runs without --direct-server-return"
-	case externalLocal(b.svc):
+	case b.externalLocal:
 		return "externalTrafficPolicy is Local"
 	case b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP:
 		return "the Service has session affinity; use the algorithm " + balance.SourceHash + " instead"

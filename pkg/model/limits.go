@@ -46,32 +46,25 @@ type Limits struct {
 	Problems int
 }
 
-// DefaultLimits returns the default of each limit. The flag --limits changes SourceRanges, because lists of sources
-// such as those of a content delivery network grow, and Pairs, because a DaemonSet has as many endpoints as the cluster
-// has nodes. No real Service needs more of the other quantities. Tests set smaller limits.
-func DefaultLimits() Limits {
-	return Limits{
-		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, PortRanges: 64, SourceRanges: 1_000,
-		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Slots: 32_768,
-		Problems: 20,
-	}
-}
+// DefaultLimits returns the default of each limit.
+func DefaultLimits() Limits { return Limits{}.OrDefault() }
 
-// OrDefault returns the limits with defaults for zero fields.
+// OrDefault returns the limits with defaults for zero fields. The flag --limits changes SourceRanges, because lists of
+// sources such as those of a content delivery network grow, and Pairs, because a DaemonSet has as many endpoints as the
+// cluster has nodes. No real Service needs more of the other quantities. Tests set smaller limits.
 func (l Limits) OrDefault() Limits {
-	d := DefaultLimits()
 	return Limits{
-		Ports:         cmp.Or(l.Ports, d.Ports),
-		Addresses:     cmp.Or(l.Addresses, d.Addresses),
-		Frontends:     cmp.Or(l.Frontends, d.Frontends),
-		PortRanges:    cmp.Or(l.PortRanges, d.PortRanges),
-		SourceRanges:  cmp.Or(l.SourceRanges, d.SourceRanges),
-		Slices:        cmp.Or(l.Slices, d.Slices),
-		SlicePorts:    cmp.Or(l.SlicePorts, d.SlicePorts),
-		Pairs:         cmp.Or(l.Pairs, d.Pairs),
-		PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints),
-		Slots:         cmp.Or(l.Slots, d.Slots),
-		Problems:      cmp.Or(l.Problems, d.Problems),
+		Ports:         cmp.Or(l.Ports, 2_000),
+		Addresses:     cmp.Or(l.Addresses, 4_000),
+		Frontends:     cmp.Or(l.Frontends, 10_000),
+		PortRanges:    cmp.Or(l.PortRanges, 64),
+		SourceRanges:  cmp.Or(l.SourceRanges, 1_000),
+		Slices:        cmp.Or(l.Slices, 4_000),
+		SlicePorts:    cmp.Or(l.SlicePorts, 2_000),
+		Pairs:         cmp.Or(l.Pairs, 20_000),
+		PortEndpoints: cmp.Or(l.PortEndpoints, 16_384),
+		Slots:         cmp.Or(l.Slots, 32_768),
+		Problems:      cmp.Or(l.Problems, 20),
 	}
 }
 

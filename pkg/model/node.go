@@ -49,7 +49,8 @@ func (n *Node) addIP(s string) {
 		return
 	}
 	addr = addr.Unmap()
-	if ip := &n.IPs[inet.FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
+	none := addr.IsUnspecified() || addr.IsMulticast() || addr == broadcast
+	if ip := &n.IPs[inet.FamilyOf(addr)]; !ip.IsValid() && !none {
 		*ip = addr
 	}
 }
@@ -95,19 +96,3 @@ func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 	}
 	return cidrs, problems
 }
-
-// unusable returns the reason why an address cannot be a single destination, or an empty string.
-func unusable(addr netip.Addr) string {
-	switch {
-	case addr.IsUnspecified():
-		return "is the unspecified address"
-	case addr.IsMulticast():
-		return "is a multicast address"
-	case addr == broadcast:
-		return "is the broadcast address"
-	}
-	return ""
-}
-
-// broadcast is the limited broadcast address.
-var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -46,7 +46,7 @@ func (b *builder) selectEndpoints() {
 		if sp.Ranged() {
 			s.withoutPorts()
 		}
-		sp.choose(&s, b.slow > 0)
+		b.choose(sp, &s)
 		if b.direct {
 			if reason := b.locate(sp, &s); reason != "" && prevents == "" {
 				prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
@@ -62,7 +62,9 @@ func (b *builder) selectEndpoints() {
 			fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
-	b.countLocal()
+	if b.out.HealthCheckNodePort != 0 {
+		b.countLocal()
+	}
 	if b.out.TerminateGone {
 		b.setListed()
 	}
@@ -73,7 +75,7 @@ func (b *builder) selectEndpoints() {
 //
 // The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the
 // node itself reach every endpoint.
-func (sp *ServicePort) choose(s *selection, slow bool) {
+func (b *builder) choose(sp *ServicePort, s *selection) {
 	usesCluster, usesLocal := sp.policies()
 	s.forCluster, s.forLocal = demands(s.endpoints)
 	sp.HasEndpoints = slices.ContainsFunc(s.endpoints, func(e endpoint) bool { return e.has(s.forCluster) })
@@ -85,8 +87,10 @@ func (sp *ServicePort) choose(s *selection, slow bool) {
 
 	sp.Cluster = pick(s.endpoints, inCluster)
 	sp.Local = pick(s.endpoints, inLocal, sp.Cluster)
-	sp.ClusterWeights = sp.weightsOf(s.endpoints, inCluster, slow)
-	sp.LocalWeights = sp.weightsOf(s.endpoints, inLocal, slow)
+	if b.weighted || b.slow > 0 {
+		sp.ClusterWeights = sp.weightsOf(s.endpoints, inCluster, b.slow > 0)
+		sp.LocalWeights = sp.weightsOf(s.endpoints, inLocal, b.slow > 0)
+	}
 	sp.Hairpin = pick(s.endpoints, hairpin, sp.Cluster, sp.Local)
 	sp.Serving = pick(s.endpoints, serves, sp.Cluster, sp.Local)
 	if sp.MaxConnections > 0 {

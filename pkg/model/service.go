@@ -155,7 +155,8 @@ type Service struct {
 	Reserved []netip.Addr
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16
-	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
+	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family. It is 0 without
+	// HealthCheckNodePort.
 	LocalReady [2]int
 	Switches
 	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the

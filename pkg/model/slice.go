@@ -115,9 +115,9 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 	for _, p := range s.Ports[:min(len(s.Ports), l.SlicePorts+1)] {
 		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: cut(p.Name), Protocol: cut(p.Protocol), Port: p.Port})
 	}
-	out.Annotations = StoredAnnotations(s.Annotations, true)
 	weights := sliceWeights{others: 1}
-	if len(out.Annotations) > 0 {
+	if len(s.Annotations) > 0 {
+		out.Annotations = StoredAnnotations(s.Annotations, true)
 		out.readWeights(&weights, &l)
 	}
 	f, known := familyNamed(out.AddressType)
@@ -137,7 +137,10 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 			out.Unusable = append(out.Unusable, u)
 			continue
 		}
-		e.weight = weights.of(e.Addr)
+		e.weight = weights.others
+		if own, has := weights.own[e.Addr]; has {
+			e.weight = own
+		}
 		if out.Endpoints == nil {
 			out.Endpoints = make([]Endpoint, 0, len(list)-i)
 		}
@@ -155,7 +158,11 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 
 // newEndpoint reads a missing condition as ready, serving and not terminating, as the API defines.
 func newEndpoint(in *discoveryv1.Endpoint, zone bool) Endpoint {
-	at := location{node: value(in.NodeName), hints: hintsOf(in.Hints)}
+	at := location{node: value(in.NodeName)}
+	if h := in.Hints; h != nil {
+		at.hints.zones = lines(h.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
+		at.hints.nodes = lines(h.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
+	}
 	if zone {
 		at.zone = value(in.Zone)
 	}
@@ -187,14 +194,7 @@ func cut[T ~string](text *T) *T {
 	return new(T(unique.Make(Cut(string(*text), LongestText)).Value()))
 }
 
-func hintsOf(h *discoveryv1.EndpointHints) (out hints) {
-	if h != nil {
-		out.zones = lines(h.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
-		out.nodes = lines(h.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
-	}
-	return out
-}
-
+// lines returns the text with the names of a list of hints.
 func lines[T any](list []T, name func(T) string) string {
 	var b strings.Builder
 	for i, item := range list[:min(len(list), MostHints)] {
@@ -219,21 +219,15 @@ func names(text string) []string {
 // endpoint has only its first address. The API lets a consumer use any of the addresses. Loopback and link-local
 // addresses, which the API server rejects, would lead to this node and its neighbours.
 func addressOf(text string, f inet.Family) (addr netip.Addr, reason string) {
-	addr, err := parseRaw(text)
-	if err != nil {
-		return addr, err.Error()
-	}
-	addr = addr.Unmap()
-	if inet.FamilyOf(addr) != f {
-		return addr, ofOtherFamily[f]
-	}
+	addr, reason = parseDestination(text)
 	switch {
-	case addr.IsLoopback():
-		return addr, "is a loopback address"
+	case reason != "":
+	case inet.FamilyOf(addr) != f:
+		reason = ofOtherFamily[f]
 	case addr.IsLinkLocalUnicast():
-		return addr, "is a link-local address"
+		reason = "is a link-local address"
 	}
-	return addr, unusable(addr)
+	return addr, reason
 }
 
 // ofOtherFamily are the reasons why an address in a slice of a family is not used.

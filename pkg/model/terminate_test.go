@@ -69,13 +69,13 @@ func TestListed(t *testing.T) {
 			}
 		}
 		opts := Options{Terminate: TerminateGone, Limits: tc.limits}
-		got := buildFrom(service(), tc.slices, here, opts)
+		got := buildFrom(healthChecked(), tc.slices, here, opts)
 		if !slices.Equal(got.Listed, want) || got.TerminateGone == (tc.want == "-") {
 			t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)
 		}
 		got.TerminateGone, got.Listed = false, nil
 		opts.Terminate = TerminateOff
-		if other := buildFrom(service(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
+		if other := buildFrom(healthChecked(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
 			t.Errorf("%s: with termination %v, %v, without %v, %v", tc.name, describe(got), got.LocalReady, describe(other), other.LocalReady)
 		}
 	}
