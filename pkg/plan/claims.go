@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -10,30 +9,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
-
-// contenders are the claims to one key.
-type contenders struct {
-	winner claim
-	// losers are all other claims, sorted: the next winner is first.
-	losers []claim
-}
-
-// has reports whether a Service is among the contenders.
-func (c *contenders) has(s *service) bool { return c.winner.service == s || c.lost(s) >= 0 }
-
-// lost returns the index of the claim of a Service among the losers; -1 if there is none. The losers are sorted, so the
-// costs of thousands of Services that claim the same keys do not multiply.
-func (c *contenders) lost(s *service) int {
-	for rank := range ranks {
-		i, found := slices.BinarySearchFunc(c.losers, s, func(l claim, s *service) int {
-			return cmp.Or(cmp.Compare(l.rank(), rank), l.service.compareAge(s))
-		})
-		if found && c.losers[i].service == s {
-			return i
-		}
-	}
-	return -1
-}
 
 // Conflict is a frontend that a Service claims and another Service has. Winner has no name if the address of the
 // frontend is the cluster IP of another Service, which does not claim the port.
@@ -53,7 +28,8 @@ func (c *Conflict) WinnerText() string {
 
 // claims decide which Service has each key. They do not know elements.
 type claims struct {
-	byKey map[model.Key]contenders
+	// byKey has the claims to each key, the best one first.
+	byKey map[model.Key][]claim
 	// lost counts the claims that lost to another Service.
 	lost int
 	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range.
@@ -73,7 +49,7 @@ type contest struct {
 
 func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 	return &claims{
-		byKey: map[model.Key]contenders{}, rangesAt: keysByPlace{}, places: newPlaces(), isClusterIP: isClusterIP,
+		byKey: map[model.Key][]claim{}, rangesAt: keysByPlace{}, places: newPlaces(), isClusterIP: isClusterIP,
 		losers: map[types.NamespacedName]struct{}{},
 	}
 }
@@ -82,8 +58,8 @@ func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 // may have changed.
 func (cs *claims) replace(old, now *service) []contest {
 	contested, shared, list := cs.conflicts() > 0, cs.sharePlaces(), cs.contests(old, now)
-	cs.withdraw(old)
-	cs.claim(now)
+	old.eachFrontend(cs.withdraw)
+	now.eachFrontend(cs.claim)
 	cs.decide(list, now, contested, shared)
 	return list
 }
@@ -91,16 +67,21 @@ func (cs *claims) replace(old, now *service) []contest {
 // contests returns each key that the old or the new version of a Service claims, with its present winner, and the
 // ranges that may overlap these keys.
 func (cs *claims) contests(old, now *service) (list []contest) {
-	note := func(k model.Key) { list = append(list, contest{key: k, was: cs.winner(k)}) }
-	old.eachFrontend(func(c claim) { note(c.frontend.Key) })
-	now.eachFrontend(func(c claim) {
-		k := c.frontend.Key
-		if claims := cs.byKey[k]; !claims.has(old) {
-			note(k)
+	known := map[model.Key]bool{}
+	add := func(k model.Key) {
+		if !known[k] {
+			known[k] = true
+			list = append(list, contest{key: k, was: cs.winner(k)})
 		}
-	})
-	if len(cs.rangesAt) > 0 {
-		list = cs.addOverlaps(list)
+	}
+	old.eachFrontend(func(c claim) { add(c.frontend.Key) })
+	now.eachFrontend(func(c claim) { add(c.frontend.Key) })
+	for _, c := range list {
+		if c.key.Last != 0 {
+			for other := range cs.rangesAt[c.key.AddrProtocol()] {
+				add(other)
+			}
+		}
 	}
 	return list
 }
@@ -129,58 +110,48 @@ func (s *service) eachFrontend(f func(claim)) {
 	}
 }
 
-func (cs *claims) withdraw(s *service) {
-	s.eachFrontend(func(c claim) {
-		if c.elsewhere() {
-			cs.places.unshare(c.frontend.Addr, s)
-		}
-		list := cs.byKey[c.frontend.Key]
-		switch {
-		case !list.has(s):
-			return
-		case list.winner.service != s:
-			i := list.lost(s)
-			list.losers = slices.Delete(list.losers, i, i+1)
-		case len(list.losers) == 0:
-			delete(cs.byKey, c.frontend.Key)
-			if cs.singlesAt != nil {
-				cs.claimPlace(c.frontend.Key, false)
-			}
-			return
-		default:
-			list.winner = list.losers[0]
-			list.losers = slices.Delete(list.losers, 0, 1)
-		}
-		cs.lost--
-		cs.byKey[c.frontend.Key] = list
-	})
+// find returns the index of a claim in the sorted claims to its key, and whether its Service is there. The search is
+// binary, so the costs of thousands of Services that claim the same keys do not multiply.
+func find(list []claim, c claim) (at int, found bool) {
+	if len(list) > 0 && list[0].service == c.service { // almost always
+		return 0, true
+	}
+	return slices.BinarySearchFunc(list, c, claim.compare)
 }
 
-func (cs *claims) claim(s *service) {
-	s.eachFrontend(func(c claim) {
-		if c.elsewhere() {
-			cs.places.share(c.frontend.Addr, s)
+func (cs *claims) withdraw(c claim) {
+	k := c.frontend.Key
+	if c.elsewhere() {
+		cs.places.unshare(k.Addr, c.service)
+	}
+	switch i, found := find(cs.byKey[k], c); {
+	case !found: // another port of the Service has claimed the key
+	case len(cs.byKey[k]) > 1:
+		cs.byKey[k] = slices.Delete(cs.byKey[k], i, i+1)
+		cs.lost--
+	default:
+		delete(cs.byKey, k)
+		if cs.singlesAt != nil {
+			cs.claimPlace(k, false)
 		}
-		list, claimed := cs.byKey[c.frontend.Key]
-		switch {
-		case !claimed:
-			cs.byKey[c.frontend.Key] = contenders{winner: c}
-			if c.frontend.Last != 0 || cs.singlesAt != nil {
-				cs.claimPlace(c.frontend.Key, true)
-			}
-			return
-		case list.has(s):
-			return // another port of this Service claims the key already
-		}
-		loser := c
-		if c.compare(&list.winner) < 0 {
-			loser, list.winner = list.winner, c
-		}
-		i, _ := slices.BinarySearchFunc(list.losers, loser, func(l, c claim) int { return l.compare(&c) })
-		list.losers = slices.Insert(list.losers, i, loser)
+	}
+}
+
+func (cs *claims) claim(c claim) {
+	k := c.frontend.Key
+	if c.elsewhere() {
+		cs.places.share(k.Addr, c.service)
+	}
+	i, found := find(cs.byKey[k], c)
+	switch {
+	case found: // another port of the Service claims the key already
+		return
+	case len(cs.byKey[k]) > 0:
 		cs.lost++
-		cs.byKey[c.frontend.Key] = list
-	})
+	case k.Last != 0 || cs.singlesAt != nil:
+		cs.claimPlace(k, true)
+	}
+	cs.byKey[k] = slices.Insert(cs.byKey[k], i, c)
 }
 
 // noteParties records the Services whose lost claims may have changed with a contest, after the change of the Service
@@ -192,8 +163,8 @@ func (cs *claims) noteParties(c *contest, now *service) {
 		}
 	}
 	if c.was.service != c.is.service {
-		losers := cs.byKey[c.key].losers
-		for _, l := range losers[:min(len(losers), mostConflicts)] {
+		all := cs.byKey[c.key]
+		for _, l := range all[:min(len(all), 1+mostConflicts)] {
 			cs.losers[l.service.name] = struct{}{}
 		}
 	}

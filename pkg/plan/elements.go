@@ -32,22 +32,13 @@ func (p *Planner) ReportTo(to Sink) {
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
 }
 
-func (p *Planner) put(e nft.Element) {
-	if p.sink != nil {
-		p.sink.Put(e)
-	}
-}
+// noSink is the sink before [Planner.ReportTo].
+type noSink struct{}
 
-// remove also forgets the element that packets may have added as long as e existed.
-func (p *Planner) remove(e nft.Element) {
-	if p.sink == nil {
-		return
-	}
-	p.sink.Remove(e)
-	if l := p.rules.layouts[e.Set.Family]; e.Set == l.clusterIPs || e.Set == l.refused {
-		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
-	}
-}
+func (noSink) Put(nft.Element)     {}
+func (noSink) Remove(nft.Element)  {}
+func (noSink) Discard(nft.Element) {}
+func (noSink) ChangeRules()        {}
 
 // wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
 // other elements, which have no data: pro and contra are votes for and against an element.
@@ -55,16 +46,6 @@ type wants struct {
 	own         []nft.Element
 	pro, contra []nft.ID
 	leads       []lead
-}
-
-// empty returns w without its content. It keeps the memory, except that of a large Service.
-func (w *wants) empty() *wants {
-	const large = 1 << 10
-	if cap(w.own) > large {
-		w.own = nil
-	}
-	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
-	return w
 }
 
 // lead stands for an element that leads to the chain of a class at a step.
@@ -83,29 +64,18 @@ func (w *wants) leadTo(l *layout, c class, st step) {
 	}
 }
 
-// at adds votes for the elements of addresses.
-func (w *wants) at(s *nft.Set, addrs ...netip.Addr) {
-	key := nft.Value{}
-	for _, a := range addrs {
-		key = key.Addr(a)
-	}
-	w.pro = append(w.pro, nft.ID{Set: s, Key: key})
-}
-
-// inNetwork adds a vote for the element of the network of an address.
-func (w *wants) inNetwork(s *nft.Set, a netip.Addr, bits int) {
-	w.pro = append(w.pro, nft.ID{Set: s, Key: networkKey(a, bits)})
-}
+// vote adds a vote for the element with a key.
+func (w *wants) vote(s *nft.Set, key nft.Value) { w.pro = append(w.pro, nft.ID{Set: s, Key: key}) }
 
 // replace replaces what an owner wants. It adds the new votes before it withdraws the old ones, because an element that
 // stays wanted would change twice otherwise.
 func (p *Planner) replace(old, now *wants) {
 	removed, added := want.Difference(old.own, now.own)
 	for _, e := range removed {
-		p.remove(e)
+		p.sink.Remove(e)
 	}
 	for _, e := range added {
-		p.put(e)
+		p.sink.Put(e)
 	}
 	p.vote(now, 1)
 	p.vote(old, -1)
@@ -130,14 +100,16 @@ func (p *Planner) vote(w *wants, n int32) {
 	}
 }
 
-// report reports the effect of a vote. A change of the cluster IPs may change the winners of other Services' claims.
+// report reports the effect of a vote. If an address does not refuse unused ports any more, it also forgets the element
+// that packets may have added. A change of the cluster IPs may change the winners of other Services' claims.
 func (p *Planner) report(e nft.Element, change want.Change) {
+	l := p.rules.layouts[e.Set.Family]
 	if change == want.Wanted {
-		p.put(e)
-	} else {
-		p.remove(e)
+		p.sink.Put(e)
+	} else if p.sink.Remove(e); e.Set == l.clusterIPs || e.Set == l.refused {
+		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
 	}
-	if l := p.rules.layouts[e.Set.Family]; e.Set == l.clusterIPs {
+	if e.Set == l.clusterIPs {
 		p.claims.unsettle(addrOf(e.Key), nil)
 	}
 }
@@ -145,15 +117,15 @@ func (p *Planner) report(e nft.Element, change want.Change) {
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
 
-// serviceElements adds what a Service wants apart from its frontends. It leaves out slots that the other version of the
-// Service has, too.
+// serviceElements adds what a Service wants apart from its frontends. Of large lists, it leaves out what the other version
+// of the Service has, too.
 func (p *Planner) serviceElements(s, other *service, to *wants) {
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
 	}
 	for _, a := range s.reserved {
 		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
-			to.inNetwork(l.regions, a, regionBits[l.family])
+			to.vote(l.regions, networkKey(a, regionBits[l.family]))
 			l.clusterIP(a, to)
 		}
 	}
@@ -238,7 +210,8 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			part = 0
 		}
 		part += s.takes[ofElements]
-		p.allElements(s, list.empty())
+		list = wants{own: list.own[:0]}
+		p.allElements(s, &list)
 		for i := range list.own {
 			f(&list.own[i])
 		}

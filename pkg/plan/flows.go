@@ -147,10 +147,10 @@ func (p *Planner) noteDeleted(k model.Key, gone bool) {
 	e := p.deletedElement(k)
 	if gone {
 		p.deleted[k] = struct{}{}
-		p.put(e)
+		p.sink.Put(e)
 	} else {
 		delete(p.deleted, k)
-		p.remove(e)
+		p.sink.Remove(e)
 	}
 }
 

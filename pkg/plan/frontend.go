@@ -184,10 +184,10 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots that the other
-// version of the port has, too.
+// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots and local pods
+// that the other version of the port has, too.
 func (l *layout) portElements(p, other *port, to *wants) {
-	l.sharedElements(p, to)
+	l.sharedElements(p, other, to)
 	if p.ids != nil {
 		l.affineElements(p, to)
 	}
@@ -305,30 +305,31 @@ func (l *layout) countedElements(p *port, to *wants) {
 
 // sharedElements adds the elements of a service port that other service ports may want, too. They have no data, so no
 // port can change an element of another one.
-func (l *layout) sharedElements(p *port, to *wants) {
+func (l *layout) sharedElements(p, other *port, to *wants) {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Addr.IsValid() {
-			to.inNetwork(l.regions, f.Addr, regionBits[l.family])
+			to.vote(l.regions, networkKey(f.Addr, regionBits[l.family]))
 		}
 		if f.AtClusterIP() {
 			l.clusterIP(f.Addr, to)
 		}
 		if f.Last != 0 {
-			to.at(l.rangeAddresses, f.Addr)
+			to.vote(l.rangeAddresses, nft.Value{}.Addr(f.Addr))
 			if isAllocated(f) {
-				to.at(l.allocatedRanges, f.Addr)
+				to.vote(l.allocatedRanges, nft.Value{}.Addr(f.Addr))
 			}
 		}
 	}
-	for _, e := range p.Hairpin {
-		to.at(l.hairpin, e.Addr(), e.Addr())
-		to.inNetwork(l.networks, e.Addr(), networkBits[l.family])
+	_, hairpin := difference(other.Hairpin, p.Hairpin)
+	for _, e := range hairpin {
+		to.vote(l.hairpin, nft.Value{}.Addr(e.Addr()).Addr(e.Addr()))
+		to.vote(l.networks, networkKey(e.Addr(), networkBits[l.family]))
 	}
 }
 
 // clusterIP adds votes for a cluster IP.
 func (l *layout) clusterIP(a netip.Addr, to *wants) {
-	to.at(l.clusterIPs, a)
-	to.inNetwork(l.networks, a, networkBits[l.family])
+	to.vote(l.clusterIPs, nft.Value{}.Addr(a))
+	to.vote(l.networks, networkKey(a, networkBits[l.family]))
 }

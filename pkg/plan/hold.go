@@ -93,7 +93,7 @@ func (p *Planner) held(s *model.Service, f inet.Family) bool {
 func (p *Planner) forgetHeld(old *service) {
 	for _, port := range old.ports {
 		_, holds := p.owners[Holding].names[Number{port.Family, port.number}]
-		if port.holds && !holds && p.sink != nil {
+		if port.holds && !holds {
 			l, key := p.rules.layouts[port.Family], nft.Value{}.Uint32(port.number)
 			p.sink.Discard(nft.Element{Set: l.held, Key: key})
 			p.sink.Discard(nft.Element{Set: l.holding, Key: key})

@@ -54,7 +54,7 @@ func (l *layout) nodeElements(n *node) (w wants) {
 	if !l.anyNodeAddress { // otherwise, no rule looks up the set
 		for _, a := range n.addresses {
 			w.own = append(w.own, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
-			w.inNetwork(l.regions, a, regionBits[l.family])
+			w.vote(l.regions, networkKey(a, regionBits[l.family]))
 		}
 	}
 	if !l.routeUnused { // otherwise, no rule drops packets to unused addresses

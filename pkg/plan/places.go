@@ -67,7 +67,7 @@ func (p *places) unshare(a netip.Addr, s *service) {
 }
 
 // elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
-func (c *claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
+func (c claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
 
 // unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one
 // Service.
@@ -95,16 +95,24 @@ func (cs *claims) winner(k model.Key) claim {
 	if _, beaten := cs.places.beaten[k]; beaten {
 		return claim{}
 	}
-	return cs.byKey[k].winner
+	return cs.best(k)
+}
+
+// best returns the best claim to a key; the zero claim if there is none.
+func (cs *claims) best(k model.Key) claim {
+	if list := cs.byKey[k]; len(list) > 0 {
+		return list[0]
+	}
+	return claim{}
 }
 
 // owner returns the claim that has a key, or has a range that contains or overlaps it. It returns the zero claim if the
 // address is the cluster IP of a Service that does not claim the key.
 func (cs *claims) owner(k model.Key) claim {
 	if by, beaten := cs.places.beaten[k]; beaten {
-		return cs.byKey[by].winner
+		return cs.best(by)
 	}
-	return cs.byKey[k].winner
+	return cs.best(k)
 }
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
@@ -122,7 +130,7 @@ func (cs *claims) settleRanges(contests []contest, now *service) {
 		}
 	}
 	for _, c := range contests { // no Service claims the range any more
-		if c.key.Last != 0 && cs.byKey[c.key].winner.service == nil {
+		if c.key.Last != 0 && cs.best(c.key).service == nil {
 			delete(cs.places.beaten, c.key)
 		}
 	}
@@ -132,10 +140,10 @@ func (cs *claims) settleRanges(contests []contest, now *service) {
 func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
 	list := make([]claim, 0, len(cs.rangesAt[at]))
 	for k := range cs.rangesAt[at] {
-		list = append(list, cs.byKey[k].winner)
+		list = append(list, cs.best(k))
 	}
 	slices.SortFunc(list, func(a, b claim) int {
-		if c := a.compare(&b); c != 0 {
+		if c := a.compare(b); c != 0 {
 			return c
 		}
 		return compareKeys(a.frontend.Key, b.frontend.Key)
@@ -159,7 +167,7 @@ func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
 	} else {
 		cs.places.won[at] = won
 	}
-	same := func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(&b) == 0 }
+	same := func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(b) == 0 }
 	if !slices.EqualFunc(before, won, same) {
 		cs.unsettle(at.Addr, now)
 	}
@@ -191,7 +199,7 @@ func (cs *claims) settlePorts(contests []contest) {
 }
 
 func (cs *claims) settlePort(k model.Key) {
-	best := cs.byKey[k].winner
+	best := cs.best(k)
 	var by, front model.Key
 	beaten := false
 	if best.service != nil && best.elsewhere() {
@@ -200,7 +208,7 @@ func (cs *claims) settlePort(k model.Key) {
 		case cs.isOthersClusterIP(best):
 			beaten = true
 		case in.service == nil || in.service == best.service:
-		case in.compare(&best) < 0:
+		case in.compare(best) < 0:
 			by, beaten = in.frontend.Key, true
 		default:
 			front = in.frontend.Key
@@ -249,29 +257,9 @@ func (cs *claims) setFront(k, r model.Key) {
 
 // noteLoser records the Service with the best claim to a key, if there is one: its conflicts have changed.
 func (cs *claims) noteLoser(k model.Key) {
-	if s := cs.byKey[k].winner.service; s != nil {
+	if s := cs.best(k).service; s != nil {
 		cs.losers[s.name] = struct{}{}
 	}
-}
-
-// addOverlaps adds the other ranges at the places of ranges in contests.
-func (cs *claims) addOverlaps(contests []contest) []contest {
-	known := map[model.Key]bool{}
-	for _, c := range contests {
-		known[c.key] = true
-	}
-	for _, c := range contests {
-		if c.key.Last == 0 {
-			continue
-		}
-		for other := range cs.rangesAt[c.key.AddrProtocol()] {
-			if !known[other] {
-				known[other] = true
-				contests = append(contests, contest{key: other, was: cs.winner(other)})
-			}
-		}
-	}
-	return contests
 }
 
 // claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first

@@ -51,10 +51,8 @@ type Planner struct {
 	deleted map[model.Key]struct{}
 	begun   bool
 
-	// sink receives the differences; nil before [Planner.ReportTo].
+	// sink receives the differences.
 	sink Sink
-	// was and is are memory for [Planner.change].
-	was, is wants
 }
 
 // service is a planned Service.
@@ -81,14 +79,11 @@ type claim struct {
 	frontend *model.Frontend
 }
 
-func (c *claim) compare(d *claim) int {
+func (c claim) compare(d claim) int {
 	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.compareAge(d.service))
 }
 
-// ranks is the number of ranks of claims.
-const ranks = 3
-
-func (c *claim) rank() int {
+func (c claim) rank() int {
 	switch {
 	case c.frontend.AtClusterIP():
 		return 0
@@ -116,12 +111,9 @@ func New(o Options) *Planner {
 		keeping:  map[types.NamespacedName]struct{}{},
 		flows:    map[model.Key]string{},
 		deleted:  map[model.Key]struct{}{},
+		sink:     noSink{},
 	}
-	p.rules.changed = func() {
-		if p.sink != nil {
-			p.sink.ChangeRules()
-		}
-	}
+	p.rules.changed = func() { p.sink.ChangeRules() }
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
 		return p.shared.Has(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
 	})
@@ -210,17 +202,17 @@ func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, p
 // change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
 // flows may be stale.
 func (p *Planner) change(old, now *service, contests []contest) {
-	was, is := p.was.empty(), p.is.empty()
-	p.serviceElements(old, now, was)
-	p.serviceElements(now, old, is)
+	var was, is wants
+	p.serviceElements(old, now, &was)
+	p.serviceElements(now, old, &is)
 	for _, c := range contests {
 		p.noteFlows(c)
 		if c.was != c.is {
-			p.frontendElements(c.was, was)
-			p.frontendElements(c.is, is)
+			p.frontendElements(c.was, &was)
+			p.frontendElements(c.is, &is)
 		}
 	}
-	p.replace(was, is)
+	p.replace(&was, &is)
 }
 
 // newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version.

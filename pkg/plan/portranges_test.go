@@ -81,7 +81,7 @@ func claimsByService(services map[types.NamespacedName]*model.Service) (want map
 		}
 	}
 	slices.SortFunc(all, func(a, b claim) int {
-		if c := a.compare(&b); c != 0 {
+		if c := a.compare(b); c != 0 {
 			return c
 		}
 		return compareKeys(a.frontend.Key, b.frontend.Key)
@@ -102,7 +102,7 @@ func claimsByService(services map[types.NamespacedName]*model.Service) (want map
 					free = false
 				case want[w] != c.service.name:
 					in := claims[w]
-					free = free && in.compare(&c) > 0
+					free = free && in.compare(c) > 0
 				}
 			}
 			if !free {

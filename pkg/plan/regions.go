@@ -81,7 +81,7 @@ func (l *layout) regionsIn(cidr netip.Prefix, to *wants) {
 		return
 	}
 	for at := cidr.Masked().Addr(); n > 0; n-- {
-		to.inNetwork(l.regions, at, bits)
+		to.vote(l.regions, networkKey(at, bits))
 		at = model.RangeOf(netip.PrefixFrom(at, bits)).Last.Next()
 	}
 }

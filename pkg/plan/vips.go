@@ -76,7 +76,7 @@ func (l *layout) behaviourElements(p *port, f *model.Frontend, to *wants) {
 		switch {
 		case v.set == nil:
 		case v.is == model.For:
-			to.at(v.set, f.Addr)
+			to.vote(v.set, nft.Value{}.Addr(f.Addr))
 		case v.is == model.Against:
 			to.contra = append(to.contra, nft.ID{Set: v.set, Key: nft.Value{}.Addr(f.Addr)})
 		}

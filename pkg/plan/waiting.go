@@ -61,7 +61,7 @@ func (p *Planner) Begin(names []types.NamespacedName, age func(types.NamespacedN
 	}
 	if len(p.services) == 0 { // the growth of Go maps takes as long as the planning
 		p.services = make(map[types.NamespacedName]*service, len(names))
-		p.claims.byKey = make(map[model.Key]contenders, len(names))
+		p.claims.byKey = make(map[model.Key][]claim, len(names))
 	}
 	set(names)
 	p.endRecall()
