@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set. The rules
@@ -62,9 +61,9 @@ func (c class) number() uint32 {
 	switch {
 	case c.kind == kindAffinity:
 		at, _ := slices.BinarySearch(timeouts[:], c.timeout)
-		return topBit | c.route().bits() | affinityBit | uint32(at)
+		return topBit | route(c.of).bits() | affinityBit | uint32(at)
 	case c.kind == kindDirect:
-		return topBit | c.route().bits() | c.table.index()
+		return topBit | route(c.of).bits() | c.table.index()
 	case c.kind == kindReturn:
 		return topBit | returnBits | c.table.index()
 	case c.kind == kindPass:
@@ -74,9 +73,6 @@ func (c class) number() uint32 {
 	}
 	return topBit | c.code()
 }
-
-// word is the class together with the number of a service port or of source ranges: the data of an element.
-func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number | c.number()) }
 
 // kindOf returns the kind of the class in a word. The word must not be of a pick or choose class: these have no kind in
 // the word.
@@ -233,7 +229,7 @@ func (c class) fixedSteps() []step {
 }
 
 // isFixed reports whether the element that leads to a class at a step is in every plan.
-func (c class) isFixed(st step) bool { return !c.kind.onDemand() && st != stepRange }
+func (c class) isFixed(st step) bool { return kinds[c.kind].fixed != nil && st != stepRange }
 
 // classOf returns the class of a family's chain by its name; that of the first route if several classes share the
 // chain. It reports false for the chains that every plan has.

@@ -14,7 +14,7 @@ func TestOutcomesHaveCounters(t *testing.T) {
 	counted := map[outcome.Code]bool{}
 	for _, s := range c.Sets() {
 		for k := kindReject; k < kindPick; k++ {
-			word := class{kind: k, table: table{size: 1}, timeout: timeouts[0]}.word(0)
+			word := nft.Value{}.Uint32(class{kind: k, table: table{size: 1}, timeout: timeouts[0]}.number())
 			m, also := c.Meaning(&nft.Element{Set: s, Data: word})
 			counted[m], counted[also] = true, true
 		}

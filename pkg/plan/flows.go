@@ -50,7 +50,15 @@ func (fs Flows) Take() map[model.Key]string {
 	}
 	taken := p.flows
 	p.flows = map[model.Key]string{}
-	p.addHeirs(taken)
+	var deleted []model.Key
+	for k := range taken {
+		if k.Last == 0 && p.claims.winner(k).service == nil {
+			deleted = append(deleted, k)
+		}
+	}
+	if len(deleted) > 0 {
+		p.addHeirs(taken, deleted)
+	}
 	if p.claims.singlesAt != nil { // since the first range of ports
 		p.addRangesBefore(taken)
 		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = "" })
@@ -58,34 +66,21 @@ func (fs Flows) Take() map[model.Key]string {
 	return taken
 }
 
-// addHeirs adds to keys the frontends that now serve the clients of the deleted single ports in keys. These are the
-// node port with the same number, and the ranges at the address. Without them, each flow to a deleted port would be
-// stale, even if it began after the deletion.
-func (p *Planner) addHeirs(keys map[model.Key]string) {
-	var deleted map[model.AddrProtocol]bool
-	var nodePorts []model.Key
-	for k := range keys {
-		if k.Last != 0 || p.claims.winner(k).service != nil {
-			continue
-		}
-		if deleted == nil {
-			deleted = map[model.AddrProtocol]bool{}
-		}
-		deleted[k.AddrProtocol()] = true
+// addHeirs adds to keys the frontends that now serve the clients of deleted single ports. These are the node port with
+// the same number, and the ranges at the address. Without them, each flow to a deleted port would be stale, even if it
+// began after the deletion.
+func (p *Planner) addHeirs(keys map[model.Key]string, deleted []model.Key) {
+	places := map[model.AddrProtocol]bool{}
+	for _, k := range deleted {
+		places[k.AddrProtocol()] = true
 		if k.Addr = (netip.Addr{}); p.claims.winner(k).service != nil {
-			nodePorts = append(nodePorts, k)
+			keys[k] = ""
 		}
-	}
-	if deleted == nil {
-		return
-	}
-	for _, k := range nodePorts {
-		keys[k] = ""
 	}
 	for at, ranges := range p.claims.rangesAt {
 		for k := range ranges {
-			nodePort := deleted[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)
-			if p.claims.winner(k).service != nil && (deleted[at] || nodePort) {
+			nodePort := places[model.AddrProtocol{Protocol: k.Protocol}] && p.servesNodePorts(k)
+			if p.claims.winner(k).service != nil && (places[at] || nodePort) {
 				keys[k] = ""
 			}
 		}

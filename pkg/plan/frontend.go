@@ -54,8 +54,8 @@ func (p *port) fill() {
 	if p.Affinity > 0 {
 		p.timeout = timeoutClass(uint32(p.Affinity / time.Second))
 	}
-	for ls := range lists {
-		set, weights := p.endpoints(ls), [lists][]uint16{p.ClusterWeights, p.LocalWeights}[ls]
+	for ls, set := range [lists][]netip.AddrPort{p.Cluster, p.Local} {
+		weights := [lists][]uint16{p.ClusterWeights, p.LocalWeights}[ls]
 		switch {
 		case p.form == formSingle:
 			p.slots[ls] = set
@@ -68,11 +68,6 @@ func (p *port) fill() {
 	if p.Direct != nil {
 		p.findPlaces()
 	}
-}
-
-// endpoints returns the endpoints of a list, each once and sorted.
-func (p *port) endpoints(ls list) []netip.AddrPort {
-	return [...][]netip.AddrPort{p.Cluster, p.Local}[ls]
 }
 
 // identified returns the endpoints that have ids, each once and sorted.
@@ -121,14 +116,14 @@ func (p *port) routeClass(r route) class {
 		return class{kind: kindDrop}
 	case p.number == 0:
 		return class{kind: kindSingle, of: uint8(r)}
+	case p.ids == nil:
+		return class{kind: kindDirect, of: uint8(r), table: p.table(r.list())}
 	case p.Limited():
 		return class{kind: kindLimited, of: uint8(r)}
 	case p.timeout > 0:
 		return class{kind: kindAffinity, of: uint8(r), timeout: p.timeout}
-	case p.ranged():
-		return class{kind: kindRange, of: uint8(r)}
 	}
-	return class{kind: kindDirect, of: uint8(r), table: p.table(r.list())}
+	return class{kind: kindRange, of: uint8(r)}
 }
 
 // table is the table of a list. The list must not be empty.
@@ -164,12 +159,12 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 	if p.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
-		e.Data = firewall.word(p.sources.number)
+		e.Data = nft.Value{}.Uint32(p.sources.number | firewall.number())
 		to.own = append(to.own, e)
 		to.leadTo(l, firewall, at)
 		e.Set, at = restricted, stepAllowed
 	}
-	e.Data = c.word(p.number)
+	e.Data = nft.Value{}.Uint32(p.number | c.number())
 	to.own = append(to.own, e)
 	to.leadTo(l, c, at)
 	if c.kind == kindSingle {
@@ -218,7 +213,7 @@ func (l *layout) originElements(p *port, to *wants) {
 		route
 	}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
 		c := p.routeClass(by.route)
-		l.numberElement(p, by.set, c.word(p.number), c, stepLocal, to)
+		l.numberElement(p, by.set, nft.Value{}.Uint32(p.number|c.number()), c, stepLocal, to)
 	}
 }
 
@@ -232,9 +227,9 @@ func (l *layout) slotElements(p, other *port, ls list, to *wants) {
 			e.Set = l.limitedSlots[ls]
 		}
 	}
-	var same []netip.AddrPort
-	if p.number == other.number && p.ids == other.ids && p.Limited() == other.Limited() {
-		same = other.slots[ls]
+	same := other.slots[ls]
+	if p.number != other.number || p.ids != other.ids || p.ids != nil && p.Limited() != other.Limited() {
+		same = nil
 	}
 	for i, endpoint := range p.slots[ls] {
 		if i < len(same) && same[i] == endpoint {
@@ -269,15 +264,15 @@ func (l *layout) affineElements(p *port, to *wants) {
 		if p.AtMaximum == model.Queue {
 			c.kind = kindDrop
 		}
-		l.numberElement(p, l.atMaximum, c.word(p.number), c, stepFull, to)
+		l.numberElement(p, l.atMaximum, nft.Value{}.Uint32(p.number|c.number()), c, stepFull, to)
 	}
 }
 
 // backendElements adds the elements that lead from the ids of a list to its endpoints.
 func (l *layout) backendElements(p *port, ls list, to *wants) {
-	for _, endpoint := range p.endpoints(ls) {
+	for _, endpoint := range [lists][]netip.AddrPort{p.Cluster, p.Local}[ls] {
 		e, word := nft.Element{Set: l.backends[ls]}, p.ids.endpointRegister(endpoint)
-		if p.ranged() {
+		if p.Ranged() {
 			e.Set, e.Key, e.Data = l.rangeBackends[ls], nft.Value{}.Uint32(word), nft.Value{}.Addr(endpoint.Addr())
 		} else {
 			e.Key, e.Data = nft.Value{}.Proto(p.Protocol).Uint32(word), nft.Endpoint(endpoint)

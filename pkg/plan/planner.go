@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -223,15 +224,15 @@ func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *s
 	}
 	out.age, out.reserved = s.Age(), s.Reserved
 	holds, restricted := s.Asleep() && p.assignHolders(out, s), false
-	ranges := p.countRanges(s)
-	if ranges > 0 && !p.assignRanges(out, s, ranges) {
-		ranges = 0
-	}
+	ranges := slices.ContainsFunc(s.Ports, (*model.ServicePort).Ranged) && p.assignRanges(out, s)
 	for _, sp := range s.Ports {
-		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && ranges == 0 {
+		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
-		n := &port{ServicePort: p.supported(out, sp), comment: sp.Name.String()}
+		if p.rules.options.WithoutMaximum || p.rules.options.WithoutHash || sp.Direct != nil {
+			sp = p.supported(out, sp)
+		}
+		n := &port{ServicePort: sp, comment: sp.Name.String()}
 		before := old.port(n.id())
 		if !p.admit(out, n, before) {
 			continue

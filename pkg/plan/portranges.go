@@ -69,9 +69,6 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 	}, append(l.toRangeBackend(ls), rule(undone, setPriorityTo(0)))...)
 }
 
-// ranged reports whether the frontends of a service port are ranges.
-func (p *port) ranged() bool { return p.Name.Port == model.RangesPort }
-
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have
 // the same address and protocol, or are node ports of the protocol, if the address may serve node ports. f may add to
 // keys.
@@ -124,19 +121,18 @@ func (p *Planner) servesNodePorts(k model.Key) bool {
 	return p.rules.options.AnyNodeAddress[k.Family] || slices.Contains(p.nodes[k.Family].addresses, k.Addr)
 }
 
-// countRanges returns the number of ranges times addresses of a Service that the planner serves.
-func (p *Planner) countRanges(s *model.Service) (n int) {
+// assignRanges gives the ranges of a Service their room: the number of ranges times addresses. It returns false if there
+// is no room: the Service is then served without them.
+func (p *Planner) assignRanges(out *service, s *model.Service) bool {
+	n := 0
 	for _, sp := range s.Ports {
 		if sp.Ranged() && p.rules.layouts[sp.Family] != nil {
 			n += len(sp.Frontends)
 		}
 	}
-	return n
-}
-
-// assignRanges gives the ranges of a Service their room. It returns false if there is no room: the Service is then
-// served without them.
-func (p *Planner) assignRanges(out *service, s *model.Service, n int) bool {
+	if n == 0 {
+		return false
+	}
 	had := p.recalled == nil || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
 		return sp.Ranged() && p.recalled.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
 	})

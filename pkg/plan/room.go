@@ -394,7 +394,7 @@ func (s *service) uses() (n takes) {
 		if q := ofHolders.in(port.Family); port.holds {
 			n[q] = s.takes[q]
 		}
-		if port.ranged() {
+		if port.Ranged() {
 			n[ofPortRanges] = s.takes[ofPortRanges]
 		}
 	}

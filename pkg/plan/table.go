@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -49,14 +48,19 @@ func (s selector) words() string {
 	return fmt.Sprintf("a hash of the first %d bits of the client's address", s.prefix)
 }
 
-// Up to exactSlots, a table has one slot for each endpoint. Above exactSlots, its size is rounded up to one of four
-// sizes in each octave. If a packet draws an empty slot, the next rule draws again. There are few sizes because each
-// size in use adds a rule. The kernel checks the data of each element for each rule that looks up the map. A commit
-// takes at least 20 ns for each element and rule. A table for a hash has one of even fewer sizes, and no empty slot.
+// sizes are the sizes of tables for a random number. Up to exactSlots, a table has one slot for each endpoint. Above
+// exactSlots, its size is rounded up to one of four sizes in each octave. If a packet draws an empty slot, the next rule
+// draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of each element for
+// each rule that looks up the map. A commit takes at least 20 ns for each element and rule. A table for a hash has one of
+// even fewer sizes, and no empty slot.
+var sizes = [...]uint32{
+	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, exactSlots, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160,
+	192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144,
+	7168, 8192, 10240, 12288, 14336, 16384, 20480, 24576, 28672, 32768, 40960, 49152, 57344, mostSlots,
+}
+
 const (
 	exactSlots = 16
-	perOctave  = 4
-	exactBits  = 4 // exactSlots = 1 << exactBits
 	// mostSlots is the size of the largest table.
 	mostSlots = 1 << 16
 )
@@ -64,19 +68,20 @@ const (
 // index numbers the tables from 1: first those for a random number, then those of each selector.
 func (t table) index() uint32 {
 	if t.by == (selector{}) {
-		return sizeIndex(t.size)
+		at, _ := slices.BinarySearch(sizes[:], t.size)
+		return uint32(at) + 1
 	}
 	size := slices.Index(balance.Sizes[:], t.size)
-	return sizeIndex(mostSlots) + uint32(slices.Index(selectors[:], t.by)*len(balance.Sizes)+size) + 1
+	return uint32(len(sizes) + slices.Index(selectors[:], t.by)*len(balance.Sizes) + size + 1)
 }
 
 // tableAt is the table with an index; false if there is none.
 func tableAt(index uint32) (table, bool) {
-	last := sizeIndex(mostSlots)
-	if index <= last {
-		return table{size: sizeAt(index)}, index > 0
+	at := int(index) - 1
+	if at < len(sizes) {
+		return table{size: sizes[max(at, 0)]}, at >= 0
 	}
-	by, size := int(index-last-1)/len(balance.Sizes), int(index-last-1)%len(balance.Sizes)
+	by, size := (at-len(sizes))/len(balance.Sizes), (at-len(sizes))%len(balance.Sizes)
 	if by >= len(selectors) {
 		return table{}, false
 	}
@@ -86,38 +91,22 @@ func tableAt(index uint32) (table, bool) {
 // exists reports whether a family has chains for the table.
 func (t table) exists(f inet.Family) bool {
 	if t.by == (selector{}) {
-		return t.size > 0 && t.size <= mostSlots && tableSize(t.size) == t.size
+		return slices.Contains(sizes[:], t.size)
 	}
 	return slices.Contains(balance.Sizes[:], t.size) && int(t.by.prefix) <= f.AddrLen()*8
 }
 
-// sizeIndex returns the index of the smallest size with room for n endpoints, n from 1 to mostSlots. Indexes start at
-// 1.
-func sizeIndex(n uint32) uint32 {
-	if n <= exactSlots {
-		return n
-	}
-	octave := uint32(bits.Len32(n-1)) - 1 // n is above 1 << octave, and at most twice that
-	step := uint32(1) << octave / perOctave
-	return exactSlots + (octave-exactBits)*perOctave + (n-1<<octave+step-1)/step
-}
-
-// sizeAt returns the size with an index of [sizeIndex].
-func sizeAt(index uint32) uint32 {
-	if index <= exactSlots {
-		return index
-	}
-	octave, part := (index-exactSlots-1)/perOctave+exactBits, (index-exactSlots-1)%perOctave+1
-	return 1<<octave + part*(1<<octave/perOctave)
-}
-
 // tableSize returns the size of the table for n endpoints.
-func tableSize(n uint32) uint32 { return sizeAt(sizeIndex(n)) }
+func tableSize(n uint32) uint32 {
+	at, _ := slices.BinarySearch(sizes[:], n)
+	return sizes[at]
+}
 
 // surelyFilled returns a number n: the first n slots of every table of a size are filled.
 func surelyFilled(size uint32) uint32 {
 	if size <= exactSlots {
 		return size
 	}
-	return sizeAt(sizeIndex(size) - 1)
+	at, _ := slices.BinarySearch(sizes[:], size)
+	return sizes[at-1]
 }
