@@ -272,8 +272,8 @@ func familyNamed[Name ~string](name Name) (inet.Family, bool) {
 	return 0, false
 }
 
-// parseDestination returns the address of a frontend or an endpoint, or the reason why the string cannot be one, without
-// the string.
+// parseDestination returns the address of a frontend or an endpoint, or the reason why the string cannot be one,
+// without the string.
 func parseDestination(s string) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(s)
 	if err != nil {

@@ -77,22 +77,17 @@ type group struct {
 	endpoints, duplicates []endpoint
 }
 
-// A part of a group is a slice with the number of one of its ports.
+// A part is a slice with the number of one of its ports, for the group with an index.
 type part struct {
+	group int
 	slice *Slice
 	port  uint16
 	// portless is true if the slice has no usable port, and is read only for Service.Listed.
 	portless bool
 }
 
-// A target is the group for a port of a slice, by its index.
-type target struct {
-	group int
-	part
-}
-
-// collect makes a group for each service port, and adds the endpoints of slices to them, within the limits of slices and
-// of pairs. The slices are in the order of their names.
+// collect makes a group for each service port, and adds the endpoints of slices to them, within the limits of slices
+// and of pairs. The slices are in the order of their names.
 func (b *builder) collect(list []*Slice) {
 	n, most := len(list), b.limits.Slices
 	if n > most {
@@ -111,12 +106,12 @@ func (b *builder) collect(list []*Slice) {
 	left, exceeded := b.limits.Pairs, false
 	for _, s := range list[:min(n, most)] {
 		r := sliceReader{b: b, s: s}
-		targets := r.targets(groupAt)
+		parts := r.parts(groupAt)
 		keep := s.Len()
-		if pairs := len(targets) * keep; pairs <= left {
+		if pairs := len(parts) * keep; pairs <= left {
 			left -= pairs
 		} else {
-			keep, left, exceeded = left/len(targets), 0, true
+			keep, left, exceeded = left/len(parts), 0, true
 		}
 		if keep == 0 && s.Len() > 0 {
 			continue
@@ -125,14 +120,13 @@ func (b *builder) collect(list []*Slice) {
 		if keep < len(s.Endpoints) {
 			within = b.node.bestOf(s, keep)
 		}
-		for _, t := range targets {
-			t.slice = within
-			if t.group == len(b.out.Ports) && b.out.HealthCheckNodePort == 0 && !b.out.TerminateGone {
-				continue
+		for _, p := range parts {
+			p.slice = within
+			if p.group < len(b.out.Ports) || b.out.HealthCheckNodePort != 0 || b.out.TerminateGone {
+				b.groups[p.group].parts = append(b.groups[p.group].parts, p)
 			}
-			b.groups[t.group].parts = append(b.groups[t.group].parts, t.part)
 		}
-		if len(targets) > 0 && len(s.Unusable)+len(s.problems.list)+s.overHints > 0 {
+		if len(parts) > 0 && len(s.Unusable)+len(s.problems.list)+s.overHints > 0 {
 			r.reportEndpoints()
 		}
 		if len(r.problems.list)+len(r.unlimited) > 0 {
@@ -226,10 +220,10 @@ type sliceReader struct {
 	unlimited []Problem
 }
 
-// targets returns a target for each usable port of the slice that matches a port of the Service. It returns one target
-// for all other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list
+// parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for all
+// other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list
 // of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
-func (r *sliceReader) targets(groupAt map[groupKey]int) (targets []target) {
+func (r *sliceReader) parts(groupAt map[groupKey]int) (parts []part) {
 	f, known := familyNamed(r.s.AddressType)
 	switch {
 	case !known:
@@ -260,21 +254,21 @@ func (r *sliceReader) targets(groupAt map[groupKey]int) (targets []target) {
 			continue
 		}
 		if at, found := groupAt[groupKey{family: f, protocol: protocol, name: *p.Name}]; found {
-			targets = append(targets, target{at, part{port: uint16(*p.Port)}})
+			parts = append(parts, part{group: at, port: uint16(*p.Port)})
 		} else {
 			hasOthers = true
 		}
 	}
 	if hasOthers {
-		return append(targets, target{group: others})
+		return append(parts, part{group: others})
 	}
-	if len(targets) == 0 {
+	if len(parts) == 0 {
 		r.unread(unusable)
 		if r.b.out.TerminateGone {
-			return []target{{others, part{portless: true}}}
+			return []part{{group: others, portless: true}}
 		}
 	}
-	return targets
+	return parts
 }
 
 // unread records that no port of the slice is usable.

@@ -233,7 +233,11 @@ func (cs Conflicts) Of(name types.NamespacedName) (list []Conflict, all int) {
 	}
 	s.eachFrontend(func(c claim) {
 		k := c.frontend.Key
-		if winner := claims.owner(k); winner.service != s {
+		winner := claims.best(k)
+		if by, beaten := claims.places.beaten[k]; beaten { // the zero claim for the cluster IP of another Service
+			winner = claims.best(by)
+		}
+		if winner.service != s {
 			if all++; all <= mostConflicts {
 				add(k, c, winner)
 			}

@@ -213,8 +213,9 @@ func (p *port) isDirect(f *model.Frontend) bool {
 func (l *layout) directElements(p *port, f *model.Frontend, to *wants) {
 	pass := class{kind: kindPass, table: p.table(listCluster)}
 	for _, s := range []*nft.Set{l.dsr.frontends, l.dsr.quoted} {
-		to.own = append(to.own,
-			nft.Element{Set: s, Key: frontendKey(&f.Key), Data: nft.Value{}.Uint32(p.number | pass.number()), Comment: p.comment})
+		to.own = append(to.own, nft.Element{
+			Set: s, Key: frontendKey(&f.Key), Data: nft.Value{}.Uint32(p.number | pass.number()), Comment: p.comment,
+		})
 	}
 	to.leadTo(l, pass, stepPass)
 	if p.Protocol == inet.TCP {

@@ -117,8 +117,8 @@ func (p *Planner) report(e nft.Element, change want.Change) {
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
 
-// serviceElements adds what a Service wants apart from its frontends. Of large lists, it leaves out what the other version
-// of the Service has, too.
+// serviceElements adds what a Service wants apart from its frontends. Of large lists, it leaves out what the other
+// version of the Service has, too.
 func (p *Planner) serviceElements(s, other *service, to *wants) {
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)

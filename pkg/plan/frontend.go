@@ -179,8 +179,8 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots and local pods
-// that the other version of the port has, too.
+// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots and local
+// pods that the other version of the port has, too.
 func (l *layout) portElements(p, other *port, to *wants) {
 	l.sharedElements(p, other, to)
 	if p.ids != nil {

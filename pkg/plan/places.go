@@ -106,15 +106,6 @@ func (cs *claims) best(k model.Key) claim {
 	return claim{}
 }
 
-// owner returns the claim that has a key, or has a range that contains or overlaps it. It returns the zero claim if the
-// address is the cluster IP of a Service that does not claim the key.
-func (cs *claims) owner(k model.Key) claim {
-	if by, beaten := cs.places.beaten[k]; beaten {
-		return cs.best(by)
-	}
-	return cs.best(k)
-}
-
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
 func (cs *claims) isOthersClusterIP(c claim) bool {
 	return c.elsewhere() && cs.isClusterIP(c.port.Family, c.frontend.Addr)

@@ -121,8 +121,8 @@ func (p *Planner) servesNodePorts(k model.Key) bool {
 	return p.rules.options.AnyNodeAddress[k.Family] || slices.Contains(p.nodes[k.Family].addresses, k.Addr)
 }
 
-// assignRanges gives the ranges of a Service their room: the number of ranges times addresses. It returns false if there
-// is no room: the Service is then served without them.
+// assignRanges gives the ranges of a Service their room: the number of ranges times addresses. It returns false if
+// there is no room: the Service is then served without them.
 func (p *Planner) assignRanges(out *service, s *model.Service) bool {
 	n := 0
 	for _, sp := range s.Ports {

@@ -263,8 +263,8 @@ func (f form) elements(sp *model.ServicePort) int {
 }
 
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
-// earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the Service
-// is then served without them.
+// earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
+// Service is then served without them.
 func (p *Planner) admit(s *service, n, before *port) bool {
 	reason := ""
 	for i, f := range formsOf(n.ServicePort) {

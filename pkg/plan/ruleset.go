@@ -12,28 +12,32 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
-// Hook priorities. All of these chains are nat chains: the kernel evaluates the nat chains of a hook at dstnat, in the order of their priorities, until
-// one translates the packet. Of two chains with one priority, it evaluates the younger one first. So the rules of Services share no priority with the
-// chains of other proxies, container runtimes and iptables, which are at dstnat: see docs/decisions/0008-first.md.
+// Hook priorities. All of these chains are nat chains: the kernel evaluates the nat chains of a hook at dstnat, in the
+// order of their priorities, until one translates the packet. Of two chains with one priority, it evaluates the younger
+// one first. So the rules of Services share no priority with the chains of other proxies, container runtimes and
+// iptables, which are at dstnat: see docs/decisions/0008-first.md.
 //
-// Masquerading has the lowest priority that the kernel permits for a nat chain: after another program has translated the source of a packet, the kernel
-// evaluates no later nat chain, so the packet would keep the bit of its mark and the word in its scratch register.
+// Masquerading has the lowest priority that the kernel permits for a nat chain: after another program has translated
+// the source of a packet, the kernel evaluates no later nat chain, so the packet would keep the bit of its mark and the
+// word in its scratch register.
 const (
 	dstnat      = -100
 	lowest      = -199
 	afterOthers = 1000
 )
 
-// FirstPriority is the priority at which the default instance looks for Services while the lease lasts: before all chains at dstnat.
+// FirstPriority is the priority at which the default instance looks for Services while the lease lasts: before all
+// chains at dstnat.
 const FirstPriority = dstnat - 1
 
-// priorities are the priorities of the chains that look for Services while the lease lasts, of those that look for them after it has expired, and of
-// those for packets that no program has translated.
+// priorities are the priorities of the chains that look for Services while the lease lasts, of those that look for them
+// after it has expired, and of those for packets that no program has translated.
 type priorities struct{ leased, expired, unclaimed int32 }
 
-// prioritiesOf returns the priorities of an instance. The default instance is first while the lease lasts. Afterwards, it is directly behind a proxy at
-// dstnat that has taken over. An instance with a name is always behind the other proxy, also behind the expired chains of the default instance. It
-// handles unclaimed packets before the default instance, which drops packets to service addresses that it does not serve.
+// prioritiesOf returns the priorities of an instance. The default instance is first while the lease lasts. Afterwards,
+// it is directly behind a proxy at dstnat that has taken over. An instance with a name is always behind the other
+// proxy, also behind the expired chains of the default instance. It handles unclaimed packets before the default
+// instance, which drops packets to service addresses that it does not serve.
 func prioritiesOf(o *Options) priorities {
 	if o.ServiceProxyName != "" {
 		return priorities{leased: dstnat + 2, expired: dstnat + 3, unclaimed: afterOthers - 1}
@@ -47,8 +51,10 @@ func (l *layout) table(o *Options) *nft.Table {
 	chains := []*nft.Chain{
 		base("prerouting", unix.NF_INET_PRE_ROUTING, at.leased, "packets that arrive", l.toServices(o)...),
 		base("output", unix.NF_INET_LOCAL_OUT, at.leased, "packets of this node", l.toServices(o)...),
-		base("prerouting-expired", unix.NF_INET_PRE_ROUTING, at.expired, "arrived, and the lease has expired", l.afterLease(o)),
-		base("output-expired", unix.NF_INET_LOCAL_OUT, at.expired, "of this node, and the lease has expired", l.afterLease(o)),
+		base("prerouting-expired", unix.NF_INET_PRE_ROUTING, at.expired,
+			"arrived, and the lease has expired", l.afterLease(o)),
+		base("output-expired", unix.NF_INET_LOCAL_OUT, at.expired,
+			"of this node, and the lease has expired", l.afterLease(o)),
 		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, at.unclaimed, "arrived, and no program has translated them",
 			l.unclaimed(o, true)...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, at.unclaimed, "of this node, and no program has translated them",
@@ -63,16 +69,23 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find()},
 		{Name: nodePortChain, Comment: "finds the Service of a node port", Rules: l.findNodePort(o)},
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
-		{Name: nameOf(kindExternalLocal), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
+		{
+			Name: nameOf(kindExternalLocal), Comment: "external address or node port with policy Local",
+			Rules: l.externalLocal(o),
+		},
 		{Name: nameOf(kindFirewall), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
 		l.holdChain(),
 	}
 	chains = append(chains, l.refusals()...)
 	for ls := range lists {
-		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)},
+		gone := remember(l.affinity, nft.SrcAddr(l.family), dynsetDelete, expr.Dynset{})
+		chains = append(chains,
+			&nft.Chain{
+				Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls),
+			},
 			&nft.Chain{Name: ls.keepPort(), Comment: "draws the endpoint of a port range", Rules: l.keepPort(ls)},
 			&nft.Chain{Name: ls.rangeOrGone(), Comment: "the endpoint of a port range, or one that does not serve",
-				Rules: append(l.toRangeBackend(ls), rule("it does not serve", remember(l.affinity, nft.SrcAddr(l.family), dynsetDelete, expr.Dynset{})))},
+				Rules: append(l.toRangeBackend(ls), rule("it does not serve", gone))},
 			&nft.Chain{Name: ls.knownOrNew(), Comment: "the client's endpoint, or a new one", Rules: l.knownOrNew(ls)},
 			&nft.Chain{Name: ls.toKnown(), Comment: "to the client's endpoint", Rules: l.toKnown(ls)},
 			&nft.Chain{Name: ls.anyNotFull(), Comment: "some slots, one after the other", Rules: l.anyNotFull(ls)},
@@ -85,34 +98,43 @@ func (l *layout) table(o *Options) *nft.Table {
 				Rules:   append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
 	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},
-		&nft.Chain{Name: allFull, Comment: "no endpoint has a place: refused, or dropped so that the client retries", Rules: l.refuse()})
+		&nft.Chain{
+			Name: allFull, Comment: "no endpoint has a place: refused, or dropped so that the client retries",
+			Rules: l.refuse(),
+		})
 	if o.DirectReturn {
 		chains = append(chains, l.directChains(o)...)
 	}
-	return &nft.Table{Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
+	return &nft.Table{
+		Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains,
+		Comment: "Kubernetes services",
+	}
 }
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {
 	return &nft.Chain{Name: name, Comment: comment, Type: "nat", Hook: hook, Priority: priority, Rules: rules}
 }
 
-// leased matches packets of the protocols of Services while the lease lasts. With lasts false, it matches all other packets.
+// leased matches packets of the protocols of Services while the lease lasts. With lasts false, it matches all other
+// packets.
 func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
-// toServices sends packets that may be for a Service to the chain services, while the lease lasts. For most other packets, the lookup of the network is
-// the only lookup.
+// toServices sends packets that may be for a Service to the chain services, while the lease lasts. For most other
+// packets, the lookup of the network is the only lookup.
 func (l *layout) toServices(o *Options) []nft.Rule {
 	rules := []nft.Rule{rule("", l.inRegions(false), l.leased(true), goTo("services"))}
 	if o.AnyNodeAddress[l.family] {
-		rules = append(rules, rule("an address of this node", destinationIsThisNode(expr.CmpOpEq), l.leased(true), goTo("services")))
+		rules = append(rules, rule("an address of this node",
+			destinationIsThisNode(expr.CmpOpEq), l.leased(true), goTo("services")))
 	}
 	return rules
 }
 
-// afterLease sends packets that may be for a Service to the chain services, after the lease has expired. Node ports are served in other networks than
-// those of Services, too. While the lease lasts, the rule needs one lookup for most packets.
+// afterLease sends packets that may be for a Service to the chain services, after the lease has expired. Node ports are
+// served in other networks than those of Services, too. While the lease lasts, the rule needs one lookup for most
+// packets.
 func (l *layout) afterLease(o *Options) nft.Rule {
 	var network []expr.Any
 	if !o.AnyNodeAddress[l.family] {
@@ -148,8 +170,9 @@ func (l *layout) findNodePort(o *Options) []nft.Rule {
 	}
 }
 
-// externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints. Only packets of this node
-// are masqueraded: the endpoint's node may send replies to their source address by another path.
+// externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints.
+// Only packets of this node are masqueraded: the endpoint's node may send replies to their source address by another
+// path.
 //
 // After one lookup has found a word with a class, later lookups find nothing: the keys of both maps have no class.
 func (l *layout) externalLocal(o *Options) []nft.Rule {
@@ -159,7 +182,8 @@ func (l *layout) externalLocal(o *Options) []nft.Rule {
 		rules = append(rules, rule("a local pod", l.localPods(pods, false), setPriority(number, l.shortCircuit)))
 	}
 	return append(rules,
-		rule("this node", hasNoBits(classBits), sourceIsThisNode(), setPriority(number, l.shortCircuit), markPacket(o.MasqueradeMark)),
+		rule("this node", hasNoBits(classBits), sourceIsThisNode(), setPriority(number, l.shortCircuit),
+			markPacket(o.MasqueradeMark)),
 		rule("all others", setPriority(number, l.local)),
 		rule("", dispatch(wordBits, l.dispatch[stepLocal])))
 }
@@ -180,8 +204,8 @@ func (l *layout) firewall() []nft.Rule {
 	return append([]nft.Rule{rule("", keepBits(portBits))}, l.allowed(balancerSources, key(l.vip()...), l.restricted)...)
 }
 
-// source loads the scratch register and the source address into registers of nft. The scratch register is in network order: nft needs this for the
-// fields of a concatenation with ranges.
+// source loads the scratch register and the source address into registers of nft. The scratch register is in network
+// order: nft needs this for the fields of a concatenation with ranges.
 func (l *layout) source() []expr.Any {
 	return []expr.Any{
 		nft.Priority().Load(reg),
@@ -207,7 +231,8 @@ func (l *layout) refusals() (chains []*nft.Chain) {
 	return chains
 }
 
-// reject answers with a TCP reset or an ICMP error. The kernel limits the rate of ICMP errors, but not of TCP resets. So no TCP client has to wait.
+// reject answers with a TCP reset or an ICMP error. The kernel limits the rate of ICMP errors, but not of TCP resets.
+// So no TCP client has to wait.
 func (l *layout) reject() []nft.Rule {
 	return []nft.Rule{
 		rule("", protocol(inet.TCP), countedReset()),
@@ -219,8 +244,9 @@ func (l *layout) reject() []nft.Rule {
 //   - to ranges of ports, see portranges.go,
 //   - to service addresses and ports that no service port has, and echo requests, see vips.go.
 //
-// It handles arriving packets of the last kind only if the kernel would forward them. A program on this node may have the address and answer, for
-// example a node-local DNS cache. Or policy routing may lead the packet to a transparent proxy on this node.
+// It handles arriving packets of the last kind only if the kernel would forward them. A program on this node may have
+// the address and answer, for example a node-local DNS cache. Or policy routing may lead the packet to a transparent
+// proxy on this node.
 func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
@@ -231,7 +257,8 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	}
 	rules = append(append(append(rules, l.inRange(arrived)), l.vipRules(o, arrived)...),
 		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
-		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back())) // negated: the counters of the elements count only the last rule
+		// Negated, so that the counters of the elements count only the last rule.
+		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back()))
 	if !arrived {
 		rules = append(rules, rule("a reset to an address of this node", related(expr.CmpOpNeq), back()))
 	}
@@ -239,19 +266,21 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	return append(rules, rule(unused, in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
-// noServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of Services.
+// noServiceNetwork is the comment of the rule that returns if the destination is in no network of an address of
+// Services.
 const noServiceNetwork = "no network of a service address"
 
 // NoServiceAddress is the comment of the rule that returns if the destination is not an address of Services.
 const NoServiceAddress = "no service address"
 
-// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks up the packet once more. If a commit replaces
-// an element, a lookup at the same time may find neither the old element nor the new one. Kernel 6.17 fixed this ("netfilter: nf_tables: restart set
-// lookup on base_seq change").
+// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks up the packet
+// once more. If a commit replaces an element, a lookup at the same time may find neither the old element nor the new
+// one. Kernel 6.17 fixed this ("netfilter: nf_tables: restart set lookup on base_seq change").
 const unusedPort = "unused-port"
 
-// unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips.
-// Ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
+// unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not
+// with counters in cluster-ips. Ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time
+// for a full batch. If the set is full, nothing is counted.
 func (l *layout) unused(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("a batch may have replaced the port just now", jump("services")),
@@ -260,8 +289,8 @@ func (l *layout) unused(o *Options) []nft.Rule {
 	}
 }
 
-// clearRegister sets the priority that the kernel would have set: for IPv4 the priority of the type of service (rt_tos2priority), otherwise 0. If a
-// process has set a priority for its socket, the first packet loses it.
+// clearRegister sets the priority that the kernel would have set: for IPv4 the priority of the type of service
+// (rt_tos2priority), otherwise 0. If a process has set a priority for its socket, the first packet loses it.
 func (l *layout) clearRegister() []nft.Rule {
 	rules := []nft.Rule{rule("", setPriorityTo(0))}
 	if l.family == inet.IPv6 {
@@ -276,8 +305,9 @@ func (l *layout) clearRegister() []nft.Rule {
 		rule("", typeOfService(both), setPriorityTo(4)))
 }
 
-// translated clears the register. If a program has translated the destination of a packet, and the packet needs masquerading, translated
-// masquerades it. The kernel evaluates these rules for each new connection to a Service: each further lookup would add up to a tenth to its cost.
+// translated clears the register. If a program has translated the destination of a packet, and the packet needs
+// masquerading, translated masquerades it. The kernel evaluates these rules for each new connection to a Service: each
+// further lookup would add up to a tenth to its cost.
 func (l *layout) translated(o *Options) []nft.Rule {
 	return []nft.Rule{
 		rule("", hasBits(topBit), jump("clear-register")),
@@ -290,13 +320,14 @@ func (l *layout) translated(o *Options) []nft.Rule {
 func (l *layout) translatedNear() []nft.Rule {
 	daddr := nft.DstAddr(l.family)
 	return []nft.Rule{
-		rule("an endpoint that reaches itself", in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), daddr}, false), masquerade()),
+		rule("an endpoint that reaches itself",
+			in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), daddr}, false), masquerade()),
 		rule("translated to a cluster IP by another program", in(l.clusterIPs, []nft.Field{daddr}, false), countedDrop()),
 	}
 }
 
-// masqueradeMarked masquerades packets with the bit of the mark, and clears the bit. If the bit stayed, a tunnel would copy the mark to the outer packet, and
-// the rules would masquerade it a second time.
+// masqueradeMarked masquerades packets with the bit of the mark, and clears the bit. If the bit stayed, a tunnel would
+// copy the mark to the outer packet, and the rules would masquerade it a second time.
 func masqueradeMarked(o *Options) nft.Rule {
 	return rule("requested by the mark", unmarkPacket(o.MasqueradeMark), masquerade())
 }
@@ -335,8 +366,9 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 // nameOf is the name of the only chain of a kind.
 func nameOf(k kind) string { return kinds[k].prefix }
 
-// draws returns the tables from which successive rules draw a slot, until one is filled. A table of more than exactSlots for a random number has some
-// empty slots, but more than four fifths are filled. So the shares of endpoints differ by 1 % at most.
+// draws returns the tables from which successive rules draw a slot, until one is filled. A table of more than
+// exactSlots for a random number has some empty slots, but more than four fifths are filled. So the shares of endpoints
+// differ by 1 % at most.
 func (t table) draws() []table {
 	if filled := surelyFilled(t.size); filled < t.size && t.by == (selector{}) {
 		return []table{t, t, t, {size: filled}}
@@ -347,7 +379,8 @@ func (t table) draws() []table {
 // undone is the comment of a rule for a packet whose service port a batch deleted after the packet had found its class.
 const undone = "the service port was deleted just now"
 
-// fewer is the chain for a packet that drew the slot of an endpoint that a batch deleted after the packet had found its class.
+// fewer is the chain for a packet that drew the slot of an endpoint that a batch deleted after the packet had found its
+// class.
 func (l list) fewer() string { return "fewer-" + l.prefix() + "endpoints" }
 
 // direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints, or with a hash instead of numgen
@@ -436,7 +469,8 @@ func (l *layout) masqueradeList(o *Options, ls list) (rules []nft.Rule) {
 // update of an element in the kernel does not change its data.
 func (l *layout) sticky(o *Options, ls list, timeout uint32) []nft.Rule {
 	saddr := nft.SrcAddr(l.family)
-	keepTime := remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, expr.Dynset{Timeout: time.Duration(timeout) * time.Second})
+	keepTime := remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE,
+		expr.Dynset{Timeout: time.Duration(timeout) * time.Second})
 	return append(l.masqueradeList(o, ls),
 		rule("the service port's number", keepBits(affineBits)),
 		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),

@@ -49,10 +49,10 @@ func (s selector) words() string {
 }
 
 // sizes are the sizes of tables for a random number. Up to exactSlots, a table has one slot for each endpoint. Above
-// exactSlots, its size is rounded up to one of four sizes in each octave. If a packet draws an empty slot, the next rule
-// draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of each element for
-// each rule that looks up the map. A commit takes at least 20 ns for each element and rule. A table for a hash has one of
-// even fewer sizes, and no empty slot.
+// exactSlots, its size is rounded up to one of four sizes in each octave. If a packet draws an empty slot, the next
+// rule draws again. There are few sizes because each size in use adds a rule. The kernel checks the data of each
+// element for each rule that looks up the map. A commit takes at least 20 ns for each element and rule. A table for a
+// hash has one of even fewer sizes, and no empty slot.
 var sizes = [...]uint32{
 	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, exactSlots, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160,
 	192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144,

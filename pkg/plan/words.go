@@ -14,12 +14,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Each function in this file returns the expressions of the nft text in its comment. The functions are the words of a rule.
+// Each function in this file returns the expressions of the nft text in its comment. The functions are the words of a
+// rule.
 
 // reg is the first register (NFT_REG32_00). The next registers follow in steps of 32 bits.
 const reg = unix.NFT_REG32_00
 
-// rule joins words into a rule. nft shows the comment, and a start compares the comments of the kernel's rules with the plan.
+// rule joins words into a rule. nft shows the comment, and a start compares the comments of the kernel's rules with the
+// plan.
 func rule(comment string, words ...[]expr.Any) nft.Rule {
 	var r nft.Rule
 	r.Comment = comment
@@ -52,13 +54,14 @@ func registers(fields []nft.Field) uint32 {
 // clientFields are the fields of the client in a packet.
 func clientFields(f inet.Family) []nft.Field { return []nft.Field{nft.SrcAddr(f), nft.SrcPort()} }
 
-// indexed: KEY . numgen random mod n, or KEY . jhash ip saddr . th sport mod n seed S, or KEY . jhash ip saddr & MASK mod n seed S
+// indexed: KEY . numgen random mod n, or KEY . jhash ip saddr . th sport mod n seed S, or KEY . jhash ip saddr & MASK
+// mod n seed S
 func indexed(f inet.Family, fields []nft.Field, t table) []expr.Any {
 	return indexedBy(clientFields(f), f, fields, t, forMap)
 }
 
-// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash, in the key of a map or of a set. Any other registers would work, but the rules
-// of a listing that nft has loaded would differ.
+// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash, in the key of a map or of a set. Any other
+// registers would work, but the rules of a listing that nft has loaded would differ.
 const forMap, forSet = 4, 0
 
 // indexedBy does the same with a client whose address and port are in other fields.
@@ -75,8 +78,10 @@ func indexedBy(client []nft.Field, f inet.Family, fields []nft.Field, t table, s
 	} else if n := int(t.by.prefix); n < f.AddrLen()*8 {
 		words = append(words, masked(from, f.AddrLen(), n))
 	}
-	return append(words, &expr.Hash{SourceRegister: from, DestRegister: index, Length: 4 * registers(address), Modulus: t.size, Seed: balance.Seed,
-		Type: expr.HashTypeJenkins})
+	return append(words, &expr.Hash{
+		SourceRegister: from, DestRegister: index, Length: 4 * registers(address), Modulus: t.size, Seed: balance.Seed,
+		Type: expr.HashTypeJenkins,
+	})
 }
 
 // masked: & MASK, of a register with the address of a prefix
@@ -182,8 +187,8 @@ func hasRoute(r route) []expr.Any {
 	return append(priorityBits(reg, routeBits), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(r.bits())})
 }
 
-// remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }, or the same with delete, which also needs the data
-// register
+// remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }, or the same with delete,
+// which also needs the data register
 func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any {
 	words := append(priorityBits(reg, affineBits), saddr.Load(reg+1))
 	data := reg + 1 + uint32(saddr.Registers())
@@ -193,7 +198,9 @@ func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any 
 
 // enter: update @set { FIELD timeout T }, or without a timeout if T is 0. A set with counters counts the packet.
 func enter(s *nft.Set, f nft.Field, timeout time.Duration) []expr.Any {
-	return append(key(f), &expr.Dynset{SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout})
+	return append(key(f), &expr.Dynset{
+		SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout,
+	})
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE.
@@ -212,8 +219,8 @@ func dnatted() []expr.Any {
 	}
 }
 
-// related: ct state related, or with CmpOpEq: ct state & related == 0. The kernel sends the reset that refuses a connection of this node by the output
-// hook, as a related packet without a translation.
+// related: ct state related, or with CmpOpEq: ct state & related == 0. The kernel sends the reset that refuses a
+// connection of this node by the output hook, as a related packet without a translation.
 func related(op expr.CmpOp) []expr.Any { return inState(stateRelated, op) }
 
 // Bits of the states of connections.

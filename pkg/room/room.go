@@ -11,8 +11,8 @@ import "math"
 // A Room is a quantity that the node has once, such as the numbers of service ports. It has these properties:
 //
 //   - Possession: a grant stays until its owner gives it back. A change that needs no more than before always succeeds.
-//   - Guarantee: each namespace owns a part, see [Room.Own]. Half of the limit is reserved for these parts. What other namespaces take above
-//     their own parts is never in this half.
+//   - Guarantee: each namespace owns a part, see [Room.Own]. Half of the limit is reserved for these parts. What other
+//     namespaces take above their own parts is never in this half.
 //   - Share: a namespace can take at most a sixteenth of the other half above its own part.
 //
 // So 16 namespaces must act together to use up the shared half, and the parts of other namespaces are then still free.

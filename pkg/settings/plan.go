@@ -17,9 +17,11 @@ type Source interface {
 	Get(name types.NamespacedName) model.Objects
 }
 
-// Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP
-// families, and problems of these objects. It fails if the addresses of this host cannot be read.
-func (s *Settings) Facts(source Source, families []inet.Family) (facts proxy.Facts, problems []model.Problem, err error) {
+// Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given
+// IP families, and problems of these objects. It fails if the addresses of this host cannot be read.
+func (s *Settings) Facts(source Source, families []inet.Family) (
+	facts proxy.Facts, problems []model.Problem, err error,
+) {
 	object := source.Node()
 	facts.Node = model.NodeOf(s.NodeName, object).WithIP(s.NodeIP)
 	facts.ServiceCIDRs, problems = model.ServiceCIDRs(source.ServiceCIDRs())
@@ -39,9 +41,11 @@ func (s *Settings) Facts(source Source, families []inet.Family) (facts proxy.Fac
 // Recall makes a planner assign the numbers in the kernel's tables to Services that are about to be planned.
 type Recall func(*plan.Planner, []*model.Service) error
 
-// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start, but with the given
-// starting endpoints. It returns the problems of the objects, and the error of recall. starts and recall may be nil.
-func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, facts *proxy.Facts, starts map[types.NamespacedName]*model.Starts,
+// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start,
+// but with the given starting endpoints. It returns the problems of the objects, and the error of recall. starts and
+// recall may be nil.
+func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, facts *proxy.Facts,
+	starts map[types.NamespacedName]*model.Starts,
 	recall Recall) (problems []model.Problem, err error) {
 	options := s.ModelOptions()
 	for _, f := range families {
@@ -66,7 +70,8 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 			problems = append(problems, service.Problems...)
 		}
 	}
-	p.Begin(names, func(name types.NamespacedName) model.Age { return built[name].Age() }, func(names []types.NamespacedName) {
+	age := func(name types.NamespacedName) model.Age { return built[name].Age() }
+	p.Begin(names, age, func(names []types.NamespacedName) {
 		for _, name := range names {
 			p.Set(name, built[name])
 		}

@@ -78,9 +78,12 @@ func (s *Settings) LoopbackFamilies(families []inet.Family) (list []inet.Family)
 func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
-	options := plan.Options{Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
-		Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountZones, RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All,
-		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config), DirectReturn: s.DirectReturn}
+	options := plan.Options{
+		Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all,
+		LocalPods: s.LocalPods, Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountZones,
+		RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All, DirectReturn: s.DirectReturn,
+		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config),
+	}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
@@ -89,8 +92,11 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
-	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
-		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn, Terminate: model.Termination(s.TerminateConnections), Limits: s.limits}
+	return model.Options{
+		IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
+		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn,
+		Terminate: model.Termination(s.TerminateConnections), Limits: s.limits,
+	}
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.
@@ -103,7 +109,8 @@ func (s *Settings) ExcludedFromIPVS() (list []netip.Prefix) {
 	return list
 }
 
-// ConfigText returns the effective configuration as YAML. It names files with secrets, but does not contain the secrets.
+// ConfigText returns the effective configuration as YAML. It names files with secrets, but does not contain the
+// secrets.
 func (s *Settings) ConfigText() ([]byte, error) { return yaml.Marshal(config.Effective(s.Config)) }
 
 // FlagsText returns the flags of the command line, one on each line, without secrets.
@@ -115,7 +122,8 @@ func (s *Settings) FlagsText() []byte {
 
 // Build returns the output of --version=raw: the program, its version, and how it was built.
 func Build(version string) string {
-	return fmt.Sprintf("kube-nftproxy %s, %s, %s, %s/%s", version, runtime.Version(), runtime.Compiler, runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("kube-nftproxy %s, %s, %s, %s/%s",
+		version, runtime.Version(), runtime.Compiler, runtime.GOOS, runtime.GOARCH)
 }
 
 // limits returns the limits of one Service and of the node, with the given numbers instead of the defaults, by name.
@@ -180,9 +188,12 @@ func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
 }
 
 // everyAddress has all addresses of both families.
-var everyAddress = []netip.Prefix{netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0), netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0)}
+var everyAddress = []netip.Prefix{
+	netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0), netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0),
+}
 
-// nodePortAddresses reads CIDRs and keywords. An empty list stands for every address (kube-proxy: expandNodePortAddressKeywords).
+// nodePortAddresses reads CIDRs and keywords. An empty list stands for every address (kube-proxy:
+// expandNodePortAddressKeywords).
 func nodePortAddresses(list []string) (model.NodePortAddresses, error) {
 	n := model.NodePortAddresses{Local: host.Addresses}
 	if len(list) == 0 {
