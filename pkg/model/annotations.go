@@ -379,12 +379,13 @@ type sliceWeights struct {
 
 // readWeights reads the weights of a slice. Each invalid weight becomes a problem of the slice, and is ignored.
 func (s *Slice) readWeights(w *sliceWeights, l *Limits) {
+	s.problems = &problems{kind: "EndpointSlice", name: s.Name, most: l.Problems}
 	for i := range Annotations {
 		a := &Annotations[i]
 		if text, given := s.Annotations[a.Name]; given && a.OfSlices() {
 			a.weigh(w, l, text, func(value, reason string) {
-				if !s.problems.full(l.Problems) {
-					s.problems.add(l.Problems, s.problemOf(annotationField(a.Name), quoted(value, reason)))
+				if !s.problems.full() {
+					s.problems.problem(annotationField(a.Name), quoted(value, reason))
 				}
 			})
 		}
@@ -419,10 +420,6 @@ func (w *sliceWeights) setOwn(l *Limits, text string, invalid func(value, reason
 			w.own[addr.Unmap()] = n
 		}
 	}
-}
-
-func (s *Slice) problemOf(field, reason string) Problem {
-	return Problem{Kind: "EndpointSlice", Name: s.Name, Field: field, Reason: reason}
 }
 
 const notWeight = "not a weight from 0 to 65535"

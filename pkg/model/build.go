@@ -81,6 +81,9 @@ func construct(o Objects, node Node, opts Options) *builder {
 		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{},
 		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
+	b.out.Name = types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	b.problems = problems{kind: "Service", name: b.out.Name, most: b.limits.Problems}
+	b.ofSlices.most = 10 * b.limits.Problems
 	b.out.TerminateGone = opts.Terminate == TerminateGone
 	// With session affinity or a connection limit, each pair of an endpoint and a port takes two elements. With a
 	// policy Local, the pairs on this node are in two lists.
@@ -99,7 +102,7 @@ func construct(o Objects, node Node, opts Options) *builder {
 	b.service()
 	b.collect(o.Slices)
 	b.selectEndpoints()
-	if len(b.problems.list)+len(b.unlimited)+len(b.ofSlices.list) > 0 {
+	if len(b.list)+len(b.unlimited)+len(b.ofSlices.list) > 0 {
 		b.out.Problems = b.allProblems()
 	}
 	return b
@@ -151,15 +154,13 @@ type builder struct {
 	groups     []group
 	selections []selection
 	unread     map[*Slice]string
-	// problems are those of the Service, and ofSlices those of EndpointSlices. unlimited are problems that do not count
-	// against the limit of problems: exceeded limits, and invalid sources that close frontends.
-	problems, ofSlices problems
-	unlimited          []Problem
+	// problems are those of the Service, and ofSlices those of EndpointSlices.
+	problems
+	ofSlices problems
 }
 
 // service sets all fields of the Service except endpoints. Each condition is work that a plain Service does not need.
 func (b *builder) service() {
-	b.out.Name = types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name}
 	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
@@ -192,36 +193,18 @@ func (b *builder) reserve(ports int) {
 	}
 }
 
-func (b *builder) problem(field, reason string) {
-	b.problems.add(b.limits.Problems, b.problemOf(field, reason))
-}
-
 // invalid adds a problem about an invalid value.
 func (b *builder) invalid(field, value, reason string) {
-	if !b.problems.full(b.limits.Problems) {
+	if !b.full() {
 		b.problem(field, quoted(value, reason))
 	}
 }
 
 // invalidItem adds a problem about an invalid value of an item of a list.
 func (b *builder) invalidItem(list string, i int, field, value, reason string) {
-	if !b.problems.full(b.limits.Problems) {
+	if !b.full() {
 		b.problem(index(list, i)+field, quoted(value, reason))
 	}
-}
-
-func (b *builder) problemOf(field, reason string) Problem {
-	return Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason}
-}
-
-// reportExcess adds a problem about an exceeded limit, once for each limit.
-func (b *builder) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
-	if slices.ContainsFunc(b.unlimited, func(p Problem) bool { return p.Limit == limit }) {
-		return
-	}
-	p := b.problemOf(field, limit.exceeded(have, most, out, remedy))
-	p.Limit = limit
-	b.unlimited = append(b.unlimited, p)
 }
 
 // clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first usable address according to
@@ -655,7 +638,7 @@ func (b *builder) slots() (n int) {
 
 // allProblems returns the problems of the Service, then those of its slices.
 func (b *builder) allProblems() []Problem {
-	list := append(b.problems.all(b.problemOf("spec", "")), b.unlimited...)
+	list := b.all("spec")
 	if n := b.ofSlices.more; n > 0 {
 		list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n)))
 	}

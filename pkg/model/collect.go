@@ -105,7 +105,7 @@ func (b *builder) collect(list []*Slice) {
 	}
 	left, exceeded := b.limits.Pairs, false
 	for _, s := range list[:min(n, most)] {
-		r := sliceReader{b: b, s: s}
+		r := sliceReader{b, s, problems{kind: "EndpointSlice", name: s.Name, most: b.limits.Problems}}
 		parts := r.parts(groupAt)
 		keep := s.Len()
 		if pairs := len(parts) * keep; pairs <= left {
@@ -126,12 +126,12 @@ func (b *builder) collect(list []*Slice) {
 				b.groups[p.group].parts = append(b.groups[p.group].parts, p)
 			}
 		}
-		if len(parts) > 0 && len(s.Unusable)+len(s.problems.list)+s.overHints > 0 {
+		if len(parts) > 0 && (len(s.Unusable)+s.overHints > 0 || s.problems != nil) {
 			r.reportEndpoints()
 		}
-		if len(r.problems.list)+len(r.unlimited) > 0 {
-			for _, p := range append(r.problems.all(s.problemOf("ports, endpoints", "")), r.unlimited...) {
-				b.ofSlices.add(10*b.limits.Problems, p)
+		if len(r.list)+len(r.unlimited) > 0 {
+			for _, p := range r.all("ports, endpoints") {
+				b.ofSlices.add(p)
 			}
 		}
 	}
@@ -214,10 +214,9 @@ func best(list []endpoint, n int) (kept, others []endpoint) {
 
 // sliceReader reads one slice.
 type sliceReader struct {
-	b         *builder
-	s         *Slice
-	problems  problems
-	unlimited []Problem
+	b *builder
+	s *Slice
+	problems
 }
 
 // parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for all
@@ -248,7 +247,7 @@ func (r *sliceReader) parts(groupAt map[groupKey]int) (parts []part) {
 			if n == 1 {
 				unusable = index("its slice's ports", i) + field + " " + reason
 			}
-			if !r.problems.full(r.b.limits.Problems) {
+			if !r.full() {
 				r.problem(index("ports", i)+field, reason)
 			}
 			continue
@@ -331,10 +330,12 @@ func checkPort(p *discoveryv1.EndpointPort) (protocol inet.Protocol, field, reas
 
 // reportEndpoints adds the problems of the annotations and the endpoints.
 func (r *sliceReader) reportEndpoints() {
-	for _, p := range r.s.problems.list {
-		r.problems.add(r.b.limits.Problems, p)
+	if p := r.s.problems; p != nil {
+		for _, problem := range p.list {
+			r.add(problem)
+		}
+		r.more += p.more
 	}
-	r.problems.more += r.s.problems.more
 	for i := range r.s.Unusable[:min(len(r.s.Unusable), maxEndpointProblems)] {
 		u := &r.s.Unusable[i]
 		r.problem(index("endpoints", u.index)+".addresses", u.why())
@@ -346,15 +347,4 @@ func (r *sliceReader) reportEndpoints() {
 		r.reportExcess(limitHints, "endpoints", 0, MostHints,
 			fmt.Sprintf("the hints of %d endpoints are used only in part", n), "use fewer hints")
 	}
-}
-
-func (r *sliceReader) problem(field, reason string) {
-	r.problems.add(r.b.limits.Problems, r.s.problemOf(field, reason))
-}
-
-// reportExcess adds a problem about an exceeded limit of the slice.
-func (r *sliceReader) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
-	p := r.s.problemOf(field, limit.exceeded(have, most, out, remedy))
-	p.Limit = limit
-	r.unlimited = append(r.unlimited, p)
 }

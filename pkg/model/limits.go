@@ -3,6 +3,9 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real
@@ -95,36 +98,56 @@ func (l Limit) exceeded(have, most int, out, remedy string) string {
 	return fmt.Sprintf("%d are above the limit of %d %s: %s; %s", have, most, l, out, remedy)
 }
 
-// problems collects the problems of one object.
+// problems collects the problems of an object.
 type problems struct {
+	// kind and name are those of the object. most is the limit.
+	kind string
+	name types.NamespacedName
+	most int
 	list []Problem
 	// more counts the problems above the limit.
 	more int
+	// unlimited do not count against the limit: exceeded limits, and invalid sources that close frontends.
+	unlimited []Problem
+}
+
+func (p *problems) problemOf(field, reason string) Problem {
+	return Problem{Kind: p.kind, Name: p.name, Field: field, Reason: reason}
 }
 
 // full reports whether the limit is reached. It then counts one more problem, which need not be formatted.
-func (p *problems) full(limit int) bool {
-	if len(p.list) < limit {
+func (p *problems) full() bool {
+	if len(p.list) < p.most {
 		return false
 	}
 	p.more++
 	return true
 }
 
-// add adds a problem. Above the limit, it only counts the problem.
-func (p *problems) add(limit int, problem Problem) {
-	if len(p.list) < limit {
+// problem adds a problem. Above the limit, it only counts the problem.
+func (p *problems) problem(field, reason string) { p.add(p.problemOf(field, reason)) }
+
+func (p *problems) add(problem Problem) {
+	if !p.full() {
 		p.list = append(p.list, problem)
-	} else {
-		p.more++
 	}
 }
 
-// all returns the problems of an object. If some were only counted, a last problem states their number.
-func (p *problems) all(of Problem) []Problem {
-	if p.more == 0 {
-		return p.list
+// reportExcess adds a problem about an exceeded limit, once for each limit.
+func (p *problems) reportExcess(limit Limit, field string, have, most int, out, remedy string) {
+	if slices.ContainsFunc(p.unlimited, func(p Problem) bool { return p.Limit == limit }) {
+		return
 	}
-	of.Reason = fmt.Sprintf("and %d more parts that cannot be used", p.more)
-	return append(p.list, of)
+	excess := p.problemOf(field, limit.exceeded(have, most, out, remedy))
+	excess.Limit = limit
+	p.unlimited = append(p.unlimited, excess)
+}
+
+// all returns the problems of the object. If some were only counted, a problem of a field states their number.
+func (p *problems) all(field string) []Problem {
+	list := p.list
+	if p.more > 0 {
+		list = append(list, p.problemOf(field, fmt.Sprintf("and %d more parts that cannot be used", p.more)))
+	}
+	return append(list, p.unlimited...)
 }

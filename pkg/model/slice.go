@@ -60,8 +60,9 @@ type Slice struct {
 	// Pods are the names of the pods at these addresses, if the source stores them.
 	Pods map[netip.Addr]string
 
-	// problems are those of the annotations. overHints is the number of endpoints with more hints than the limit.
-	problems  problems
+	// problems are those of the annotations; nil without annotations. overHints is the number of endpoints with more
+	// hints than the limit.
+	problems  *problems
 	overHints int
 }
 
@@ -118,6 +119,8 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 	weights := sliceWeights{others: 1}
 	if len(s.Annotations) > 0 {
 		out.Annotations = StoredAnnotations(s.Annotations, true)
+	}
+	if len(out.Annotations) > 0 {
 		out.readWeights(&weights, &l)
 	}
 	f, known := familyNamed(out.AddressType)
