@@ -48,6 +48,16 @@ type wants struct {
 	leads       []lead
 }
 
+// empty returns w without its content. It keeps the memory, except that of a large Service.
+func (w *wants) empty() *wants {
+	const large = 1 << 10
+	if cap(w.own) > large {
+		w.own = nil
+	}
+	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
+	return w
+}
+
 // lead stands for an element that leads to the chain of a class at a step.
 type lead struct {
 	*layout
@@ -210,8 +220,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			part = 0
 		}
 		part += s.takes[ofElements]
-		list = wants{own: list.own[:0]}
-		p.allElements(s, &list)
+		p.allElements(s, list.empty())
 		for i := range list.own {
 			f(&list.own[i])
 		}

@@ -54,6 +54,8 @@ type Planner struct {
 
 	// sink receives the differences.
 	sink Sink
+	// was and is are memory for [Planner.change].
+	was, is wants
 }
 
 // service is a planned Service.
@@ -203,17 +205,17 @@ func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, p
 // change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
 // flows may be stale.
 func (p *Planner) change(old, now *service, contests []contest) {
-	var was, is wants
-	p.serviceElements(old, now, &was)
-	p.serviceElements(now, old, &is)
+	was, is := p.was.empty(), p.is.empty()
+	p.serviceElements(old, now, was)
+	p.serviceElements(now, old, is)
 	for _, c := range contests {
 		p.noteFlows(c)
 		if c.was != c.is {
-			p.frontendElements(c.was, &was)
-			p.frontendElements(c.is, &is)
+			p.frontendElements(c.was, was)
+			p.frontendElements(c.is, is)
 		}
 	}
-	p.replace(&was, &is)
+	p.replace(was, is)
 }
 
 // newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version.
