@@ -387,6 +387,29 @@ func TestTraceLiveUnderLoad(t *testing.T) {
 	}
 }
 
+// TestTraceLiveEndsAtItsDeadline: the deadline may pass just before the wait for packets.
+func TestTraceLiveEndsAtItsDeadline(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	lab.Must(t, l.Node.Do(func() error {
+		what := read.Traced{To: netip.MustParseAddrPort("10.96.0.11:80"), Protocol: inet.TCP}
+		tracer, err := read.Trace("deadline", what)
+		if err != nil {
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := tracer.Next(-time.Millisecond)
+			ended <- err
+		}()
+		select {
+		case err = <-ended:
+		case <-time.After(lab.Patience):
+			err = errors.New("it waits for a packet after the deadline")
+		}
+		return errors.Join(err, tracer.Close())
+	}))
+}
+
 // TestTraceLiveNamesTheRoute: the kernel drops a translated packet when it routes it, and the output has the reason.
 func TestTraceLiveNamesTheRoute(t *testing.T) {
 	for _, c := range []struct {

@@ -147,10 +147,11 @@ func (t *Tracer) Close() error {
 	return errors.Join(errs...)
 }
 
-// Next waits for the next events. If no event arrives within patience, Next returns an empty list.
+// Next waits for the next events. If no event arrives within patience, Next returns an empty list. It does not wait if
+// patience is negative, which the kernel would take for a wait without an end.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	ready := []unix.PollFd{{Fd: int32(t.listener.FD()), Events: unix.POLLIN}}
-	n, err := unix.Poll(ready, int(patience.Milliseconds()))
+	n, err := unix.Poll(ready, max(0, int(patience.Milliseconds())))
 	if err == unix.EINTR || err == nil && n == 0 {
 		return nil, nil
 	}
