@@ -55,7 +55,7 @@ func TestDebugging(t *testing.T) {
 	d.checkPart("diff", "$ kube-nftproxy "+diff+"\n"+text)
 	d.checkPart("watch", "$ kube-nftproxy watch\n"+d.watched(func() {
 		d.write(strings.Replace(manifests, "[10.244.0.10]", "[10.244.0.11]", 1))
-		d.await("services", "default/web", "10.244.0.11")
+		d.await("status", "partial for default/web")
 		nft(t, d.Node, "flush ruleset")
 		d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
 	}))
