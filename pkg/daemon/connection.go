@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
@@ -40,19 +41,11 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 	}
 	cfg.QPS, cfg.Burst, cfg.ContentType = c.QPS, int(c.Burst), c.ContentType
 	if cfg.AcceptContentTypes = c.AcceptContentTypes; cfg.AcceptContentTypes == "" {
-		cfg.AcceptContentTypes = accepted(c.ContentType)
+		cfg.AcceptContentTypes = kubeapi.Accepted(c.ContentType)
 	}
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+d.version)
 	cfg.Wrap(watch.Impatient)
 	return cfg, server, nil
-}
-
-// accepted returns the media types that the program accepts: the given one, and JSON for resources that lack it. The
-// parameter asks the API server to leave out metadata.managedFields, which can be more than half of an object and which
-// the program does not read (KEP-5958). API servers that do not know the parameter ignore it.
-func accepted(contentType string) string {
-	const dropped = ";drop=metadata.managedFields"
-	return contentType + dropped + ",application/json" + dropped
 }
 
 // addresses returns the addresses of the API server from --master, or else from the kubeconfig file. If the file

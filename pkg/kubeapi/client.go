@@ -79,6 +79,14 @@ func Scheme() *runtime.Scheme {
 	return s
 }
 
+// Accepted returns the media types that the program accepts: the given one, and JSON for resources that lack it. The
+// parameter asks the API server to leave out metadata.managedFields, which can be more than half of an object and which
+// the program does not read (KEP-5958). API servers that do not know the parameter ignore it.
+func Accepted(contentType string) string {
+	const dropped = ";drop=metadata.managedFields"
+	return contentType + dropped + ",application/json" + dropped
+}
+
 // New returns a client of an API server. It sends no request. The clients of all kinds share the connection's limit of requests.
 func New(connection *rest.Config) (*Client, error) {
 	c := rest.CopyConfig(connection)

@@ -261,8 +261,8 @@ func (f *fleet) load(ctx context.Context) (l apiLoad, err error) {
 }
 
 // spent returns the processor time of the API server and etcd.
-func (f *fleet) spent() (sum time.Duration, err error) {
-	for _, pid := range f.Pids() {
+func (w *world) spent() (sum time.Duration, err error) {
+	for _, pid := range w.Pids() {
 		spent, err := cpuOf(pid)
 		if err != nil {
 			return 0, err

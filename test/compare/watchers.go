@@ -229,8 +229,7 @@ func (c *crowd) nftproxyNode(i int, folder string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	const dropped = ";drop=metadata.managedFields"
-	cfg.AcceptContentTypes = cfg.ContentType + dropped + ",application/json" + dropped
+	cfg.AcceptContentTypes = kubeapi.Accepted(cfg.ContentType)
 	cfg.Wrap(watch.Impatient)
 	client, err := kubeapi.New(cfg)
 	if err != nil {
@@ -308,14 +307,8 @@ func (c *crowd) kubeProxyNode(i int) (*node, error) {
 // load returns the present totals.
 func (c *crowd) load() (l crowdLoad, err error) {
 	l = crowdLoad{lists: c.lists.Load(), refused: c.refused.Load(), received: c.received.Load()}
-	for _, pid := range c.Pids() {
-		spent, err := cpuOf(pid)
-		if err != nil {
-			return l, err
-		}
-		l.cpu += spent
-	}
-	return l, nil
+	l.cpu, err = c.spent()
+	return l, err
 }
 
 // crowdLoad is what clients have made the API server and etcd do.
@@ -338,8 +331,9 @@ func (c *crowd) during(do func() error) (l crowdLoad, took time.Duration, err er
 		after.cpu - before.cpu}, took, errors.Join(err, failed)
 }
 
-// pods creates pods as a controller does, one after the other, until stop is called, which returns the times.
-func (c *crowd) pods() (stop func() ([]time.Duration, error), err error) {
+// pods creates pods as a controller does, one after the other, until stop is called, which returns the times in
+// milliseconds.
+func (c *crowd) pods() (stop func() ([]float64, error), err error) {
 	cfg := c.Admin()
 	cfg.Impersonate.UserName = account + "replicaset-controller"
 	client, err := kubernetes.NewForConfig(cfg)
@@ -347,7 +341,7 @@ func (c *crowd) pods() (stop func() ([]time.Duration, error), err error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
-	var times []time.Duration
+	var times []float64
 	var failed error
 	done := make(chan struct{})
 	go func() {
@@ -357,22 +351,20 @@ func (c *crowd) pods() (stop func() ([]time.Duration, error), err error) {
 		for ctx.Err() == nil && failed == nil {
 			start := time.Now()
 			_, failed = client.CoreV1().Pods("default").Create(c.ctx, pod, metav1.CreateOptions{})
-			times = append(times, time.Since(start))
+			times = append(times, time.Since(start).Seconds()*1e3)
 			_ = wait(ctx, 50*time.Millisecond)
 		}
 	}()
-	return func() ([]time.Duration, error) {
+	return func() ([]float64, error) {
 		cancel()
 		<-done
-		slices.Sort(times)
 		return times, failed
 	}, nil
 }
 
-// median returns the median and the 99th percentile of sorted times in milliseconds.
-func median(times []time.Duration) string {
-	of := func(percent int) float64 { return times[(len(times)-1)*percent/100].Seconds() * 1e3 }
-	return fmt.Sprintf("%.0f, %.0f", of(50), of(99))
+// median returns the median and the 99th percentile of times.
+func median(times []float64) string {
+	return fmt.Sprintf("%.0f, %.0f", quantileOf(times, 0.5), quantileOf(times, 0.99))
 }
 
 const watchersHead = `| Nodes | Client | all have all objects after, s | processor time for a node, s | ` +

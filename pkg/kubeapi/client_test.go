@@ -1,4 +1,4 @@
-package daemon
+package kubeapi
 
 import (
 	"testing"
@@ -9,5 +9,5 @@ import (
 // TestManagedFieldsAreNotWanted has the header Accept of lists and watches. test/e2e sends it to a real API server.
 func TestManagedFieldsAreNotWanted(t *testing.T) {
 	want := "application/vnd.kubernetes.protobuf;drop=metadata.managedFields,application/json;drop=metadata.managedFields"
-	lab.Same(t, want, accepted("application/vnd.kubernetes.protobuf"), "accepted media types")
+	lab.Same(t, want, Accepted("application/vnd.kubernetes.protobuf"), "accepted media types")
 }
