@@ -55,7 +55,8 @@ func (s *Service) Causes() (list []Cause) {
 		return list // the reason of the port is also the reason of its unusable endpoints
 	}
 	for i := range s.Unusable {
-		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s", s.Unusable[i].Address, s.Unusable[i].Message)
+		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s",
+			s.Unusable[i].Address, s.Unusable[i].Message)
 	}
 	return list
 }

@@ -79,7 +79,8 @@ func preflightCommand() *cobra.Command {
 	q.flags(cmd)
 	cmd.Flags().StringVar(&site.Root, "root", "/", "Root folder of the node, if the command runs in a container.")
 	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: its name in the configuration of the proxy that runs, or else the host name.")
-	cmd.Flags().BoolVar(&hold, "hold", false, "After the output, wait for a signal. In a pod, kubectl nftproxy preflight then repeats the checks.")
+	cmd.Flags().BoolVar(&hold, "hold", false,
+		"After the output, wait for a signal. In a pod, kubectl nftproxy preflight then repeats the checks.")
 	cmd.Flags().StringSliceVar(&cidrs, "service-cidrs", nil, "Prefixes of cluster IPs: kubectl get servicecidrs shows them. Default: those of a running kube-nftproxy.")
 	return cmd
 }

@@ -106,7 +106,8 @@ func New(version string, daemon Daemon) *cobra.Command {
 // help prints the commands, and the flags of the daemon in groups.
 func help(cmd *cobra.Command, o *config.Options) {
 	to := cmd.OutOrStdout()
-	fmt.Fprintf(to, "%s\n\nUsage:\n  %s [flags]      run the proxy of this node\n  %[2]s COMMAND      query it\n\nCommands:\n", cmd.Long, cmd.Name())
+	fmt.Fprintf(to, "%s\n\nUsage:\n  %s [flags]      run the proxy of this node\n"+
+		"  %[2]s COMMAND      query it\n\nCommands:\n", cmd.Long, cmd.Name())
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() || c.Name() == "help" {
 			fmt.Fprintf(to, "  %-12s%s\n", c.Name(), c.Short)

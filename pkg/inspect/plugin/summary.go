@@ -77,7 +77,9 @@ func (o *options) summary(ctx context.Context, q question) error {
 			healthy++
 		}
 		o.code = max(o.code, r.code)
-		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.facts[0])}, {Text: dash(r.facts[1])}, {}}
+		cells[i] = []view.Cell{
+			{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.facts[0])}, {Text: dash(r.facts[1])}, {},
+		}
 	}
 	left := 119 // the width of the last column: a line, without the other columns
 	for column := range 4 {
@@ -105,7 +107,9 @@ func printReasons(p *view.Printer, rows []row) {
 			nodes[reason]++
 		}
 	}
-	reasons := slices.SortedFunc(maps.Keys(nodes), func(a, b string) int { return cmp.Or(nodes[b]-nodes[a], cmp.Compare(a, b)) })
+	reasons := slices.SortedFunc(maps.Keys(nodes), func(a, b string) int {
+		return cmp.Or(nodes[b]-nodes[a], cmp.Compare(a, b))
+	})
 	var cells [][]view.Cell
 	for _, reason := range reasons {
 		cells = append(cells, []view.Cell{{Text: reason}, {Text: view.Count(nodes[reason], "node")}})
