@@ -96,11 +96,12 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []pl
 	return conflicts
 }
 
-// loopStatus queries the loop. If the loop waits for the first list, and the list for its turn, it says so.
+// loopStatus queries the loop. If the loop waits for the first list, and the list for its turn, it says so. Turns of
+// small clusters are not worth a word: they last milliseconds.
 func (c *Console) loopStatus(ctx context.Context) (*view.Loop, error) {
 	l, err := c.Loop.Status(ctx)
 	if err == nil && l.Waits != "" && c.Turn != nil {
-		if longest := c.Turn(); longest > 0 {
+		if longest := c.Turn(); longest >= time.Second {
 			l.Waits = fmt.Sprintf("for its turn to list, up to %v", longest.Round(100*time.Millisecond))
 		}
 	}
