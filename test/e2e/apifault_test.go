@@ -42,9 +42,9 @@ type besieged struct {
 }
 
 // besiege creates a world with a server of faults before its API server, without the program.
-func besiege(t *testing.T) *besieged {
+func besiege(t *testing.T, remotes int) *besieged {
 	t.Helper()
-	b := &besieged{world: ownWorld(t, lab.Config{Pods: 3, Remotes: 1})}
+	b := &besieged{world: ownWorld(t, lab.Config{Pods: 3, Remotes: remotes})}
 	b.serve(b.Pods[0], b.Pods[1])
 	var err error
 	b.Server, err = faulty.Start(faulty.Config{
@@ -58,7 +58,7 @@ func besiege(t *testing.T) *besieged {
 
 func newBesieged(t *testing.T) *besieged {
 	t.Helper()
-	b := besiege(t)
+	b := besiege(t, 1)
 	b.tokenFile = filepath.Join(b.dir, "token")
 	b.setToken("first")
 	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}))

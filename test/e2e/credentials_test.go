@@ -21,7 +21,7 @@ import (
 // the next authority.
 func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *faulty.Authority) {
 	t.Helper()
-	b = besiege(t)
+	b = besiege(t, 1)
 	files = faulty.Credentials{CA: filepath.Join(b.dir, "ca.crt"), Certificate: filepath.Join(b.dir, "client.crt"), Key: filepath.Join(b.dir, "client.key")}
 	must(t, b.Kubeconfig(b.kubeconfig, files))
 	var err error

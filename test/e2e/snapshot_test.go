@@ -5,10 +5,12 @@ package e2e
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,9 +28,9 @@ type snapshots struct {
 	lists []string
 }
 
-func newSnapshots(t *testing.T) *snapshots {
+func newSnapshots(t *testing.T, remotes int) *snapshots {
 	t.Helper()
-	b := besiege(t)
+	b := besiege(t, remotes)
 	b.tokenFile = filepath.Join(b.dir, "token")
 	b.setToken("first")
 	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}))
@@ -47,17 +49,28 @@ func newSnapshots(t *testing.T) *snapshots {
 	return s
 }
 
+// forget forgets earlier lists.
+func (s *snapshots) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lists = nil
+}
+
 // begin starts the program, and forgets earlier lists.
 func (s *snapshots) begin(t *testing.T) {
 	t.Helper()
-	s.mu.Lock()
-	s.lists = nil
-	s.mu.Unlock()
+	s.forget()
 	s.d = s.startOn(s.Node, s.kubeconfig, "--snapshot-dir", s.folder, "--control-socket", s.socket)
 }
 
 // listed checks the number of lists of resources other than this Node since the start of the program.
 func (s *snapshots) listed(t *testing.T, want int) {
+	t.Helper()
+	s.listedBy(t, 1, want)
+}
+
+// listedBy checks the number of lists since the start of programs: each lists its Node.
+func (s *snapshots) listedBy(t *testing.T, programs, want int) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,8 +82,8 @@ func (s *snapshots) listed(t *testing.T, want int) {
 			n++
 		}
 	}
-	if n != want || nodes != 1 {
-		t.Errorf("lists: %v, want %d and one of nodes; log:\n%s", s.lists, want, s.d.LogTail(30))
+	if n != want || nodes != programs {
+		t.Errorf("lists: %v, want %d, and %d of nodes", s.lists, want, programs)
 	}
 }
 
@@ -84,7 +97,7 @@ func (s *snapshots) reboot(t *testing.T) {
 // TestRestartWithSnapshot: a restart lists only the Node, and receives all changes since the exit, also deletions. If
 // the API server has forgotten these changes, the program lists all objects.
 func TestRestartWithSnapshot(t *testing.T) {
-	s := newSnapshots(t)
+	s := newSnapshots(t, 1)
 	s.begin(t)
 	gone, stable := s.clusterIPs("gone")[0], s.clusterIPs("stable")[0]
 	reach(t, s.Pods[2], gone, "pod-0")
@@ -165,8 +178,13 @@ func TestRestartWithSnapshot(t *testing.T) {
 // awaitIdle waits until all changes are programmed, and the snapshot of the start is written.
 func (s *snapshots) awaitIdle(t *testing.T) {
 	t.Helper()
+	s.d.awaitSnapshot(t)
+}
+
+func (d *daemon) awaitSnapshot(t *testing.T) {
+	t.Helper()
 	eventually(t, patience, func() error {
-		m := s.d.awaitIdle(patience)
+		m := d.awaitIdle(patience)
 		if m["kubenftproxy_snapshot_timestamp_seconds"] == 0 {
 			return fmt.Errorf("no snapshot yet")
 		}
@@ -175,8 +193,10 @@ func (s *snapshots) awaitIdle(t *testing.T) {
 }
 
 // served reports whether the tables have a Service.
-func (s *snapshots) served(name string, want bool) error {
-	listing := nft(s, s.Node, "list", "map", "ip", "kube-nftproxy", "services")
+func (s *snapshots) served(name string, want bool) error { return s.servedOn(s.Node, name, want) }
+
+func (s *snapshots) servedOn(h *lab.Host, name string, want bool) error {
+	listing := nft(s, h, "list", "map", "ip", "kube-nftproxy", "services")
 	if got := strings.Contains(listing, "default/"+name); got != want {
 		return fmt.Errorf("served %s: %t, want %t:\n%s", name, got, want, listing)
 	}
@@ -186,7 +206,7 @@ func (s *snapshots) served(name string, want bool) error {
 // TestRebootWithoutAPIServer: after a reboot, the program serves the Services of the snapshot until the API server
 // answers.
 func TestRebootWithoutAPIServer(t *testing.T) {
-	s := newSnapshots(t)
+	s := newSnapshots(t, 1)
 	s.begin(t)
 	gone, stable := s.clusterIPs("gone")[0], s.clusterIPs("stable")[0]
 	reach(t, s.Pods[2], stable, "pod-0")
@@ -241,4 +261,70 @@ func TestRebootWithoutAPIServer(t *testing.T) {
 	if n := len(s.d.lines("all objects are listed")); n > 0 {
 		t.Errorf("the snapshot was rejected:\n%s", s.d.LogTail(30))
 	}
+}
+
+// TestFleet: the power of 20 nodes fails while the API server is away. Each node serves the Services of its snapshot,
+// and follows all changes when the API server answers again. Then all programs restart at once. No program lists more
+// than its Node.
+func TestFleet(t *testing.T) {
+	const size = 20
+	s := newSnapshots(t, size)
+	name := func(i int) string { return fmt.Sprintf("node-of-%s", s.Remotes[i].Name) }
+	for i, h := range s.Remotes {
+		n := node()
+		n.Name = name(i)
+		for k, addr := range h.Addrs() {
+			n.Status.Addresses[k].Address = addr.String()
+		}
+		s.apply(n)
+	}
+	programs := make([]*daemon, size)
+	start := func() {
+		s.forget()
+		for i, h := range s.Remotes {
+			programs[i] = s.startOn(h, s.kubeconfig, "--hostname-override", name(i), "--snapshot-dir", filepath.Join(s.folder, name(i)))
+		}
+	}
+	all := func(to netip.AddrPort, server string) {
+		t.Helper()
+		for _, h := range s.Remotes {
+			reach(t, h, to, server)
+		}
+	}
+	gone, stable := s.clusterIPs("gone")[0], s.clusterIPs("stable")[0]
+	start()
+	all(gone, "pod-0")
+	s.listedBy(t, size, 3*size)
+	for _, d := range programs {
+		d.awaitSnapshot(t)
+	}
+
+	s.Down()
+	for i, d := range programs {
+		d.Kill()
+		nft(t, s.Remotes[i], "flush ruleset")
+	}
+	start()
+	all(stable, "pod-0")
+	all(gone, "pod-0")
+	s.delete(service("gone"), slice("gone", "gone-1"))
+	s.apply(slice("stable", "stable-1", endpoint(s.Pods[1].IPv4)))
+	must(t, s.Up())
+	all(stable, "pod-1")
+	for _, h := range s.Remotes {
+		eventually(t, patience, func() error { return s.servedOn(h, "gone", false) })
+	}
+	s.listedBy(t, size, 0)
+
+	for _, d := range programs {
+		d.awaitSnapshot(t)
+		must(t, d.Signal(syscall.SIGTERM))
+	}
+	for _, d := range programs {
+		must(t, exits(t, d.Program))
+	}
+	s.apply(slice("stable", "stable-1", endpoint(s.Pods[0].IPv4)))
+	start()
+	all(stable, "pod-0")
+	s.listedBy(t, size, 0)
 }

@@ -21,7 +21,7 @@ import (
 // TestTurnToList: in a cluster of 3,000 Nodes, a program that finds rules in force waits for its turn to list, and says
 // so. The rules serve meanwhile, and a change is served after the turn. Without rules, a program does not wait.
 func TestTurnToList(t *testing.T) {
-	b := besiege(t)
+	b := besiege(t, 1)
 	must(t, b.Kubeconfig(b.kubeconfig, faulty.Credentials{}))
 	var counts atomic.Int64
 	b.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {

@@ -30,7 +30,7 @@ import (
 // TestEtcdIsRestoredFromABackup restores etcd from a backup while the program runs, with the procedure of etcd's
 // documentation: the watches of old versions fail, and the rules follow.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
-	b := besiege(t)
+	b := besiege(t, 1)
 	from := b.Pods[2]
 	for _, name := range []string{"changes", "goes"} {
 		b.apply(service(name), slice(name, name, endpoint(b.Pods[0].IPv4)))
