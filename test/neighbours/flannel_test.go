@@ -42,12 +42,14 @@ func flannel(backend, rules string) neighbour {
 		list := both("load-balancer IP, to an endpoint on another node", n.Client, farLBIPs, 80, "client-2", [2]netip.Addr{})
 		list = append(list, both("cluster IP, to an endpoint on another node", n.caller(), farIPs, 80, "client-2", n.caller().Addrs())...)
 		list = append(list, both("cluster IP, from the node to an endpoint on another node", n.Node, farIPs, 80, "client-2", [2]netip.Addr{})...)
+		list = append(list, both("load-balancer IP with direct server return, to an endpoint on another node", n.Client,
+			passedLBIPs, 80, "client-2", n.Client.Addrs())...)
 		return append(list, both("cluster IP, from a container to an endpoint on another node", n.container(), farIPs, 80, "client-2", [2]netip.Addr{})...)
 	}
 	return neighbour{
 		name: fmt.Sprintf("flannel (%s, %s)", backend, rules), version: "flanneld --version 2>&1 | sed 's/^v//'",
 		policy: "pods reach the pods of another node with their own addresses, and machines outside the cluster with the address of the node; a container, which flannel's CNI plugin 0.9.1 connects with the plugin bridge 1.9.1, " +
-			"reaches Services with endpoints on both nodes",
+			"reaches Services with endpoints on both nodes; with [direct server return](dsr.md), an endpoint on the other node gets the address of the client",
 		prepare: func(n *node) {
 			other := n.second()
 			// The lab's node adds no link-local addresses. Without one, cni0 cannot look for a neighbour of forwarded packets.
@@ -75,6 +77,7 @@ E`, etcdURL, config)
 			other.sh("ip link add cni0 type bridge; ip link set cni0 up; ip addr add %s dev cni0; ip -6 addr add %s dev cni0 nodad", podCIDRs[1][0], podCIDRs[1][1])
 			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-flannel.conflist <<'E'\n%s\nE", `{"cniVersion": "0.3.1", "name": "cbr0", "plugins": [
 {"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}}, {"type": "portmap", "capabilities": {"portMappings": true}}]}`)
+			n.pass(other, far)
 			n.other = other
 		},
 		install: func(n *node, _ bool) {

@@ -52,6 +52,8 @@ type node struct {
 	// path is kube-nftproxy.
 	path    string
 	running *program.Program
+	// args are further arguments of kube-nftproxy.
+	args []string
 	// other is the second node, of networks over two.
 	other *machine
 	// objects are those of the Services.
@@ -135,13 +137,22 @@ func (n *node) manifests() string { return filepath.Join(n.dir, "manifests") }
 // start starts kube-nftproxy, and waits for its first sync.
 func (n *node) start() {
 	n.t.Helper()
-	n.running = program.ForTest(n.t, program.Config{Host: n.Node, Path: n.path, Log: filepath.Join(n.dir, "kube-nftproxy.log"), Args: []string{
-		"--manifests=" + n.manifests(), "--hostname-override=" + world.NodeName, "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
-		"--control-socket=" + filepath.Join(n.dir, "control"),
-		// Other values would set sysctls of the whole machine.
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-	}})
-	n.running.Synced(n.t)
+	n.running = n.startOn(&n.machine, world.NodeName)
+}
+
+// startOn starts kube-nftproxy on a machine, and waits for its first sync.
+func (n *node) startOn(m *machine, name string) *program.Program {
+	n.t.Helper()
+	p := program.ForTest(n.t, program.Config{
+		Host: m.host, Path: n.path, Log: filepath.Join(m.dir, "kube-nftproxy.log"), Args: append([]string{
+			"--manifests=" + n.manifests(), "--hostname-override=" + name, "--proxy-mode=nftables",
+			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48", "--control-socket=" + filepath.Join(m.dir, "control"),
+			// Other values would set sysctls of the whole machine.
+			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+		}, n.args...),
+	})
+	p.Synced(n.t)
+	return p
 }
 
 func (n *node) stop() {

@@ -16,6 +16,8 @@ import (
 var (
 	farIPs   = []netip.Addr{netip.MustParseAddr("10.96.0.22"), netip.MustParseAddr("fd00:10:96::22")}
 	farLBIPs = []netip.Addr{netip.MustParseAddr("203.0.113.12"), netip.MustParseAddr("2001:db8:1::12")}
+	// passedLBIPs are those of the Service passed, with direct server return and the same endpoint.
+	passedLBIPs = []netip.Addr{netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("2001:db8:1::13")}
 )
 
 // second starts a machine that is another node. Its network with this node is 198.51.100.0/24 and 2001:db8:64::/64.
@@ -60,6 +62,25 @@ func (n *node) offer(endpoint [2]netip.Addr) {
 	if err := world.Write(n.manifests(), "far", append(world.Slices("far", backendPort, world.Endpoints(endpoint, world.OtherNode)), s)...); err != nil {
 		n.t.Fatal(err)
 	}
+}
+
+// pass adds the Service passed, whose replies leave from the second node: kube-nftproxy runs there, too.
+func (n *node) pass(on *machine, endpoint [2]netip.Addr) {
+	n.t.Helper()
+	s := loadBalancer("passed", passedLBIPs, 30071)
+	s.Annotations = map[string]string{"kube-nftproxy.io/forwarding-mode": "dsr"}
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.23", []string{"10.96.0.23", "fd00:10:96::23"}
+	other := world.Node()
+	other.Name = world.OtherNode
+	for i := range other.Status.Addresses {
+		other.Status.Addresses[i].Address = underlays[1][i]
+	}
+	list := append(world.Slices("passed", backendPort, world.Endpoints(endpoint, world.OtherNode)), s, other)
+	if err := world.Write(n.manifests(), "passed", list...); err != nil {
+		n.t.Fatal(err)
+	}
+	n.args = []string{"--direct-server-return"}
+	n.startOn(on, world.OtherNode)
 }
 
 // both returns a check for each family and for TCP and UDP.
