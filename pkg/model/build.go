@@ -296,9 +296,6 @@ func (b *builder) addresses(ports, nodePorts int) {
 	if len(b.svc.Spec.LoadBalancerSourceRanges) > 0 || len(b.svc.Annotations) > 0 {
 		b.sources = b.readSources(balancers, externals)
 	}
-	if !b.exposes(corev1.ServiceTypeLoadBalancer) {
-		balancers = nil
-	}
 	if len(externals)+len(balancers) > 0 {
 		b.addFronts(ExternalIP, externals)
 		b.addFronts(LoadBalancer, balancers)
@@ -314,6 +311,9 @@ func (b *builder) otherAddresses(ports, nodePorts int) (balancers, externals []n
 	ingress, external := b.svc.Status.LoadBalancer.Ingress, b.svc.Spec.ExternalIPs
 	if b.opts.IgnoreExternalIPs {
 		external = nil
+	}
+	if !b.exposes(corev1.ServiceTypeLoadBalancer) {
+		ingress = nil // an external IP may have the same address
 	}
 	if len(ingress)+len(external) > most {
 		b.reportExcess(limitAddresses, fieldsOfAddresses, 0, most, "the other addresses are not served", remedyForAddresses)
