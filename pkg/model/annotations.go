@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
@@ -50,6 +51,7 @@ const (
 	annotationNodePortSources   = prefix + "node-port-source-ranges"
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
 	annotationDeniedSources     = prefix + "denied-source-ranges"
+	annotationRedirect          = prefix + "local-redirect"
 	annotationForwarding        = prefix + "forwarding-mode"
 	annotationNodeSelector      = "service.cilium.io/node-selector"
 	annotationNode              = "service.cilium.io/node"
@@ -188,6 +190,16 @@ var Annotations = []Annotation{
 		Value:   Value{Values: "the value of the label", Samples: []string{"edge", ""}, set: (*builder).setNode},
 	},
 	{
+		Name: annotationRedirect, Page: "vips.md",
+		Meaning: "the Service whose endpoints on this node serve the cluster IPs, while it has any",
+		Value: Value{
+			Values: "the name of a Service of the namespace", Samples: []string{"kube-dns-cache"},
+			Wrong: []string{"", "kube-system/kube-dns-cache", "Cache"},
+			set:   (*builder).setRedirect,
+		},
+		Else: "the Service keeps its own endpoints",
+	},
+	{
 		Name: prefix + "refuse-unused-ports", Meaning: "load-balancer and external IPs refuse unused ports", Page: "vips.md",
 		Value: either((*builder).setRefusal),
 		Else:  "unused ports of its load-balancer and external IPs are not refused",
@@ -248,6 +260,9 @@ var Annotations = []Annotation{
 	},
 }
 
+// RedirectAnnotation names the Service whose EndpointSlices are [Objects.Redirect].
+const RedirectAnnotation = annotationRedirect
+
 // mostSelector is the largest length of a selector of nodes, which is read again for each change of the Service.
 const mostSelector = 1024
 
@@ -266,6 +281,18 @@ func (b *builder) setNodeSelector(text string) error {
 // setNode compares the value with the label of the node that has the name of the annotation.
 func (b *builder) setNode(text string) error {
 	b.elsewhere = b.node.labels().Get(annotationNode) != text
+	return nil
+}
+
+// setRedirect admits only cluster IPs, because all frontends of a service port have the same endpoints.
+func (b *builder) setRedirect(name string) error {
+	switch {
+	case len(validation.IsDNS1123Label(name)) > 0:
+		return errors.New("not the name of a Service")
+	case hasExternal(b.svc) || len(b.svc.Status.LoadBalancer.Ingress) > 0:
+		return errors.New("must be on a Service that has only cluster IPs")
+	}
+	b.redirect = name
 	return nil
 }
 

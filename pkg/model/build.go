@@ -100,7 +100,7 @@ func construct(o Objects, node Node, opts Options) *builder {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	b.service()
-	b.collect(o.Slices)
+	b.collect(o)
 	b.selectEndpoints()
 	if len(b.list)+len(b.unlimited)+len(b.ofSlices.list) > 0 {
 		b.out.Problems = b.allProblems()
@@ -132,6 +132,8 @@ type builder struct {
 	denied               sourceList
 	// direct is true with direct server return.
 	direct bool
+	// redirect is the name of the Service whose endpoints on this node take precedence, or empty.
+	redirect string
 	// weighted is true if an endpoint has a weight above 1.
 	weighted bool
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.

@@ -114,11 +114,11 @@ func stored(list []*discoveryv1.EndpointSlice, l Limits) (out []*Slice) {
 }
 
 func buildFrom(svc *corev1.Service, list []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
-	return Build(Objects{svc, stored(list, opts.Limits)}, node, opts)
+	return Build(Objects{Service: svc, Slices: stored(list, opts.Limits)}, node, opts)
 }
 
 func explainFrom(svc *corev1.Service, list []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
-	return Explain(Objects{svc, stored(list, opts.Limits)}, node, opts)
+	return Explain(Objects{Service: svc, Slices: stored(list, opts.Limits)}, node, opts)
 }
 
 // build calls Build and fails the test on any problem.

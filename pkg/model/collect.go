@@ -21,9 +21,11 @@ const maxEndpointProblems = 3
 type traits uint16
 
 // The traits, the least important first. Of two endpoints with the same address and port, compareEndpoints prefers
-// the one that is not terminating. If both are equal in this, it prefers the one with the more important trait.
+// the one that is not passive, then the one that is not terminating. If both are equal in this, it prefers the one with
+// the more important trait.
 const (
-	nodeless     traits = 1 << iota // its slice has no node for it
+	redirected   traits = 1 << iota // belongs to the Service that a local redirect names
+	nodeless                        // its slice has no node for it
 	anyZoneHint                     // has a hint for some zone
 	thisZoneHint                    // has a hint for this node's zone
 	anyNodeHint                     // has a hint for some node
@@ -32,6 +34,7 @@ const (
 	serving
 	ready
 	terminating
+	passive // not used because of a local redirect
 )
 
 // has reports whether all wanted traits are set.
@@ -84,12 +87,15 @@ type part struct {
 	port  uint16
 	// portless is true if the slice has no usable port, and is read only for Service.Listed.
 	portless bool
+	// redirected is true if the slice belongs to the Service that a local redirect names.
+	redirected bool
 }
 
 // collect makes a group for each service port, and adds the endpoints of slices to them, within the limits of slices
-// and of pairs. The slices are in the order of their names.
-func (b *builder) collect(list []*Slice) {
-	n, most := len(list), b.limits.Slices
+// and of pairs. The slices are in the order of their names. Those of a local redirect are last.
+func (b *builder) collect(o Objects) {
+	list, most := o.Slices, b.limits.Slices
+	n := len(list)
 	if n > most {
 		b.reportExcess(limitSlices, "EndpointSlices", n, most, fmt.Sprintf("the last %d by name are not used", n-most),
 			"use larger EndpointSlices")
@@ -103,8 +109,13 @@ func (b *builder) collect(list []*Slice) {
 			groupAt[key] = i
 		}
 	}
+	list = list[:min(n, most)]
+	own := len(list)
+	if b.redirect != "" {
+		list = slices.Concat(list, b.onThisNode(o.Redirect))
+	}
 	left, exceeded := b.limits.Pairs, false
-	for _, s := range list[:min(n, most)] {
+	for i, s := range list {
 		r := sliceReader{b, s, problems{kind: "EndpointSlice", name: s.Name, most: b.limits.Problems}}
 		parts := r.parts(groupAt)
 		keep := s.Len()
@@ -121,7 +132,7 @@ func (b *builder) collect(list []*Slice) {
 			within = b.node.bestOf(s, keep)
 		}
 		for _, p := range parts {
-			p.slice = within
+			p.slice, p.redirected = within, i >= own
 			if p.group < len(b.out.Ports) || b.out.HealthCheckNodePort != 0 || b.out.TerminateGone {
 				b.groups[p.group].parts = append(b.groups[p.group].parts, p)
 			}
@@ -129,7 +140,7 @@ func (b *builder) collect(list []*Slice) {
 		if len(parts) > 0 && (len(s.Unusable)+s.overHints > 0 || s.problems != nil) {
 			r.reportEndpoints()
 		}
-		if len(r.list)+len(r.unlimited) > 0 {
+		if len(r.list)+len(r.unlimited) > 0 && i < own {
 			for _, p := range r.all("ports, endpoints") {
 				b.ofSlices.add(p)
 			}
@@ -160,8 +171,14 @@ func (b *builder) read(g *group) {
 			if p.portless {
 				e.traits = 0
 			}
+			if p.redirected { // its hints are for clients of the other Service
+				e.traits = e.traits&(local|serving|ready|terminating) | redirected
+			}
 			all = append(all, e)
 		}
+	}
+	if b.redirect != "" {
+		divert(all)
 	}
 	order := make([]int32, len(all)) // because an endpoint is large, the sort moves indexes
 	for i := range order {
@@ -178,6 +195,39 @@ func (b *builder) read(g *group) {
 	}
 }
 
+// onThisNode returns the parts of slices with the endpoints on this node, within the limit of slices.
+func (b *builder) onThisNode(list []*Slice) (parts []*Slice) {
+	for _, s := range list[:min(len(list), b.limits.Slices)] {
+		part := &Slice{Name: s.Name, AddressType: s.AddressType, Ports: s.Ports}
+		for i := range s.Endpoints {
+			if name := s.Endpoints[i].Node(); name != "" && name == b.node.Name {
+				part.Endpoints = append(part.Endpoints, s.Endpoints[i])
+			}
+		}
+		if len(part.Endpoints) > 0 {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// divert makes endpoints passive: the Service's own ones if the other Service has a ready one on this node, otherwise
+// those of the other Service. A passive endpoint gets no new connections. It keeps existing UDP flows while it serves,
+// so that no reply is lost.
+func divert(all []endpoint) {
+	divert := slices.ContainsFunc(all, func(e endpoint) bool { return e.has(redirected | ready) })
+	for i := range all {
+		e := &all[i]
+		if e.has(redirected) == divert {
+			continue
+		}
+		if e.has(ready) {
+			e.traits |= serving
+		}
+		e.traits = e.traits&(redirected|nodeless|local|serving) | passive
+	}
+}
+
 // compareEndpoints sorts by address and port. Of endpoints with the same address and port, the preferred one is
 // first, and the others are not used. A new pod may get the address of a pod that still terminates: the endpoint that
 // is not terminating is preferred. An endpoint that moves between slices may be in both with different conditions:
@@ -186,7 +236,8 @@ func compareEndpoints(a, b *endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
 	}
-	return cmp.Or(cmp.Compare(b.traits^terminating, a.traits^terminating), cmp.Compare(b.weight, a.weight))
+	const worse = passive | terminating
+	return cmp.Or(cmp.Compare(b.traits^worse, a.traits^worse), cmp.Compare(b.weight, a.weight))
 }
 
 // bestOf returns a slice with only the best endpoints.

@@ -59,7 +59,8 @@ func Explain(o Objects, node Node, opts Options) *Explanation {
 	if b == nil {
 		return nil
 	}
-	notes := slices.Concat(exposureNotes(b), loadBalancerNotes(o.Service), terminationNotes(o.Service, b.out))
+	notes := slices.Concat(exposureNotes(b), redirectNotes(b, o.Redirect), loadBalancerNotes(o.Service),
+		terminationNotes(o.Service, b.out))
 	x := explainer{builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes}}
 	for i := range b.out.Ports {
 		x.out.Ports = append(x.out.Ports, x.port(i))
@@ -172,6 +173,11 @@ func (x *explainer) lack(e *endpoint, lacks traits) string {
 		return "not on this node, but on " + at.node
 	case e.of.weight == 0:
 		return "its weight is 0: it gets no new connections"
+	case e.has(passive | redirected):
+		return "not ready, and only ready endpoints of Service " + x.redirect + " precede the Service's own ones"
+	case e.has(passive):
+		return "the annotation " + annotationRedirect + " prefers the endpoints of Service " + x.redirect +
+			" on this node"
 	case lacks.has(ready) && e.has(terminating):
 		return "terminating (other endpoints are ready)"
 	case lacks.has(serving) && e.has(terminating):
@@ -273,6 +279,22 @@ func exposureNotes(b *builder) (notes []string) {
 			"external IPs%s", b.exposed, refuse))
 	}
 	return notes
+}
+
+// redirectNotes returns a note if the Service has a local redirect, but no port of any family uses it.
+func redirectNotes(b *builder, list []*Slice) []string {
+	active := slices.ContainsFunc(b.groups[:len(b.out.Ports)], func(g group) bool {
+		return slices.ContainsFunc(g.endpoints, func(e endpoint) bool { return e.has(redirected | ready) })
+	})
+	why := "has no ready endpoint on this node with the name and protocol of a port of this Service"
+	switch {
+	case b.redirect == "" || active:
+		return nil
+	case len(list) == 0:
+		why = "does not exist in this namespace, is headless, or has no EndpointSlice"
+	}
+	return []string{"it has its own endpoints, because the Service " + b.redirect + " of its annotation " +
+		annotationRedirect + " " + why}
 }
 
 // loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no

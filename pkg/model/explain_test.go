@@ -47,7 +47,8 @@ func TestSelectedEndpointsHaveNoReason(t *testing.T) {
 		if pickOne(rng, policies...) {
 			svc.Spec.Type = corev1.ServiceTypeClusterIP // the external policy is ignored
 		}
-		var list []*discoveryv1.EndpointSlice
+		var list, redirect []*discoveryv1.EndpointSlice
+		svc.Annotations = map[string]string{annotationRedirect: "cache"} // with effect for type ClusterIP
 		for i := range rng.IntN(4) {
 			var words []string
 			for range rng.IntN(4) {
@@ -61,8 +62,12 @@ func TestSelectedEndpointsHaveNoReason(t *testing.T) {
 			}
 			list = append(list, sliceOf(fmt.Sprint("web-", i), eps(strings.Join(words, " ")), [][]string{{"http"}, {"http", "admin"}, {}, {"other"}}[rng.IntN(4)]...))
 		}
-		built := buildFrom(svc, list, here, Options{})
-		x := explainFrom(svc, list, here, Options{})
+		for len(list) > 0 && rng.IntN(2) == 0 {
+			redirect, list = append(redirect, list[0]), list[1:]
+		}
+		o := Objects{Service: svc, Slices: stored(list, Limits{}), Redirect: stored(redirect, Limits{})}
+		built := Build(o, here, Options{})
+		x := Explain(o, here, Options{})
 		if diff := cmp.Diff(built, x.Service, cmp.AllowUnexported(Service{}, netip.Addr{}, netip.AddrPort{}), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 			cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Fatalf("Explain has another Service than Build (-want +got):\n%s", diff)

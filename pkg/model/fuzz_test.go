@@ -135,8 +135,12 @@ func FuzzBuild(f *testing.F) {
 		if diff := cmp.Diff(got, other, exact); diff != "" {
 			t.Fatalf("the order of slices matters (-one, two +two, one):\n%s", diff)
 		}
-		if got != nil {
-			checkService(t, got)
+		redirected := Objects{Service: &svc, Slices: stored([]*discoveryv1.EndpointSlice{&one}, Limits{})}
+		redirected.Redirect = stored([]*discoveryv1.EndpointSlice{&two}, Limits{})
+		for _, s := range []*Service{got, Build(redirected, node, opts)} {
+			if s != nil {
+				checkService(t, s)
+			}
 		}
 	})
 }

@@ -19,8 +19,8 @@ import (
 type Objects struct {
 	// Service has only the fields that the program reads. It is nil if the Service does not exist.
 	Service *corev1.Service
-	// Slices are in the order of their names.
-	Slices []*Slice
+	// Slices are in the order of their names. Redirect are those of the Service that [RedirectAnnotation] names.
+	Slices, Redirect []*Slice
 }
 
 // Age returns the age of the Service; the zero Age if it does not exist.
@@ -41,8 +41,10 @@ func (o Objects) Size() (n int) {
 			n += len(text) / bytesPerElement
 		}
 	}
-	for _, s := range o.Slices {
-		n += max(1, len(s.Ports)) * s.Len()
+	for _, list := range [...][]*Slice{o.Slices, o.Redirect} {
+		for _, s := range list {
+			n += max(1, len(s.Ports)) * s.Len()
+		}
 	}
 	return n
 }

@@ -193,7 +193,10 @@ func TestMarks(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var problems []model.Problem
 			tracker := newTracker()
-			mark := marker{nodeName: "node-1", tracker: tracker, report: func(p model.Problem) { problems = append(problems, p) }}
+			mark := marker{
+				nodeName: "node-1", tracker: tracker, redirects: &redirects{},
+				report: func(p model.Problem) { problems = append(problems, p) },
+			}
 			send(t, mark, tc.event.before, tc.event.after)
 
 			got := tracker.Take()
@@ -203,6 +206,63 @@ func TestMarks(t *testing.T) {
 				t.Errorf("problems = %+v, want %d", problems, tc.problems)
 			}
 		})
+	}
+}
+
+// TestRedirectsAreMarked: a slice of a Service marks those Services of its namespace that name it in a local redirect,
+// and the store has the slice for them.
+func TestRedirectsAreMarked(t *testing.T) {
+	tracker := newTracker()
+	mark := marker{tracker: tracker, redirects: &redirects{}}
+	transform := (&Config{}).transformer().transform
+	store := &Store{services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice)}
+	add := func(to *objects, o metav1.Object) {
+		t.Helper()
+		lab.Must(t, to.Add(o))
+	}
+	redirecting := func(namespace, name, to string) *corev1.Service {
+		return with(service(namespace, name), func(s *corev1.Service) {
+			s.Annotations = map[string]string{model.RedirectAnnotation: to}
+		})
+	}
+	marked := func(want ...types.NamespacedName) {
+		t.Helper()
+		got := tracker.Take()
+		lab.Same(t, names(want...), got.Services, "marked Services")
+	}
+	cache := types.NamespacedName{Namespace: "shop", Name: "cache"}
+	add(store.services, redirecting("shop", "web", "cache"))
+	add(store.services, redirecting("shop", "db", "cache"))
+	add(store.services, redirecting("other", "web", "cache"))
+	tracker.Take()
+	add(store.slices, slice("shop", "cache-1", "cache"))
+	marked(cache, web, db)
+	for _, name := range []types.NamespacedName{web, db} {
+		if got := store.Get(name).Redirect; len(got) != 1 || got[0].Name.Name != "cache-1" {
+			t.Errorf("%s has the slices %v", name, got)
+		}
+	}
+	if got := store.Get(types.NamespacedName{Namespace: "other", Name: "web"}).Redirect; len(got) > 0 {
+		t.Errorf("a Service has the slices %v of another namespace", got)
+	}
+
+	// A redirect of the other Service, or to another one, does not count.
+	add(store.services, redirecting("shop", "cache", "web"))
+	add(store.services, redirecting("shop", "db", "web"))
+	tracker.Take()
+	add(store.slices, slice("shop", "web-1", "web"))
+	marked(web, cache, db)
+	lab.Must(t, store.services.Delete(service("shop", "db")))
+	add(store.services, service("shop", "cache"))
+	tracker.Take()
+	lab.Must(t, store.slices.Delete(slice("shop", "web-1", "web")))
+	marked(web)
+	add(store.slices, slice("shop", "cache-1", "moved"))
+	marked(cache, types.NamespacedName{Namespace: "shop", Name: "moved"}, web)
+	lab.Must(t, store.services.Delete(service("shop", "web")))
+	lab.Must(t, store.services.Delete(service("other", "web")))
+	if left := mark.redirects.from; len(left) > 0 {
+		t.Errorf("still recorded: %v", left)
 	}
 }
 

@@ -25,6 +25,7 @@ func (s *Store) Report(p model.Problem) { s.report(p) }
 func NewStore(cfg Config) *Store {
 	mark := marker{
 		nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), besideProxy: cfg.ServiceProxyName != "",
+		redirects: &redirects{},
 	}
 	transform := cfg.transformer().transform
 	return &Store{
@@ -34,11 +35,17 @@ func NewStore(cfg Config) *Store {
 	}
 }
 
-// Get returns a Service and its EndpointSlices of all address types. The Service is nil if it does not exist, or if
-// another proxy serves it.
+// Get returns a Service, its EndpointSlices of all address types, and those of its local redirect. The Service is nil
+// if it does not exist, or if another proxy serves it.
 func (s *Store) Get(name types.NamespacedName) model.Objects {
 	service, _ := valueOf[corev1.Service](s.services.get(name))
-	return model.Objects{Service: service, Slices: s.slices.of(name)}
+	o := model.Objects{Service: service, Slices: s.slices.of(name)}
+	if service != nil && service.Annotations[model.RedirectAnnotation] != "" {
+		o.Redirect = s.slices.of(types.NamespacedName{
+			Namespace: name.Namespace, Name: service.Annotations[model.RedirectAnnotation],
+		})
+	}
+	return o
 }
 
 // valueOf returns the value of a stored object. It returns false if there is none.

@@ -21,6 +21,8 @@ type endpoint struct {
 	// forSomeNode and forSomeZone are true if it has hints, forNode and forZone if one is for this node.
 	forSomeNode, forNode, forSomeZone, forZone bool
 	weight                                     int
+	// passive is true if another Service's endpoints precede it, see settleRedirects.
+	passive bool
 }
 
 // readSlice adds the endpoints of a slice to the service ports of the same names: several slices may serve one port.
@@ -166,7 +168,9 @@ func only(list []endpoint, f func(endpoint) bool) (out []endpoint) {
 // temporarily be in two slices. A reused address may be terminating in one and ready in the other.
 func unique(list []endpoint) []endpoint {
 	rank := func(e endpoint) (n int) {
-		for _, yes := range []bool{!e.terminating, e.ready, e.serving, e.local, e.forNode, e.forSomeNode, e.forZone, e.forSomeZone} {
+		for _, yes := range []bool{
+			!e.passive, !e.terminating, e.ready, e.serving, e.local, e.forNode, e.forSomeNode, e.forZone, e.forSomeZone,
+		} {
 			if n *= 2; yes {
 				n++
 			}

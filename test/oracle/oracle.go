@@ -185,6 +185,7 @@ func New(o Objects, m Machine) *Oracle {
 			r.readService(s)
 		}
 	}
+	r.settleRedirects()
 	r.settleClusterIPs()
 	r.settleRanges()
 	r.settleSinglePorts()

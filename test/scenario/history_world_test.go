@@ -262,6 +262,7 @@ var changes = []func(*world, *member){
 	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).weights, (*world).weights,
 	(*world).annotations, (*world).annotations, (*world).annotations, (*world).annotations, (*world).annotations,
 	(*world).annotations, (*world).annotatedSources, (*world).class, (*world).scale, (*world).scale,
+	(*world).redirect, (*world).redirect,
 }
 
 // clusterIP is the number-th cluster IP of a family.
@@ -480,6 +481,17 @@ func (w *world) scale(m *member) {
 		w.endpoints(m)
 	} else {
 		m.slices = nil
+	}
+}
+
+// redirect makes the endpoints of a Service on this node serve the cluster IPs of another one, which mostly has no
+// other addresses.
+func (w *world) redirect(m *member) {
+	m.service.Annotations[model.RedirectAnnotation] = fmt.Sprintf("svc-%d", w.rand.IntN(busy+1))
+	if w.rand.IntN(8) > 0 {
+		m.service.Spec.Type, m.service.Spec.ExternalIPs = corev1.ServiceTypeClusterIP, nil
+		m.service.Status.LoadBalancer.Ingress = nil
+		w.nodePorts(m)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -139,7 +140,8 @@ func (s *search) endpointsOf(c *Console, name types.NamespacedName) map[netip.Ad
 		return known
 	}
 	all := map[netip.Addr]struct{}{}
-	for _, addr := range model.Addresses(c.Source.Get(name).Slices, "") {
+	of := c.Source.Get(name)
+	for _, addr := range model.Addresses(slices.Concat(of.Slices, of.Redirect), "") {
 		all[addr] = struct{}{}
 	}
 	s.endpoints[name] = all

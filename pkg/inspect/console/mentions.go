@@ -32,7 +32,7 @@ func mentions(o model.Objects, node model.Node, opts model.Options, t target) bo
 			}
 		}
 	}
-	return t.Addr.IsValid() && slices.ContainsFunc(o.Slices, func(s *model.Slice) bool {
+	return t.Addr.IsValid() && slices.ContainsFunc(slices.Concat(o.Slices, o.Redirect), func(s *model.Slice) bool {
 		return s.HasPort(t.Port) && slices.Contains(model.Addresses([]*model.Slice{s}, ""), t.Addr)
 	})
 }
