@@ -83,4 +83,4 @@ mkdir -p "$bin/metallb"
 )
 
 (cd test/neighbours/programs/wireguard && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/programs/wireguard-go" tool)
-OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "TestNeighbours/${RUN:-}" -v ./test/neighbours
+OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "Test(Neighbours|LocalRedirect)/${RUN:-}" -v ./test/neighbours
