@@ -71,7 +71,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 		// As if the batches took two minutes:
 		run(t, "nft", "flush set ip kube-nftproxy lease; flush set ip6 kube-nftproxy lease")
 	}}
-	k.atOnce, k.counts = 100, hook
+	k.atOnce, k.counts = 200, hook
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
 	mustSync(t, k, p, Full)

@@ -213,14 +213,14 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	var list wants
 	part := 0
 	for _, s := range p.bySize(most) {
-		if n := s.takes[ofElements]; part > 0 && n > most-part {
+		p.allElements(s, list.empty())
+		if n := len(list.own); part > 0 && n > most-part {
 			if err := next(); err != nil {
 				return err
 			}
 			part = 0
 		}
-		part += s.takes[ofElements]
-		p.allElements(s, list.empty())
+		part += len(list.own)
 		for i := range list.own {
 			f(&list.own[i])
 		}
