@@ -140,8 +140,8 @@ func (c *Counters) Owned(e *nft.Element) (Number, bool) {
 	if c.sets[e.Set].of != ofFrontend || e.Comment == "" {
 		return Number{}, false
 	}
-	word := e.Data.AsUint32()
-	return Number{e.Set.Family, word & portBits}, word&portBits != topBit && !kindOf(word).restricts()
+	of, known := SubjectOf(e)
+	return of.Number, known && !of.Sources
 }
 
 // Endpoint returns the service port and the address of the endpoint of an element with the meaning ToEndpoint.

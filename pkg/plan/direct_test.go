@@ -48,7 +48,7 @@ func TestElementsOfDirectReturnAreCounted(t *testing.T) {
 			s := directService(1, c.here, c.elsewhere, 0)
 			p.Set(s.Name, s)
 			// Some elements lead to chains.
-			got, counted := len(sink.elements)-constant, ElementsIn(s)
+			got, counted := len(sink.elements)-constant, elementsIn(s)
 			if got > counted+10 {
 				t.Errorf("%d elements, and %d are counted", got, counted)
 			}

@@ -184,7 +184,7 @@ func deletedKey(f inet.Family, e *nft.Element) (k model.Key, ok bool) {
 // [FrontendOf] reads such an element.
 func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
 	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
-	return []*nft.Set{l.services, l.nodePorts, l.ranges}
+	return []*nft.Set{l.singles, l.services, l.nodePorts, l.ranges}
 }
 
 // FrontendOf returns the frontend of an element of [FrontendSets], by the element's key. It reports false if the key

@@ -115,7 +115,7 @@ func (p *port) routeClass(r route) class {
 	case len(p.slots[r.list()]) == 0:
 		return class{kind: kindDrop}
 	case p.number == 0:
-		return class{kind: kindSingle, of: uint8(r)}
+		return class{kind: kindSingle}
 	case p.ids == nil:
 		return class{kind: kindDirect, of: uint8(r), table: p.table(r.list())}
 	case p.Limited():
@@ -136,6 +136,14 @@ func (p *port) table(ls list) table {
 		t.by.prefix = p.Method.Prefixes[p.Family]
 	}
 	return t
+}
+
+// endpointsOf returns the endpoints for packets that come to a frontend from outside.
+func (p *port) endpointsOf(f *model.Frontend) []netip.AddrPort {
+	if f.Local {
+		return p.slots[listLocal]
+	}
+	return p.slots[listCluster]
 }
 
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
@@ -164,12 +172,17 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 		to.leadTo(l, firewall, at)
 		e.Set, at = restricted, stepAllowed
 	}
-	e.Data = nft.Value{}.Uint32(p.number | c.number())
-	to.own = append(to.own, e)
-	to.leadTo(l, c, at)
 	if c.kind == kindSingle {
-		endpoint := nft.Endpoint(first(p.slots[c.route().list()]))
-		to.own = append(to.own, nft.Element{Set: l.singles, Key: e.Key, Data: endpoint})
+		single := e
+		if single.Set, single.Data = l.externalSingles, nft.Endpoint(first(p.endpointsOf(f))); f.Kind == model.ClusterIP {
+			single.Set = l.singles
+		}
+		to.own = append(to.own, single)
+	}
+	if c.kind != kindSingle || f.Kind != model.ClusterIP {
+		e.Data = nft.Value{}.Uint32(p.number | c.number())
+		to.own = append(to.own, e)
+		to.leadTo(l, c, at)
 	}
 	if c.kind == kindReturn {
 		l.directElements(p, f, to)

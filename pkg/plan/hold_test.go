@@ -64,7 +64,7 @@ func TestHoldersAreBounded(t *testing.T) {
 	s.check(0, kindHold, first)
 	s.check(share, kindReject, last)
 	s.check(share+1, kindHold, s.set("b", share+1, 0))
-	s.check(0, kindDirect, s.set("a", 0, 1))
+	s.check(0, kindDirect, s.set("a", 0, 2))
 	if again := s.TakeWaiting(9); len(again) != 1 || again[0] != last {
 		t.Fatalf("Services with room: %v, want %v", again, last)
 	}

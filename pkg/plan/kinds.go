@@ -110,11 +110,10 @@ var kinds = [kindEnd]kindRow{
 		prefix: "range-", each: routeNames, code: 16,
 		words: func(c class) string { return c.route().words() + "; the port is kept" },
 	},
-	// Leads to the only endpoint of a frontend, see formSingle.
-	kindSingle: {
-		prefix: "single-", each: routeNames, code: 21,
-		words: func(c class) string { return c.route().words() + "; only one, because there is no room for all" },
-	},
+	// Leads to the only endpoint of an external address, see formSingle. A cluster IP needs no class for it.
+	kindSingle: {prefix: "single-external", code: 21, words: func(class) string {
+		return routeExternal.words() + "; only one, because there is no room for all"
+	}},
 	// Uses the client's earlier endpoint if there is one, and remembers the client with a timeout.
 	kindAffinity: {prefix: "affinity-", each: routeLists, suffix: "for", by: byTimeout, words: func(c class) string {
 		return fmt.Sprintf("%s; a client stays with its endpoint, and is remembered for %s", c.route().list().words(),

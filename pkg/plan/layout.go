@@ -43,8 +43,9 @@ type layout struct {
 	sources                                                   [sourceLists]*nft.Set
 	hairpin                                                   *nft.Set
 	clusterIPs                                                *nft.Set
-	// singles has the endpoint of each frontend with a single endpoint.
-	singles *nft.Set
+	// singles has the endpoint of each cluster IP of a service port in formSingle, and externalSingles has that of each
+	// external address.
+	singles, externalSingles *nft.Set
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead
 	// of two.
 	networks    *nft.Set

@@ -9,6 +9,7 @@ import (
 
 // The names of the sets that the chain services looks up.
 const (
+	SinglesSet       = "singles"
 	ServicesSet      = "services"
 	NodePortsSet     = "nodeports"
 	NodeAddressesSet = "node-addresses"

@@ -200,7 +200,7 @@ const mostLookups = 4
 func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.rules.layouts[sp.Family]
-		if l == nil {
+		if l == nil || p.formsOf(sp)[0] == formSingle { // such a port needs no number
 			continue
 		}
 		id, comment := portID{sp.Name, sp.Protocol, sp.Family}, nft.CutComment(sp.Name.String())

@@ -177,16 +177,6 @@ func (s PlannedService) Excess() []Excess {
 	return s.lacks.list
 }
 
-// ElementsIn returns the number of elements that a Service would take of [Room]; 0 for nil.
-func ElementsIn(s *model.Service) (n int) {
-	if s != nil {
-		for _, sp := range s.Ports {
-			n += formsOf(sp)[0].elements(sp)
-		}
-	}
-	return n
-}
-
 // form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the
 // planner takes the next lower one. So a Service first loses what it adds to a plain service port, and a cluster IP is
 // always served.
@@ -194,7 +184,7 @@ type form uint8
 
 const (
 	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy
-	// Local, drop packets.
+	// Local, drop packets. If a service port has only cluster IPs, and one endpoint, it asks for no other form.
 	formSingle form = iota
 	// formEqual chooses endpoints at random, with equal shares.
 	formEqual
@@ -211,8 +201,9 @@ var (
 	formsOfAffine   = []form{formAffine, formEqual, formSingle}
 )
 
-// formsOf returns the forms in which a service port may be planned, the one that it asks for first.
-func formsOf(sp *model.ServicePort) []form {
+// formsOf returns the forms in which a service port may be planned, the one that it asks for first. To count the
+// connections of endpoints, all forms need a number.
+func (p *Planner) formsOf(sp *model.ServicePort) []form {
 	affine := sp.Affinity > 0 || sp.MaxConnections > 0
 	weighted := sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
 	switch {
@@ -224,9 +215,14 @@ func formsOf(sp *model.ServicePort) []form {
 		return formsOfAffine
 	case weighted:
 		return formsOfWeighted[1:]
+	case len(sp.Cluster)+len(sp.Local) == 1 && !slices.ContainsFunc(sp.Frontends, isOutside) &&
+		!p.rules.options.CountEndpoints:
+		return formsOfAffine[2:]
 	}
 	return formsOfAffine[1:]
 }
+
+func isOutside(f model.Frontend) bool { return f.Kind != model.ClusterIP }
 
 // reduce returns a service port without the properties that the form lacks.
 func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
@@ -241,7 +237,7 @@ func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 }
 
 // elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
-// counted: there are two for each frontend.
+// counted: there are at most two for each frontend.
 func (f form) elements(sp *model.ServicePort) int {
 	endpoints := len(sp.Cluster) + len(sp.Local)
 	switch f {
@@ -267,7 +263,7 @@ func (f form) elements(sp *model.ServicePort) int {
 // Service is then served without them.
 func (p *Planner) admit(s *service, n, before *port) bool {
 	reason := ""
-	for i, f := range formsOf(n.ServicePort) {
+	for i, f := range p.formsOf(n.ServicePort) {
 		refused := p.tryForm(s, n, before, f)
 		if refused == "" {
 			if i > 0 {
@@ -332,7 +328,7 @@ const waitsForOthers = "other Services have been served before"
 // then waits for the elements that the port would need in addition.
 func (p *Planner) lack(s *service, n *port, reason string) {
 	sp := n.ServicePort
-	for _, f := range formsOf(sp) {
+	for _, f := range p.formsOf(sp) {
 		if p.rooms[ofElements].Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
 			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
 		}

@@ -59,6 +59,15 @@ func rowOf(t *testing.T, file, row, pattern string) []string {
 	return parts
 }
 
+// elementsIn returns the number of elements that a Service takes of [Room] if nothing limits it.
+func elementsIn(s *model.Service) (n int) {
+	p := New(testOptions())
+	for _, sp := range s.Ports {
+		n += p.formsOf(sp)[0].elements(sp)
+	}
+	return n
+}
+
 // TestAnEndpointWithAffinityIsTwoElements: an endpoint with affinity has an element in slots and an element in backends. Both take room.
 func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	for affinity, want := range []int{0: 1 + 3 + 2, 1: 1 + 2*(3+2)} {
@@ -67,7 +76,7 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 		if affinity == 0 {
 			s.Ports[0].Affinity = 0
 		}
-		if n := ElementsIn(s); n != want {
+		if n := elementsIn(s); n != want {
 			t.Errorf("affinity %d: %d elements, want %d", affinity, n, want)
 		}
 	}
@@ -119,13 +128,20 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 		p.Set(s.Name, s)
 		for i, f := range port.Frontends {
 			set, _ := p.rules.layouts[0].mapsOf(&f)
-			e := sink.elements[nft.ID{Set: set, Key: frontendKey(&f.Key)}]
-			if got := kindOf(e.Data.AsUint32()); got != c.want[i] {
-				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, nameOf(got), nameOf(c.want[i]))
+			singles, want := p.rules.layouts[0].externalSingles, c.want[i]
+			if f.Kind == model.ClusterIP {
+				singles = p.rules.layouts[0].singles
 			}
-			single, has := sink.elements[nft.ID{Set: p.rules.layouts[0].singles, Key: frontendKey(&f.Key)}]
-			if is := c.want[i] == kindSingle; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
+			single, has := sink.elements[nft.ID{Set: singles, Key: frontendKey(&f.Key)}]
+			if is := want == kindSingle; has != is || is && !slices.Contains(port.Cluster, single.Data.AsEndpoint(inet.IPv4)) {
 				t.Errorf("%s: frontend %d has the only endpoint %v", c.what, i, single)
+			}
+			if has && f.Kind == model.ClusterIP {
+				want = 0 // it needs no class
+			}
+			e := sink.elements[nft.ID{Set: set, Key: frontendKey(&f.Key)}]
+			if got := kindOf(e.Data.AsUint32()); got != want {
+				t.Errorf("%s: frontend %d has kind %s, want %s", c.what, i, nameOf(got), nameOf(want))
 			}
 		}
 		left := p.Service(s.Name).Excess()
@@ -154,7 +170,7 @@ func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())
 		p.rooms[ofNumbers.in(0)].Room = room.New(0)
-		s := benchService(0, 1, 0)
+		s := benchService(0, 2, 0)
 		for i := 1; i < ports; i++ {
 			port := *s.Ports[0]
 			port.Name.Port = fmt.Sprint(i)

@@ -66,7 +66,7 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
-		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find()},
+		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: append(l.toSingle(o), l.find()...)},
 		{Name: nodePortChain, Comment: "finds the Service of a node port", Rules: l.findNodePort(o)},
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
 		{
@@ -143,12 +143,24 @@ func (l *layout) afterLease(o *Options) nft.Rule {
 	return rule("the lease has expired", network, l.leased(false), goTo("services"))
 }
 
+// toSingle: dnat to ip daddr . meta l4proto . th dport map @singles
+//
+// A rule after dnat would not be evaluated. So packets that need masquerading at a cluster IP are marked first, and
+// packets to all other addresses lose the mark again.
+func (l *layout) toSingle(o *Options) []nft.Rule {
+	rules := append(l.masqueradeRoute(o, routeCluster),
+		rule("a cluster IP with one endpoint", dnat(l.family, key(l.vip()...), l.singles)))
+	if meaning, test := l.masqueraded(o, routeCluster); meaning != "" {
+		rules = append(rules, rule("not a cluster IP with one endpoint", test, unmarkPacket(o.MasqueradeMark)))
+	}
+	return rules
+}
+
 // find looks up the class of an address. Packets to other addresses may be for a node port.
 func (l *layout) find() []nft.Rule {
 	return []nft.Rule{
-		rule("", setPriority(key(l.vip()...), l.services)),
+		rule("", setPriority(key(l.vip()...), l.services), dispatch(wordBits, l.dispatch[stepFirst])),
 		rule("not an address and port of a Service", hasNoBits(topBit), goTo(nodePortChain)),
-		rule("", dispatch(wordBits, l.dispatch[stepFirst])),
 	}
 }
 
@@ -349,7 +361,7 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	case kindAffinity:
 		ch.Rules = l.sticky(o, c.route().list(), c.timeout)
 	case kindSingle:
-		ch.Comment, ch.Rules = "no room for more endpoints", l.single(o, c.route())
+		ch.Comment, ch.Rules = "no room for more endpoints", l.toExternalSingle(o)
 	case kindRange:
 		keep := rule("", goTo(c.route().list().keepPort()))
 		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, c.route()), keep)
@@ -446,10 +458,10 @@ func (l *layout) masqueradeRoute(o *Options, r route) (rules []nft.Rule) {
 	return rules
 }
 
-// single: dnat to ip daddr . meta l4proto . th dport map @singles
-func (l *layout) single(o *Options, r route) []nft.Rule {
-	return append(l.masqueradeRoute(o, r),
-		rule("", dnat(l.family, key(l.vip()...), l.singles)),
+// toExternalSingle: dnat to ip daddr . meta l4proto . th dport map @external-singles
+func (l *layout) toExternalSingle(o *Options) []nft.Rule {
+	return append(l.masqueradeRoute(o, routeExternal),
+		rule("", dnat(l.family, key(l.vip()...), l.externalSingles)),
 		rule(undone, setPriorityTo(0)))
 }
 

@@ -88,6 +88,9 @@ func (l *layout) setRows(o *Options) []setRow {
 		},
 		dispatch,
 		[]setRow{
+			{to: &l.singles, name: SinglesSet, key: vip, data: endpoint, form: hash,
+				counts:  &role{of: ofFrontend, fixed: outcome.Forwarded},
+				comment: "cluster IP -> its only endpoint", oftenMissed: true},
 			{to: &l.services, name: ServicesSet, key: vip, data: word, form: hash, counts: byClass,
 				comment: "address -> class, service port", found: "is for a Service's address", oftenMissed: true},
 			{to: &l.nodePorts, name: NodePortsSet, key: nodePort, data: word, form: hash, counts: byClass,
@@ -131,8 +134,8 @@ func (l *layout) setRows(o *Options) []setRow {
 				comment: "service port . index -> endpoint id, with a connection limit"}
 		}),
 		[]setRow{
-			{to: &l.singles, name: "singles", key: vip, data: endpoint, form: hash,
-				comment: "address -> its only endpoint", found: "has one endpoint"},
+			{to: &l.externalSingles, name: "external-singles", key: vip, data: endpoint, form: hash,
+				comment: "external address without room for more endpoints -> one endpoint", found: "has one endpoint"},
 			{to: &l.affinity, name: AffinitySet, key: []nft.Field{word[0], saddr}, data: word,
 				form: filled(affinityClients), comment: "service port . client -> endpoint id", oftenMissed: true},
 			{to: &l.crowded, name: "crowded", key: word, form: hash,

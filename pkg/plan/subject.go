@@ -13,10 +13,11 @@ type Subject struct {
 }
 
 // SubjectOf returns the subject of an element. The data of an element with the name of its service port as a comment has
-// the number. Other elements have the number in their key. The result is false if an element has none.
+// the number, unless it is an endpoint. Other elements have the number in their key. The result is false if an element
+// has none.
 func SubjectOf(e *nft.Element) (Subject, bool) {
 	word, sources := e.Data.AsUint32(), e.Set.Interval
-	if e.Comment != "" {
+	if e.Comment != "" && len(e.Set.Data) == 1 {
 		sources = kindOf(word).restricts()
 	} else if word = numberIn(e); isAffine(word) {
 		word &= affineBits

@@ -86,11 +86,7 @@ func (l *layout) behaviourElements(p *port, f *model.Frontend, to *wants) {
 // serves reports whether a new connection to a frontend would reach an endpoint. With policy Local, it must be an
 // endpoint on this node.
 func (p *port) serves(f *model.Frontend) bool {
-	ls := listCluster
-	if f.Local {
-		ls = listLocal
-	}
-	return p.HasEndpoints && p.number != 0 && len(p.slots[ls]) > 0
+	return p.HasEndpoints && (p.number != 0 || f.Kind == model.ClusterIP) && len(p.endpointsOf(f)) > 0
 }
 
 // echo returns the number of the ICMP protocol of a family, and its type of echo requests.

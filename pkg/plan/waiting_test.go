@@ -19,8 +19,11 @@ type crowd struct {
 // set plans a Service that takes n of a quantity, or deletes the Service if n is 0.
 func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	endpoints := 1
-	if quantity == "elements" {
+	switch quantity {
+	case "elements":
 		endpoints = n - 1 // the frontend is one more element
+	case "numbers":
+		endpoints = 2 // a cluster IP with one endpoint needs no number
 	}
 	s := benchService(i, endpoints, 0)
 	port := s.Ports[0]

@@ -27,6 +27,7 @@ import (
 // addresses, so that the node has as many ranges as it can have.
 const (
 	vipServices    = 10000
+	vipEndpoints   = 2 // with one, a Service without a load-balancer IP has other elements
 	rangedServices = 500
 )
 
@@ -212,7 +213,7 @@ func manifestsOf(dir string, node int) string {
 
 // vipWorld returns the Services without an API server.
 func vipWorld(family inet.Family) *world {
-	return &world{size: size{vipServices, 1, family}}
+	return &world{size: size{vipServices, vipEndpoints, family}}
 }
 
 // writeList writes a List for --manifests, and its folder.

@@ -33,7 +33,7 @@ func TestNodesOfVIPs(t *testing.T) {
 				}
 				got := map[string]int{}
 				p.Elements(func(e *nft.Element) { got[e.Set.Name]++ })
-				want := map[string]int{plan.ServicesSet: vipServices, "endpoints": vipServices}
+				want := map[string]int{plan.ServicesSet: vipServices, "endpoints": vipServices * vipEndpoints}
 				if n.vips {
 					want[plan.ServicesSet] *= 2
 				}

@@ -136,7 +136,7 @@ func (b *besieged) changed() error {
 	); err != nil {
 		return err
 	}
-	if listing := nft(b, b.Node, "list", "map", "ip", "kube-nftproxy", "services"); strings.Contains(listing, fmt.Sprintf("fresh-%d:", b.made-1)) {
+	if listing := nft(b, b.Node, "list", "table", "ip", "kube-nftproxy"); strings.Contains(listing, fmt.Sprintf("fresh-%d:", b.made-1)) {
 		return fmt.Errorf("fresh-%d was deleted and is still served:\n%s", b.made-1, listing)
 	}
 	return nil
@@ -246,7 +246,7 @@ func (b *besieged) away(t *testing.T, long time.Duration) {
 	t.Helper()
 	b.change()
 	never(t, long, b.healthy)
-	nft(t, b.Node, "delete element ip kube-nftproxy services { "+b.clusterIPs("moving")[0].Addr().String()+" . tcp . 80 }")
+	nft(t, b.Node, "delete element ip kube-nftproxy singles { "+b.clusterIPs("moving")[0].Addr().String()+" . tcp . 80 }")
 	eventually(t, patience, b.unchanged)
 }
 

@@ -238,8 +238,9 @@ var documented = []struct {
 	{"curl -s http://127.0.0.1:10256/readyz", says(`^ok\n$`)}, // the page shows it before the first sync: TestDeploy has this state
 	{"curl -s http://127.0.0.1:10249/metrics | grep -E '^kube(proxy_sync_proxy_rules_last_timestamp|nftproxy_)'", says(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\S* \d`)},
 	{"curl 'http://127.0.0.1:10249/debug/pprof/goroutine?debug=2'", says(`goroutine \d+ `)},
-	{"nft list map ip kube-nftproxy services", says(`10\.96\.0\.10 \. tcp \. 80 .*"default/web:http`)},
-	{"nft get element ip kube-nftproxy services '{ 10.96.0.10 . tcp . 80 }'", says(`10\.96\.0\.10 \. tcp \. 80 `)},
+	{"nft list map ip kube-nftproxy services", says(`10\.96\.0\.12 \. tcp \. 443 .*"default/edge:https`)},
+	{"nft list map ip kube-nftproxy singles", says(`10\.96\.0\.10 \. tcp \. 80 .*"default/web:http`)},
+	{"nft get element ip kube-nftproxy services '{ 10.96.0.12 . tcp . 443 }'", says(`10\.96\.0\.12 \. tcp \. 443 `)},
 	{"nft list ruleset", says(`(?s)table ip kube-nftproxy \{.*"default/web:http`)},
 	{"ss -lntup", says(`LISTEN .*:30443 .*users:`)},
 	{"sysctl net.ipv4.ip_local_port_range net.ipv4.ip_local_reserved_ports", says(`net\.ipv4\.ip_local_port_range = \d+\s\d+\nnet\.ipv4\.ip_local_reserved_ports = *\n`)},

@@ -246,7 +246,7 @@ func (d *desk) testFlows() {
 	d.write(text)
 	serveEcho(d, 9000, d.Pods[0])
 	eventually(d.T, patience, func() error { // a connection before the sync would wait for minutes
-		if services := nft(d.T, d.Node, "list map ip kube-nftproxy services"); !strings.Contains(services, "10.96.1.2 . tcp . 80") {
+		if services := nft(d.T, d.Node, "list map ip kube-nftproxy singles"); !strings.Contains(services, "10.96.1.2 . tcp . 80") {
 			return errors.New(services)
 		}
 		return nil

@@ -196,7 +196,7 @@ func (d *daemon) awaitSnapshot(t *testing.T) {
 func (s *snapshots) served(name string, want bool) error { return s.servedOn(s.Node, name, want) }
 
 func (s *snapshots) servedOn(h *lab.Host, name string, want bool) error {
-	listing := nft(s, h, "list", "map", "ip", "kube-nftproxy", "services")
+	listing := nft(s, h, "list", "table", "ip", "kube-nftproxy")
 	if got := strings.Contains(listing, "default/"+name); got != want {
 		return fmt.Errorf("served %s: %t, want %t:\n%s", name, got, want, listing)
 	}

@@ -109,6 +109,8 @@ type shape struct {
 	sources func(f inet.Family) []model.AddrRange
 	// denied, if not nil, is a host whose packets only the cluster IP admits.
 	denied *lab.Host
+	// inner makes the cluster IP the only frontend.
+	inner bool
 	// ranged makes the ports around podPort the only ports of the Service, without a node port.
 	ranged bool
 }
@@ -175,9 +177,11 @@ func (n *node) service(s shape) *model.Service {
 				p.Frontends = append(p.Frontends, fe)
 			}
 			add(clusterIP[f], servicePort, model.ClusterIP)
-			add(external[f], servicePort, model.ExternalIP)
-			add(balanced[f], servicePort, model.LoadBalancer)
-			add(netip.Addr{}, nodePort, model.NodePort)
+			if !s.inner {
+				add(external[f], servicePort, model.ExternalIP)
+				add(balanced[f], servicePort, model.LoadBalancer)
+				add(netip.Addr{}, nodePort, model.NodePort)
+			}
 			if s.ranged {
 				asRange(p, podPort-10, podPort+10)
 			}
@@ -562,11 +566,18 @@ func (n *node) fillUnusedPorts() {
 // count.
 const inFlight = 3
 
-// Packets arrive, a loop replaces elements, and another one reads counters, all at the same time.
+// Packets arrive, a loop replaces elements, and another one reads counters, all at the same time. A Service with only a
+// cluster IP has one element while it has one endpoint.
 func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
+	for name, inner := range map[string]bool{"all frontends": false, "a cluster IP": true} {
+		t.Run(name, func(t *testing.T) { countDuringChanges(t, inner) })
+	}
+}
+
+func countDuringChanges(t *testing.T, inner bool) {
 	n := newNode(t)
 	all := []*lab.Host{n.Pods[1], n.Remotes[0]}
-	n.set(shape{endpoints: all, sources: allSources}, apply.Full)
+	n.set(shape{endpoints: all, sources: allSources, inner: inner}, apply.Full)
 	const each = 150
 	answers := make(chan Counts, len(inet.Families))
 	for _, f := range inet.Families {
@@ -587,7 +598,7 @@ func TestNothingIsCountedTwiceOrLostDuringChanges(t *testing.T) {
 	}()
 	var want Counts
 	for changes, ended := 0, 0; ended < len(inet.Families); changes++ {
-		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: allSources}))
+		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: allSources, inner: inner}))
 		if changes%20 == 19 {
 			n.planner.Rules().SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
 		}

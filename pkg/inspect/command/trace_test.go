@@ -83,7 +83,7 @@ kind: EndpointSlice
 metadata: {name: near-1, namespace: shop, labels: {kubernetes.io/service-name: near}}
 addressType: IPv4
 ports: [{port: 8080}]
-endpoints: [{addresses: [10.244.1.10], nodeName: node-2}]
+endpoints: [{addresses: [10.244.1.10], nodeName: node-2}, {addresses: [10.244.1.11], nodeName: node-2}, {addresses: [10.244.1.12], nodeName: node-2}]
 `
 
 // tracedLab is a lab whose node has the tables for a file of manifests.
@@ -170,9 +170,11 @@ Rules that act on the packet, on the first of these paths:
   output output: ip daddr & 255.255.240.0 == @regions meta l4proto @lease goto services
       regions: 10.96.0.0
       lease: tcp
-  output services: meta priority set ip daddr . meta l4proto . th dport map @services
+  output services: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
+      marks it for masquerading
+  output services: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 comment "not a cluster IP with one endpoint"
+  output services: meta priority set ip daddr . meta l4proto . th dport map @services meta priority & 8000:7ff vmap @dispatch
       services: 10.96.0.11 . tcp . 80 : c000:1aa  # shop/sticky
-  output services: meta priority & 8000:7ff vmap @dispatch
       dispatch: 8000:1aa : goto affinity-for-10800
   output affinity-for-10800: ip saddr & 255.255.0.0 != 10.244.0.0 meta priority & 0:700 == 0:100 meta mark set meta mark | 0x00004000 comment "not from a local pod"
       marks it for masquerading
@@ -497,10 +499,10 @@ func TestDiff(t *testing.T) {
 	}
 	for _, line := range []string{
 		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : c000:1aa`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : c000:1aa`,
-		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
-		`+ ip map dispatch: 8000:101 : goto endpoints-of-1`, `+ ip chain endpoints-of-1`, `- ip set mine`, `- ip chain endpoints-of-2: counter accept`,
-		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
-		`+ ip chain endpoints-of-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
+		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1103`,
+		`+ ip map dispatch: 8000:103 : goto endpoints-of-3`, `+ ip chain endpoints-of-3`, `- ip set mine`, `- ip chain endpoints-of-2: counter accept`,
+		`+ ip map endpoints: tcp . 8000:1000 . 1 : 10.244.1.10 . 8080`,
+		`+ ip chain endpoints-of-3: dnat ip to meta l4proto . meta priority . numgen random mod 3 map @endpoints`,
 	} {
 		if !strings.Contains(out, line+"\n") {
 			t.Errorf("output lacks %q:\n%s", line, out)

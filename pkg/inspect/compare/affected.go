@@ -94,10 +94,10 @@ func (a *affected) add(e *nft.Element, n int) bool {
 		b = &balance{map[string]int{}, map[string]int{}}
 		a.changed[name] = b
 	}
-	switch {
-	case e.Comment != "" && len(e.Set.Key) > 1:
+	if e.Comment != "" && len(e.Set.Key) > 1 {
 		b.frontends[frontend(e)] += n
-	case len(e.Set.Data) > 1:
+	}
+	if len(e.Set.Data) > 1 {
 		b.endpoints[e.Data.AsEndpoint(e.Set.Family).String()] += n
 	}
 	return true

@@ -178,7 +178,7 @@ func TestFollow(t *testing.T) {
 		want      []string
 	}{
 		{name: "from outside", endpoints: 1, from: "198.51.100.1", want: []string{
-			"100% translated 10.244.1.1:8080 from 192.0.2.1: any endpoint; one of 1 at random"}},
+			"100% translated 10.244.1.1:8080 from 192.0.2.1: a cluster IP with one endpoint"}},
 		{name: "none", endpoints: 0, from: "10.244.0.9", want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: no endpoints"}},
 		{name: "affinity", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", want: []string{
 			"50% translated 10.244.1.1:8080 from 10.244.0.9: any endpoint; a client stays with its endpoint, and is remembered for 1h0m0s",

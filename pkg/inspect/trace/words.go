@@ -26,11 +26,12 @@ func (w *world) reason() string {
 	case !w.translated:
 		return w.untouched()
 	}
-	meaning := ""
+	meaning, last := "", ""
 	for _, s := range w.steps {
 		if s.Hook == nft.HookName(unix.NF_INET_POST_ROUTING) {
 			break
 		}
+		last = s.Comment
 		for _, chain := range []string{s.Chain, s.To} {
 			m := plan.ChainMeaning(chain)
 			if m != "" && (!s.Back || chain == s.Chain) && !strings.Contains(chain, "pick-") {
@@ -41,7 +42,7 @@ func (w *world) reason() string {
 	if w.remembered() {
 		meaning += ", and this client is remembered"
 	}
-	return cmp.Or(meaning, "a rule translates it")
+	return cmp.Or(meaning, last, "a rule translates it")
 }
 
 // remembered reports whether session affinity chose the endpoint.
@@ -90,7 +91,7 @@ func (w *world) stopped() string {
 // rules for untranslated packets look them up.
 func found(steps []Step) bool {
 	return hasFact(steps, func(f Fact) bool {
-		return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing
+		return (f.Set == plan.SinglesSet || f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing
 	})
 }
 
@@ -156,7 +157,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	for _, protocol := range inet.Protocols {
 		key := nft.Value{}.Addr(e.packet.To.Addr()).Proto(protocol).Port(e.packet.To.Port())
 		var name string
-		for _, set := range []string{plan.ServicesSet, plan.RangesSet} {
+		for _, set := range []string{plan.SinglesSet, plan.ServicesSet, plan.RangesSet} {
 			if name, err = e.nameOf(set, key); err != nil {
 				return nil, err
 			}
