@@ -87,7 +87,7 @@ type Kinds uint8
 
 // The kinds of Services.
 const (
-	NodePorts Kinds = 1 << iota
+	NodePorts Kinds = 1 << iota // or host ports
 	HealthChecks
 	Terminating // TCP connections to endpoints that left are terminated
 	Remembering // session affinity
@@ -111,7 +111,7 @@ func KindsOf(s *model.Service) (of Kinds) {
 	for _, port := range s.Ports {
 		set(Remembering, port.Affinity > 0)
 		for i := range port.Frontends {
-			set(NodePorts, port.Frontends[i].Kind == model.NodePort)
+			set(NodePorts, !port.Frontends[i].Addr.IsValid())
 		}
 	}
 	return of

@@ -124,6 +124,9 @@ func (o *Options) addServices(fs *pflag.FlagSet) {
 		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its "+
 			"packets to load-balancer and external IPs with the client's address, and the endpoint's node sends the "+
 			"replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
+	fs.BoolVar(&o.HostPorts, "host-ports", o.HostPorts,
+		"Serve the host ports of this node's pods (spec.containers[].ports[].hostPort) where node ports are served. The "+
+			"program needs permission to list and watch pods. See docs/compatibility.md.")
 	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing,
 		"Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the "+
 			"annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), "+

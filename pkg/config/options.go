@@ -59,6 +59,8 @@ type Options struct {
 	RefuseUnusedPorts, AnswerPing string
 	// DirectReturn permits direct server return.
 	DirectReturn bool
+	// HostPorts serves the host ports of this node's pods.
+	HostPorts bool
 	// CountConnections enables counters of connections to Services, CountZones also those of the zones of endpoints.
 	CountConnections, CountZones bool
 	// TerminateConnections is a model.Termination: the default of Services without an annotation for it.

@@ -14,7 +14,7 @@ type Running struct {
 	Limits                        map[string]int
 	CountConnections, CountZones  bool
 	RefuseUnusedPorts, AnswerPing string
-	DirectReturn                  bool
+	DirectReturn, HostPorts       bool
 }
 
 // Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces
@@ -31,6 +31,9 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 	}
 	if !fs.Changed("direct-server-return") {
 		o.DirectReturn = running.DirectReturn
+	}
+	if !fs.Changed("host-ports") {
+		o.HostPorts = running.HostPorts
 	}
 	policies := map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing}
 	for flag, is := range policies {

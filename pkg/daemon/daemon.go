@@ -331,7 +331,7 @@ func (d *daemon) openClients() error {
 // openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName,
-		Tracker: d.tracker, Zones: d.CountZones, Limits: d.ModelOptions().Limits}
+		Tracker: d.tracker, Zones: d.CountZones, HostPorts: d.HostPorts, Limits: d.ModelOptions().Limits}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil,
 			report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})

@@ -51,6 +51,7 @@ type Client struct {
 		Writer[*corev1.Node]
 	}
 	ServiceCIDRs Reader[*networkingv1.ServiceCIDRList]
+	Pods         Reader[*corev1.PodList]
 	Events       func(namespace string) Writer[*eventsv1.Event]
 	Reviews      Writer[*authenticationv1.SelfSubjectReview]
 	// REST sends requests that are not about one of these kinds.
@@ -67,7 +68,8 @@ func encoding() runtime.NegotiatedSerializer {
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for version, kinds := range map[schema.GroupVersion][]runtime.Object{
-		corev1.SchemeGroupVersion:           {&corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{}},
+		corev1.SchemeGroupVersion: {&corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{},
+			&corev1.Pod{}, &corev1.PodList{}},
 		discoveryv1.SchemeGroupVersion:      {&discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}},
 		networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
 		eventsv1.SchemeGroupVersion:         {&eventsv1.Event{}},
@@ -116,6 +118,7 @@ func New(connection *rest.Config) (*Client, error) {
 		},
 		Nodes:        newTyped[corev1.Node, corev1.NodeList](resource{core, "nodes", ""}),
 		ServiceCIDRs: newTyped[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](resource{networking, "servicecidrs", ""}),
+		Pods:         newTyped[corev1.Pod, corev1.PodList](resource{core, "pods", ""}),
 		Events: func(namespace string) Writer[*eventsv1.Event] {
 			return newTyped[eventsv1.Event, eventsv1.EventList](resource{clients[eventsv1.GroupName], "events", namespace})
 		},

@@ -82,7 +82,11 @@ func construct(o Objects, node Node, opts Options) *builder {
 		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
 	b.out.Name = types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	b.problems = problems{kind: "Service", name: b.out.Name, most: b.limits.Problems}
+	b.problems = problems{most: b.limits.Problems}
+	b.problems.kind, b.problems.name = ObjectOf(b.out.Name)
+	if o.Pod != nil {
+		b.hostPorts, b.method = HostPorts(o.Pod, b.limits.Ports), balance.Method{}
+	}
 	b.ofSlices.most = 10 * b.limits.Problems
 	b.out.TerminateGone = opts.Terminate == TerminateGone
 	// With session affinity or a connection limit, each pair of an endpoint and a port takes two elements. With a
@@ -139,6 +143,8 @@ type builder struct {
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.
 	deniesBalancers, closesBalancers bool
 
+	// hostPorts are those of a pod; nil for a Service.
+	hostPorts []corev1.ContainerPort
 	// exposed is the only type of frontends that is served, or empty. elsewhere is true if only other nodes serve the
 	// Service.
 	exposed   corev1.ServiceType
@@ -165,6 +171,10 @@ type builder struct {
 func (b *builder) service() {
 	b.out.Created, b.out.UID = b.svc.CreationTimestamp.Time, string(b.svc.UID)
 	b.clusterIPs()
+	if b.hostPorts != nil {
+		b.setHostPorts()
+		return
+	}
 	ports, nodePorts := b.usablePorts()
 	if len(b.svc.Annotations) > 0 {
 		b.readAnnotations()

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Kind is the kind of a frontend: the field of the Service that has its address or node port.
+// Kind is the kind of a frontend: the field of the Service or pod that has its address or its port of the node.
 type Kind uint8
 
 // The kinds of frontends.
@@ -22,11 +22,12 @@ const (
 	ExternalIP
 	LoadBalancer
 	NodePort
+	HostPort // of a pod: a port of the node
 )
 
 // String returns the kind for messages, such as "externalIP".
 func (k Kind) String() string {
-	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port"}[k]
+	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port", "host port"}[k]
 }
 
 // PortName names one port of one Service. Port is empty if the Service has a single unnamed port. Together with a
@@ -45,7 +46,7 @@ func (p PortName) String() string {
 }
 
 // Key holds the fields of a packet that select a frontend. For a node port, Addr is the zero Addr: the key stands for
-// all node addresses of Family.
+// all node addresses of Family. The same applies to a host port without a hostIP.
 type Key struct {
 	Addr netip.Addr
 	Port uint16
@@ -142,7 +143,7 @@ type Switches struct {
 	ScaleToZero bool
 }
 
-// Service is one Service as this node sees it. It is immutable.
+// Service is one Service, or one pod with host ports, as this node sees it. It is immutable.
 type Service struct {
 	Name types.NamespacedName
 	// Created is the time of creation. In a conflict, the older Service gets the frontend.

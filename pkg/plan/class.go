@@ -131,7 +131,7 @@ const (
 	// replies return by this node.
 	routeExternal
 	// routeShortCircuit: an external address or node port with policy Local, from a local pod or this node. All
-	// endpoints serve it.
+	// endpoints serve it. A host port has this route for all clients: its pod is on this node.
 	routeShortCircuit
 	// routeLocal: an external address or node port with policy Local, from all other clients, to local endpoints only.
 	// Packets keep the client's address.

@@ -94,12 +94,14 @@ func (p *port) class(f *model.Frontend) class {
 		return class{kind: kindHold}
 	case !p.HasEndpoints:
 		return class{kind: kindReject}
-	case p.number == 0 && (f.Kind == model.NodePort || f.Local && f.Kind != model.ClusterIP):
+	case p.number == 0 && (!f.Addr.IsValid() || f.Local && f.Kind != model.ClusterIP):
 		return class{kind: kindDrop}
 	case f.Kind == model.ClusterIP && f.Local:
 		return p.routeClass(routeClusterLocal)
 	case f.Kind == model.ClusterIP:
 		return p.routeClass(routeCluster)
+	case f.Kind == model.HostPort: // the pod sees the client's address
+		return p.routeClass(routeShortCircuit)
 	case p.isDirect(f):
 		return class{kind: kindReturn, table: p.table(listCluster)}
 	case !f.Local:
@@ -149,7 +151,7 @@ func (p *port) endpointsOf(f *model.Frontend) []netip.AddrPort {
 // mapsOf returns the map for a frontend, and the map for its allowed sources.
 func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	switch {
-	case f.Kind == model.NodePort:
+	case !f.Addr.IsValid():
 		return l.nodePorts, l.restrictedNodePorts
 	case f.Last != 0:
 		return l.ranges, l.restrictedRanges

@@ -11,7 +11,7 @@ import (
 )
 
 // objectKinds are the kinds of objects whose problems are counted.
-var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
+var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node", "Pod"}
 
 // problemBook holds the reported problems, so that the loop reports each problem once.
 type problemBook struct {
@@ -100,10 +100,11 @@ func (b *problemBook) count(name types.NamespacedName, problems []model.Problem)
 	b.objects[name] = now
 }
 
-// fieldOf names, for each kind of frontend, the field of the Service that has its address.
+// fieldOf names, for each kind of frontend, the field of the Service or pod that has its address or port.
 var fieldOf = [...]string{
 	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs",
 	model.LoadBalancer: "status.loadBalancer.ingress", model.NodePort: "spec.ports[].nodePort",
+	model.HostPort: "spec.containers[].ports[].hostPort",
 }
 
 // conflictLister returns the conflicts between Services; see [plan.Conflicts].
@@ -174,7 +175,8 @@ func (p *Proxy) reportConflictsOf(loser types.NamespacedName, list []plan.Confli
 		problems = append(problems, conflictProblem(&list[i]))
 	}
 	if all > len(list) {
-		problems = append(problems, model.Problem{Kind: "Service", Name: loser, Field: "spec", Reason: fmt.Sprintf(
+		kind, object := model.ObjectOf(loser)
+		problems = append(problems, model.Problem{Kind: kind, Name: object, Field: "spec", Reason: fmt.Sprintf(
 			"other Services have more than %d of its addresses and ports; no more are reported", len(list))})
 	}
 	now := make(map[model.Problem]struct{}, len(problems))
@@ -209,11 +211,11 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 		at = fmt.Sprint(c.Key.Port)
 	}
 	reason := fmt.Sprintf("%s/%s is not programmed: already used by ", at, c.Key.Protocol)
-	out := model.Problem{
-		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind], Reason: reason + c.WinnerText(),
-	}
+	kind, object := model.ObjectOf(c.Loser.NamespacedName)
+	out := model.Problem{Kind: kind, Name: object, Field: fieldOf[c.Kind], Reason: reason + c.WinnerText()}
 	if c.Winner.Namespace != "" && c.Winner.Namespace != c.Loser.Namespace {
-		out.EventReason = reason + "a Service of another namespace"
+		winner, _ := model.ObjectOf(c.Winner.NamespacedName)
+		out.EventReason = reason + "a " + winner + " of another namespace"
 	}
 	return out
 }

@@ -72,7 +72,7 @@ type Frontend struct {
 	// Address is an address with a port, or for a node port only the port. Port is the port as a number.
 	Address string `json:"address"`
 	Port    uint16 `json:"port,omitempty"`
-	// Kind is ClusterIP, ExternalIP, LoadBalancer or NodePort; Policy is Cluster or Local.
+	// Kind is ClusterIP, ExternalIP, LoadBalancer, NodePort or HostPort; Policy is Cluster or Local.
 	Kind   string `json:"kind"`
 	Policy string `json:"policy"`
 	// Endpoints is the number of endpoints for new connections on this node.
@@ -241,10 +241,13 @@ func (s *Service) rows(wide bool) (rows [][]Cell) {
 	return rows
 }
 
+// onNode reports whether the frontend is a node port, or a host port at all addresses of the node.
+func (f *Frontend) onNode() bool { return !strings.Contains(f.Address, ":") }
+
 // at returns the address, port and protocol of a frontend. The address of a node port is *.
 func (f *Frontend) at(sp *ServicePort) string {
 	address := f.Address
-	if f.Kind == "NodePort" {
+	if f.onNode() {
 		address = "*:" + address
 	}
 	return address + "/" + strings.ToUpper(sp.Protocol)
@@ -474,7 +477,7 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	for i := range sp.Frontends {
 		f := &sp.Frontends[i]
 		address := f.Address
-		if f.Kind == "NodePort" {
+		if f.onNode() {
 			address += " on " + strings.Join(v.nodePortAddresses(sp.Family, f.Loopback), ", ")
 		}
 		row := append(cells("    "+f.Kind, address, "policy "+f.policy()), Cell{sp.share(f), countStyle(f)})

@@ -19,4 +19,6 @@ type Settings struct {
 	AnswerPing        string `json:"answerPing,omitempty"`
 	// DirectReturn permits direct server return.
 	DirectReturn bool `json:"directServerReturn,omitempty"`
+	// HostPorts is true if the host ports of this node's pods are served.
+	HostPorts bool `json:"hostPorts,omitempty"`
 }

@@ -19,6 +19,8 @@ type Config struct {
 	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, the
 	// source selects Services without the label.
 	ServiceProxyName string
+	// HostPorts reads the pods of this node, for their host ports.
+	HostPorts bool
 	// Zones stores the zones of endpoints, too.
 	Zones bool
 	// Limits are the limits of one Service. The source does not store lists and texts above them.
@@ -52,5 +54,9 @@ func (c *Config) report() func(model.Problem) {
 
 func (c *Config) transformer() transformer {
 	stored := model.Stored{Zones: c.Zones, Pods: c.Folder != ""}
-	return transformer{c.report(), c.ServiceProxyName, c.Limits.OrDefault(), stored}
+	podsOf := ""
+	if c.HostPorts {
+		podsOf = c.NodeName
+	}
+	return transformer{c.report(), podsOf, c.ServiceProxyName, c.Limits.OrDefault(), stored}
 }

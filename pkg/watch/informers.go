@@ -27,7 +27,7 @@ import (
 
 // Informers is the source that reads from the API server. It needs permission to list and watch services,
 // endpointslices, servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read
-// servicecidrs.
+// servicecidrs. Only for host ports, it reads the pods of this node.
 type Informers struct {
 	*Store
 	cfg       Config
@@ -38,9 +38,8 @@ type Informers struct {
 	turn      turn
 	// unsaved is true if the last snapshot could not be written.
 	unsaved bool
-	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs. With a service-proxy name, it
-	// is closed from the start.
-	noServiceCIDRs chan struct{}
+	// optional are the kinds of objects without which the program serves Services, too.
+	optional []optional
 	// synced is closed when objects can be served, and confirmed when the API server has sent or confirmed them.
 	synced, confirmed chan struct{}
 	loaded            sync.Once
@@ -50,7 +49,7 @@ type Informers struct {
 func NewInformers(cfg Config) (*Informers, error) {
 	i := &Informers{
 		Store: NewStore(cfg), cfg: cfg, clock: endingClock{ended: make(chan struct{})}, past: newPast(),
-		synced: make(chan struct{}), confirmed: make(chan struct{}), noServiceCIDRs: make(chan struct{}),
+		synced: make(chan struct{}), confirmed: make(chan struct{}),
 	}
 	t := cfg.transformer()
 	services := access(cfg.Client.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
@@ -64,13 +63,29 @@ func NewInformers(cfg Config) (*Informers, error) {
 	nodes := access(cfg.Client.Nodes, selectNode(cfg.NodeName))
 	nodes.list = i.judging(nodes.list)
 	i.follow(cfg, nodes, &corev1.Node{}, i.nodes, nodesResource, cache.DefaultWatchErrorHandler)
-	if cfg.ServiceProxyName != "" {
-		close(i.noServiceCIDRs)
-		return i, nil
+	if cfg.ServiceProxyName == "" {
+		i.followIfPermitted(cfg, access(cfg.Client.ServiceCIDRs, func(*metav1.ListOptions) {}),
+			&networkingv1.ServiceCIDR{}, i.serviceCIDRs, "servicecidrs")
 	}
-	i.follow(cfg, access(cfg.Client.ServiceCIDRs, func(*metav1.ListOptions) {}), &networkingv1.ServiceCIDR{},
-		i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs))
+	if cfg.HostPorts {
+		i.followIfPermitted(cfg, access(cfg.Client.Pods, selectPods(cfg.NodeName)), &corev1.Pod{}, i.pods, podsResource)
+	}
 	return i, nil
+}
+
+// optional is a kind of objects without which the program serves Services, too.
+type optional struct {
+	*objects
+	resource string
+	// refused is closed when the API server first refuses access.
+	refused chan struct{}
+}
+
+// followIfPermitted adds a follower for objects of an optional kind.
+func (i *Informers) followIfPermitted(cfg Config, from resource, kind any, into *objects, name string) {
+	o := optional{into, name, make(chan struct{})}
+	i.optional = append(i.optional, o)
+	i.follow(cfg, from, kind, into, name, tolerateError(o))
 }
 
 // follow adds a follower for objects of one kind. Run starts it.
@@ -225,25 +240,25 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 			return false
 		}
 	}
-	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables. The first sync would rewrite
-	// the tables and remove the ServiceCIDRs.
-	late := time.NewTimer(serviceCIDRsPatience)
-	defer late.Stop()
-	select {
-	case <-i.serviceCIDRs.read:
-	case <-i.noServiceCIDRs:
-	case <-late.C:
-		klog.FromContext(ctx).Info("Continuing without ServiceCIDRs, which cannot be read yet",
-			"waited", serviceCIDRsPatience)
-	case <-ctx.Done():
-		return false
+	// After a restart, a plan without these objects would differ from the kernel's tables. The first sync would rewrite
+	// the tables and remove the ServiceCIDRs and host ports.
+	late, end := context.WithTimeout(ctx, optionalPatience)
+	defer end()
+	for _, o := range i.optional {
+		select {
+		case <-o.read:
+		case <-o.refused:
+		case <-late.Done():
+			klog.FromContext(ctx).Info("Continuing without objects that cannot be read yet", "resource", o.resource,
+				"waited", optionalPatience)
+		}
 	}
-	return true
+	return ctx.Err() == nil
 }
 
-// serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not
+// optionalPatience is the longest wait for optional objects after all Services were read, if the API server does not
 // refuse them.
-const serviceCIDRsPatience = 10 * time.Second
+const optionalPatience = 10 * time.Second
 
 // Loaded returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been
 // read and marked. The source also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to
@@ -276,18 +291,27 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first refusal at the default level and closes refused. It logs all other errors and regular
-// ends of watches at a debug level. A temporary failure is not a refusal: ServiceCIDRs may exist.
-func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
+// podsResource is the resource whose objects have the host ports.
+const podsResource = "pods"
+
+func selectPods(node string) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+}
+
+// tolerateError logs the first refusal at the default level and records it. It logs all other errors and regular ends
+// of watches at a debug level. A temporary failure is not a refusal: the objects may exist.
+func tolerateError(of optional) cache.WatchErrorHandlerWithContext {
 	var reported atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		logger := klog.FromContext(ctx)
 		if !isRefusal(err) || reported.Swap(true) {
-			logger.V(4).Info("Stopped watching ServiceCIDRs, will retry", "err", err)
+			logger.V(4).Info("Stopped watching optional objects, will retry", "resource", of.resource, "err", err)
 			return
 		}
-		close(refused)
-		logger.Info("Cannot watch ServiceCIDRs; continuing without them, will retry", "err", err)
+		close(of.refused)
+		logger.Info("Cannot watch objects; continuing without them, will retry", "resource", of.resource, "err", err)
 	}
 }
 

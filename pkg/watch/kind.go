@@ -17,9 +17,9 @@ type Kind struct {
 }
 
 // Kinds returns the kinds of the objects in the store.
-func (s *Store) Kinds() (services, slices, nodes, serviceCIDRs Kind) {
+func (s *Store) Kinds() (services, slices, nodes, serviceCIDRs, pods Kind) {
 	return Kind{"Service", s.services}, Kind{"EndpointSlice", s.slices},
-		Kind{"Node", s.nodes}, Kind{"ServiceCIDR", s.serviceCIDRs}
+		Kind{"Node", s.nodes}, Kind{"ServiceCIDR", s.serviceCIDRs}, Kind{"Pod", s.pods}
 }
 
 // Encode returns the stored form of a decoded object of any kind.

@@ -122,6 +122,13 @@ func (m marker) serviceCIDR(before, after *object) {
 	m.tracker.MarkServiceCIDRs()
 }
 
+func (m marker) pod(before, after *object) {
+	if same(before, after) {
+		return
+	}
+	m.tracker.MarkService(model.PodName(existing(before, after).NamespacedName))
+}
+
 func existing(before, after *object) *object {
 	if after != nil {
 		return after

@@ -142,6 +142,8 @@ func resourceOf(item runtime.Object) string {
 		return nodesResource
 	case *networkingv1.ServiceCIDR:
 		return "servicecidrs"
+	case *corev1.Pod:
+		return "pods"
 	}
 	return ""
 }
@@ -351,6 +353,10 @@ func (o *object) encoded(serviceProxyName string) runtime.Object {
 		c := *value
 		c.TypeMeta = metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "ServiceCIDR"}
 		return &c
+	case *corev1.Pod:
+		p := *value
+		p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+		return &p
 	}
 	return nil
 }

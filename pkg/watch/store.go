@@ -13,9 +13,9 @@ import (
 // Store holds the objects that a source has read. All methods may be called from any goroutine. The returned objects
 // have only the fields that the proxy reads (see transform.go). They never change: do not write to them.
 type Store struct {
-	nodeName, serviceProxyName            string
-	report                                func(model.Problem)
-	services, slices, nodes, serviceCIDRs *objects
+	nodeName, serviceProxyName                  string
+	report                                      func(model.Problem)
+	services, slices, nodes, serviceCIDRs, pods *objects
 }
 
 // Report reports an object or a file that cannot be used.
@@ -32,12 +32,18 @@ func NewStore(cfg Config) *Store {
 		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
 		services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice),
 		nodes: newObjects(transform, mark.node), serviceCIDRs: newObjects(transform, mark.serviceCIDR),
+		pods: newObjects(transform, mark.pod),
 	}
 }
 
 // Get returns a Service, its EndpointSlices of all address types, and those of its local redirect. The Service is nil
-// if it does not exist, or if another proxy serves it.
+// if it does not exist, or if another proxy serves it. For the name of a pod, see [model.PodName], Get returns its host
+// ports.
 func (s *Store) Get(name types.NamespacedName) model.Objects {
+	if name, isPod := model.PodOf(name); isPod {
+		pod, _ := valueOf[corev1.Pod](s.pods.get(name))
+		return model.ObjectsOfPod(pod)
+	}
 	service, _ := valueOf[corev1.Service](s.services.get(name))
 	o := model.Objects{Service: service, Slices: s.slices.of(name)}
 	if service != nil && service.Annotations[model.RedirectAnnotation] != "" {
@@ -56,12 +62,17 @@ func valueOf[T any](stored *object) (value *T, ok bool) {
 	return value, ok
 }
 
-// Services returns the names of all Services that [Store.Get] returns, in order.
+// Services returns the names of all Services and pods that [Store.Get] returns, in order.
 func (s *Store) Services() []types.NamespacedName {
 	var names []types.NamespacedName
 	for _, stored := range s.services.list() {
 		if stored.value != nil {
 			names = append(names, stored.NamespacedName)
+		}
+	}
+	for _, stored := range s.pods.list() {
+		if stored.value != nil {
+			names = append(names, model.PodName(stored.NamespacedName))
 		}
 	}
 	slices.SortFunc(names, model.CompareNames)

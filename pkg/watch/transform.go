@@ -28,6 +28,8 @@ const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 // transformer turns API objects into their stored form, which has only the fields that the program reads.
 type transformer struct {
 	report func(model.Problem)
+	// podsOf is the name of the node whose pods to keep; empty for none.
+	podsOf string
 	// serviceProxyName is the service-proxy name of the Services to keep; empty to keep Services without this label.
 	serviceProxyName string
 	limits           model.Limits
@@ -47,6 +49,8 @@ func (t transformer) transform(item any) (any, error) {
 		return newObject(item, stripNode(item)), nil
 	case *networkingv1.ServiceCIDR:
 		return newObject(item, stripServiceCIDR(item)), nil
+	case *corev1.Pod:
+		return newObject(item, t.pod(item)), nil
 	}
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
@@ -162,6 +166,29 @@ func stripNode(n *corev1.Node) *corev1.Node {
 		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
 	}
 	return stripped
+}
+
+// pod returns the stored form of a pod: only the host ports, all in one container, and what they need. It returns nil
+// for a pod without host ports, for a pod that has no address yet, and for a pod of another node.
+func (t transformer) pod(p *corev1.Pod) any {
+	l := &t.limits
+	ports := some(model.HostPorts(p, l.Ports), l.Ports, func(c corev1.ContainerPort) corev1.ContainerPort {
+		return corev1.ContainerPort{
+			HostPort: c.HostPort, ContainerPort: c.ContainerPort, Protocol: word(c.Protocol), HostIP: word(c.HostIP),
+		}
+	})
+	if len(ports) == 0 || len(p.Status.PodIPs) == 0 || p.Spec.NodeName != t.podsOf {
+		return nil
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: word(p.Namespace), Name: p.Name, UID: p.UID, CreationTimestamp: p.CreationTimestamp,
+		},
+		Spec: corev1.PodSpec{NodeName: word(p.Spec.NodeName), Containers: []corev1.Container{{Ports: ports}}},
+		Status: corev1.PodStatus{PodIPs: some(p.Status.PodIPs, model.MostFamilies, func(ip corev1.PodIP) corev1.PodIP {
+			return corev1.PodIP{IP: text(ip.IP)}
+		})},
+	}
 }
 
 func stripServiceCIDR(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {

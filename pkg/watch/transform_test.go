@@ -227,8 +227,8 @@ func TestTransform(t *testing.T) {
 	if err != nil || twice != once {
 		t.Errorf("second transform = %v, %v, want the object itself", twice, err)
 	}
-	if _, err := transform(&corev1.Pod{}); err == nil {
-		t.Error("a Pod was stored, want an error")
+	if _, err := transform(&corev1.Secret{}); err == nil {
+		t.Error("a Secret was stored, want an error")
 	}
 }
 

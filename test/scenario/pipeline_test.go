@@ -120,7 +120,7 @@ func (r *recorder) assigned() *plan.Numbers {
 func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p := &pipeline{folder: folder, clock: &clock{stopped: s.stopped}, ended: make(chan error, 1)}
 	p.tracker = track.New(p.clock.now(), p.clock.now)
-	p.manifest = manifests.New(watch.Config{Folder: folder, NodeName: s.node, Tracker: p.tracker, Report: p.report})
+	p.manifest = manifests.New(watch.Config{Folder: folder, NodeName: s.node, HostPorts: true, Tracker: p.tracker, Report: p.report})
 	err := h.Do(func() error {
 		kernel, err := apply.Open()
 		p.kernel = &recorder{Kernel: kernel, changed: make(chan struct{})}
@@ -303,7 +303,7 @@ type fresh struct {
 
 // planFolder plans the objects of a folder, with earlier numbers unless they are nil, and with starting endpoints.
 func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, starts map[types.NamespacedName]*model.Starts) (*fresh, error) {
-	loaded := manifests.New(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
+	loaded := manifests.New(watch.Config{Folder: folder, NodeName: nodeName, HostPorts: true, Tracker: track.New(time.Now(), time.Now)})
 	if err := loaded.Load(); err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 		}
 		for i := range p.Frontends {
 			f := &p.Frontends[i]
-			if f.Kind != model.NodePort {
+			if f.Addr.IsValid() {
 				continue
 			}
 			endpoints, weights := p.Cluster, p.ClusterWeights

@@ -115,7 +115,7 @@ func (w *Watcher) Service(name types.NamespacedName, s *model.Service) {
 				continue
 			}
 			for i := range port.Frontends {
-				if f := &port.Frontends[i]; f.Kind == model.NodePort {
+				if f := &port.Frontends[i]; !f.Addr.IsValid() {
 					ports = append(ports, f.Key)
 				}
 			}

@@ -52,6 +52,7 @@ func New(logger klog.Logger, recorder EventRecorder, count Count) *Reporter {
 // apiVersions are the API versions of kinds that Events can be about.
 var apiVersions = map[string]string{
 	"Service": "v1", "Node": "v1", "EndpointSlice": "discovery.k8s.io/v1", "ServiceCIDR": "networking.k8s.io/v1",
+	"Pod": "v1",
 }
 
 // limitNames has the names of the limits in the log.

@@ -103,7 +103,8 @@ func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, erro
 	err := r.client.Get(r.ctx, control.PageSettings, &s)
 	if err == nil {
 		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections, CountZones: s.CountZones,
-			RefuseUnusedPorts: s.RefuseUnusedPorts, AnswerPing: s.AnswerPing, DirectReturn: s.DirectReturn})
+			RefuseUnusedPorts: s.RefuseUnusedPorts, AnswerPing: s.AnswerPing, DirectReturn: s.DirectReturn,
+			HostPorts: s.HostPorts})
 	}
 	given := o.File != ""
 	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // the flags of the daemon are hidden

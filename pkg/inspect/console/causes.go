@@ -100,7 +100,7 @@ func (o *objects) addProblems(name string, list []model.Problem) {
 
 func hasNodePort(s *model.Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p *model.ServicePort) bool {
-		return slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Kind == model.NodePort })
+		return slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return !f.Addr.IsValid() })
 	})
 }
 

@@ -88,6 +88,7 @@ func sharesOf(p *model.ServicePort) map[netip.AddrPort]float64 {
 
 var kindNames = [...]string{
 	model.ClusterIP: "ClusterIP", model.ExternalIP: "ExternalIP", model.LoadBalancer: "LoadBalancer", model.NodePort: "NodePort",
+	model.HostPort: "HostPort",
 }
 
 func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, facts *proxy.Facts) view.Frontend {
@@ -99,7 +100,7 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, fact
 		v.AllowedSources, v.DeniedSources = sourcesView(f.Sources.Allowed), sourcesView(f.Sources.Denied)
 	}
 	v.Address = f.Address()
-	if f.Kind == model.NodePort {
+	if !f.Addr.IsValid() {
 		v.Address = fmt.Sprint(f.Port)
 	}
 	if f.Local && f.Kind != model.ClusterIP {
@@ -110,7 +111,7 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, fact
 		v.SetOutcome(outcome.Held)
 	case !p.HasEndpoints:
 		v.SetOutcome(outcome.NoEndpoints)
-	case f.Kind == model.NodePort && len(facts.NodeAddresses[p.Family]) == 0:
+	case !f.Addr.IsValid() && len(facts.NodeAddresses[p.Family]) == 0:
 		v.SetOutcome(outcome.NoNodeAddress)
 	case v.Endpoints == 0:
 		v.SetOutcome(outcome.NoLocalEndpoints)

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -15,7 +16,7 @@ func TestOutcomesOfFrontends(t *testing.T) {
 	port := func(has bool) *model.PortExplanation {
 		return &model.PortExplanation{ServicePort: &model.ServicePort{HasEndpoints: has}}
 	}
-	local, nodePort := model.Frontend{Local: true}, model.Frontend{Kind: model.NodePort, Local: true}
+	local, nodePort := model.Frontend{Key: model.Key{Addr: netip.MustParseAddr("192.0.2.9")}, Local: true}, model.Frontend{Kind: model.NodePort, Local: true}
 	facts := &proxy.Facts{}
 	lost := frontendView(port(true), &local, false, facts)
 	lost.Lose("shop/other")

@@ -26,7 +26,7 @@ func mentions(o model.Objects, node model.Node, opts model.Options, t target) bo
 	for _, sp := range built.Ports {
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
-			nodePort := f.Kind == model.NodePort && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
+			nodePort := !f.Addr.IsValid() && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
 			if (t.Port == 0 || f.Has(t.Port)) && (nodePort || t.Addr.IsValid() && f.Addr == t.Addr) {
 				return true
 			}

@@ -18,7 +18,8 @@ import (
 func (c *Console) settings() (*view.Settings, error) {
 	text, err := c.ConfigText()
 	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountZones: c.CountZones,
-		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing, DirectReturn: c.DirectReturn}, err
+		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing, DirectReturn: c.DirectReturn,
+		HostPorts: c.HostPorts}, err
 }
 
 // objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.
@@ -51,6 +52,11 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, name := range c.Source.Services() {
 		of := c.Source.Get(name)
+		if pod := of.Pod.DeepCopy(); pod != nil {
+			pod.APIVersion, pod.Kind = "v1", "Pod"
+			_ = e.Encode(pod)
+			continue
+		}
 		if svc := of.Service.DeepCopy(); svc != nil {
 			svc.APIVersion, svc.Kind = "v1", control.KindService
 			_ = e.Encode(svc)

@@ -233,8 +233,11 @@ func ctxErrorOnly(err error) error {
 	return err
 }
 
-// split returns the namespace and the name in NAMESPACE/NAME or NAME.
+// split returns the namespace and the name in NAMESPACE/NAME or NAME. The name of a pod with host ports is pod/NAME.
 func split(namespace, want string) (string, string) {
+	if _, isPod := model.PodOf(types.NamespacedName{Name: want}); isPod {
+		return namespace, want
+	}
 	if before, name, found := strings.Cut(want, "/"); found {
 		return before, name
 	}

@@ -17,6 +17,8 @@ func setDefaults(item runtime.Object) {
 		setServiceDefaults(item)
 	case *discoveryv1.EndpointSlice:
 		setSliceDefaults(item)
+	case *corev1.Pod:
+		setString(&item.Namespace, metav1.NamespaceDefault)
 	case metav1.Object: // all other kinds are cluster-scoped
 		item.SetNamespace("")
 	}

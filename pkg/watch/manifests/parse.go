@@ -157,6 +157,7 @@ func (r *reading) value(value json.RawMessage, depth int) {
 var used = map[schema.GroupVersionKind]bool{
 	corev1.SchemeGroupVersion.WithKind("Service"):            true,
 	corev1.SchemeGroupVersion.WithKind("Node"):               true,
+	corev1.SchemeGroupVersion.WithKind("Pod"):                true,
 	discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): true,
 	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"):  true,
 }
@@ -234,6 +235,6 @@ func (r *reading) complain(field, reason string) {
 
 func unused(kind string) string {
 	return "has an object of kind " + kind +
-		", which is not used: only v1 Service, discovery.k8s.io/v1 EndpointSlice, v1 Node and " +
+		", which is not used: only v1 Service, discovery.k8s.io/v1 EndpointSlice, v1 Node, v1 Pod and " +
 		"networking.k8s.io/v1 ServiceCIDR are"
 }

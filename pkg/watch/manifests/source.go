@@ -36,8 +36,8 @@ const (
 )
 
 // Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except files with a
-// name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
-// their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not
+// name that starts with a dot. They contain Services, EndpointSlices, the Node, ServiceCIDRs and, for host ports, Pods in API
+// version v1 of their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not
 // allocate addresses or ports, and does not make EndpointSlices.
 type Source struct {
 	*watch.Store
@@ -64,6 +64,7 @@ const (
 	kindSlice
 	kindNode
 	kindServiceCIDR
+	kindPod
 	kindCount
 )
 
@@ -94,7 +95,8 @@ func New(cfg watch.Config) *Source {
 		files:   map[string]*file{},
 	}
 	m.report = m.Store.Report
-	m.kinds[kindService], m.kinds[kindSlice], m.kinds[kindNode], m.kinds[kindServiceCIDR] = m.Store.Kinds()
+	k := &m.kinds
+	k[kindService], k[kindSlice], k[kindNode], k[kindServiceCIDR], k[kindPod] = m.Store.Kinds()
 	return m
 }
 
@@ -266,6 +268,8 @@ func kindOf(item runtime.Object) kind {
 		return kindSlice
 	case *corev1.Node:
 		return kindNode
+	case *corev1.Pod:
+		return kindPod
 	}
 	return kindServiceCIDR
 }

@@ -267,10 +267,10 @@ func TestManifestsProblems(t *testing.T) {
 		{
 			name: "unknown kinds",
 			files: map[string]string{"a.yaml": "apiVersion: example.com/v1\nkind: Widget\n---\n" +
-				"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n" + serviceYAML("web", "172.30.0.1")},
+				"apiVersion: v1\nkind: Secret\nmetadata: {name: p}\n---\n" + serviceYAML("web", "172.30.0.1")},
 			want: []string{
 				"File a.yaml document 1, line 1: " + unused("example.com/v1, Kind=Widget"),
-				"File a.yaml document 2, line 4: " + unused("/v1, Kind=Pod"),
+				"File a.yaml document 2, line 4: " + unused("/v1, Kind=Secret"),
 			},
 			known: []types.NamespacedName{web},
 		},
