@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -74,8 +75,10 @@ func ObjectsOfPod(pod *corev1.Pod) Objects {
 	svc.Name = podPrefix + pod.Name
 	var ports []discoveryv1.EndpointPort
 	for _, p := range HostPorts(pod, DefaultLimits().Ports) {
-		ports = append(ports,
-			discoveryv1.EndpointPort{Name: new(hostPortName(&p)), Protocol: &p.Protocol, Port: &p.ContainerPort})
+		of := discoveryv1.EndpointPort{Name: new(hostPortName(&p)), Protocol: &p.Protocol, Port: &p.ContainerPort}
+		if _, _, reason := checkPort(&of); reason == "" {
+			ports = append(ports, of)
+		}
 	}
 	o := Objects{Service: svc, Pod: pod}
 	for _, ip := range pod.Status.PodIPs {
@@ -99,7 +102,11 @@ func ObjectsOfPod(pod *corev1.Pod) Objects {
 
 // hostPortName returns the name of the service port of a host port, which is unique for each protocol.
 func hostPortName(p *corev1.ContainerPort) string {
-	return strings.TrimPrefix(p.HostIP+":"+strconv.Itoa(int(p.HostPort)), ":")
+	port := strconv.Itoa(int(p.HostPort))
+	if p.HostIP == "" {
+		return port
+	}
+	return net.JoinHostPort(p.HostIP, port)
 }
 
 // setHostPorts sets the service ports of the host ports, without endpoints.

@@ -86,6 +86,7 @@ func fakeClient(fake *fake.Clientset) *kubeapi.Client {
 			return fake.DiscoveryV1().EndpointSlices(namespace)
 		},
 		Nodes: fake.CoreV1().Nodes(), ServiceCIDRs: fake.NetworkingV1().ServiceCIDRs(),
+		Pods: fake.CoreV1().Pods(metav1.NamespaceAll),
 	}
 }
 

@@ -132,6 +132,7 @@ var chartVariants = []struct{ release, values, folders string }{
 	{"kube-nftproxy-canary", "canary=true", "canary"},
 	{"kube-nftproxy", "seccompProfile=kube-nftproxy.json", "confined"},
 	{"kube-nftproxy", "startupTaint=true", "startup-taint"},
+	{"kube-nftproxy", "hostPorts=true", "host-ports"},
 	{"kube-nftproxy", "flowControl=true", "base flow-control"},
 	{"kube-nftproxy-canary", "canary=true,flowControl=true", "canary"},
 	{"kube-nftproxy-try", "serviceProxyName=try,existingConfigMap=kube-proxy", "beside"},

@@ -260,6 +260,7 @@ var documented = []struct {
 	{"kube-nftproxy --cleanup --service-proxy-name=try", (*reader).cleanupBeside},
 
 	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
+	{"kubectl apply -k deploy/host-ports", says(`clusterrolebinding\S*/kube-nftproxy-host-ports created`)},
 	{"kubectl apply -k deploy/flow-control", says(`flowschema\S* created`)},
 
 	// The node, after the deletion of the pods.

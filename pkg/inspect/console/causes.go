@@ -273,6 +273,14 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		}
 		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
 		switch {
+		case f.Forbidden && f.Resource == podsResource:
+			list = append(list, view.Finding{
+				Severity: view.Wrong, Reason: view.APIForbidden, Object: "API server " + s.API.Source, What: what,
+				Impact: "the program serves no host port whose pod it has not read. Services are not affected",
+				Fix: "apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program to list " +
+					"and watch pods. Or remove the flag --host-ports",
+				Affects: "only the program, which may then read all pods",
+			})
 		case f.Forbidden:
 			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
@@ -289,6 +297,9 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 	}
 	return list
 }
+
+// podsResource is the resource with the host ports. The ClusterRole system:node-proxier does not permit it.
+const podsResource = "pods"
 
 // fromSnapshot reports that the objects of a snapshot are served.
 func fromSnapshot(api *view.API) []view.Finding {
@@ -337,7 +348,8 @@ func (c *Console) impactOfWaiting() string {
 func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	for _, f := range list {
 		like := func(g []view.WatchFailure) bool {
-			return f.Forbidden && g[0].Forbidden || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error
+			own := (f.Resource == podsResource) != (g[0].Resource == podsResource) // another permission
+			return f.Forbidden && g[0].Forbidden && !own || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error
 		}
 		if i := slices.IndexFunc(groups, like); i >= 0 {
 			groups[i] = append(groups[i], f)

@@ -157,6 +157,22 @@ func TestAPIOutage(t *testing.T) {
 	}
 }
 
+// TestPodsAreForbidden: the permission to read pods is another one than that of a proxy, and has another finding.
+func TestPodsAreForbidden(t *testing.T) {
+	a := NewAPI(func() string { return "https://10.0.0.1" }, nil, nil)
+	for _, resource := range []string{"services", "pods"} {
+		a.Failed(resource, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role")))
+	}
+	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}, API: a}}
+	s := &view.Status{Time: time.Now(), API: a.recorded(), Loop: &view.Loop{}}
+	s.API.Answers = true
+	list := con.unread(s, func() (fix, affects string) { return "a proxy's", "" })
+	if len(list) != 2 || !strings.Contains(list[0].Fix+list[1].Fix, "a proxy's") ||
+		!strings.Contains(list[0].Fix+list[1].Fix, "deploy/host-ports") {
+		t.Errorf("%+v, want a finding about pods, and one about Services", list)
+	}
+}
+
 // TestFailuresEndWithTheOutage: after an outage, no failure is left. Failures that the API server answers stay for a while, because a watch may fail
 // again at once.
 func TestFailuresEndWithTheOutage(t *testing.T) {
