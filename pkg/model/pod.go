@@ -40,6 +40,16 @@ func ObjectOf(name types.NamespacedName) (kind string, object types.NamespacedNa
 	return "Service", name
 }
 
+// NodePortProblem returns a problem with the ports of the node that the object that is planned under a name has.
+func NodePortProblem(name types.NamespacedName) Problem {
+	kind, object := ObjectOf(name)
+	field := "spec.ports[].nodePort"
+	if kind == "Pod" {
+		field = "spec.containers[].ports[].hostPort"
+	}
+	return Problem{Kind: kind, Name: object, Field: field}
+}
+
 // HostPorts returns the ports of a pod that this node has to serve, at most one more than a limit. A pod in the network
 // of the node serves its ports itself, and a pod that has ended serves none.
 func HostPorts(pod *corev1.Pod, limit int) (ports []corev1.ContainerPort) {

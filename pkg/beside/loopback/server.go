@@ -427,14 +427,12 @@ func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedNa
 		s.mu.Unlock()
 		return
 	}
-	problem := model.Problem{
-		Kind: "Service", Name: service, Field: "spec.ports[].nodePort", Event: "NodePortNotOnLoopback",
-		Action: "Listen",
-		Reason: fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err),
-		Impact: "connections to this address are refused, or reach another process that listens there; the node port " +
-			"works at all other addresses",
-		Fix: fix(err, at.Port()),
-	}
+	problem := model.NodePortProblem(service)
+	problem.Event, problem.Action = "NodePortNotOnLoopback", "Listen"
+	problem.Reason = fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err)
+	problem.Impact = "connections to this address are refused, or reach another process that listens there; the port " +
+		"works at all other addresses"
+	problem.Fix = fix(err, at.Port())
 	of.reported = &problem
 	s.mu.Unlock()
 	s.Report(problem)

@@ -260,12 +260,12 @@ func (m *Metrics) touch() {
 		m.checks.WithLabelValues(string(reason))
 		m.repairs.WithLabelValues(string(reason))
 	}
-	for _, kind := range []string{"Service", "EndpointSlice", "ServiceCIDR", "Node"} {
+	for _, kind := range []string{"Service", "EndpointSlice", "ServiceCIDR", "Node", "Pod"} {
 		m.Rejected(kind, 0)
 		m.problems.WithLabelValues(kind)
 		m.problemsSuppressed.WithLabelValues(kind)
 	}
-	for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes"} {
+	for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes", "pods"} {
 		m.watchErrors.WithLabelValues(resource)
 	}
 	for _, cause := range []string{"listener", "ephemeral_range"} {

@@ -155,32 +155,26 @@ func byService(list []collision) (out [][]collision) {
 	return out
 }
 
-// field is the field of a Service with its node ports.
-const field = "spec.ports[].nodePort"
-
 // listenerProblem returns one problem for all listeners on a Service's node ports: the API server keeps one Event of
 // a kind for each object.
 func listenerProblem(node string, list []collision) model.Problem {
 	first := list[0]
+	p := model.NodePortProblem(first.service)
+	p.Event, p.Action = "NodePortCollision", "Listen"
 	if first.own {
-		return model.Problem{
-			Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-			Reason: fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz "+
-				"or /metrics",
-				node, listed(list, collision.where)),
-			Impact: "packets to this port of the node's addresses reach the Service, " +
-				"so load balancers, the kubelet or Prometheus get another answer or none",
-			Fix: "choose another node port, or another health check node port of the other Service",
-		}
+		p.Reason = fmt.Sprintf("on node %s this program itself listens on %s, for a health check node port, /healthz "+
+			"or /metrics", node, listed(list, collision.where))
+		p.Impact = fmt.Sprintf("packets to this port of the node's addresses reach the %s, so load balancers, the "+
+			"kubelet or Prometheus get another answer or none", p.Kind)
+		p.Fix = "choose another node port, or another health check node port of the other Service"
+		return p
 	}
-	return model.Problem{
-		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-		Reason: fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where)),
-		Impact: "packets to this port of the node's addresses reach the Service, and the process does not receive them",
-		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run "+
-			"`%s` on the node)",
-			first.command()),
-	}
+	p.Reason = fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where))
+	p.Impact = fmt.Sprintf("packets to this port of the node's addresses reach the %s, and the process does not "+
+		"receive them", p.Kind)
+	p.Fix = fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run "+
+		"`%s` on the node)", first.command())
+	return p
 }
 
 // where returns, for example, 30080/TCP (at 0.0.0.0:30080).
@@ -197,13 +191,12 @@ func (c collision) command() string {
 
 // ephemeralProblem returns the problem of one Service with node ports in the ephemeral range.
 func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem {
-	return model.Problem{
-		Kind: "Service", Name: list[0].service, Field: field, Event: "NodePortInEphemeralRange", Action: "Allocate",
-		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of "+
-			"net.ipv4.ip_local_port_range (%s)",
-			node, listed(list, collision.name), e.Range),
-		Impact: impact, Fix: remedy,
-	}
+	p := model.NodePortProblem(list[0].service)
+	p.Event, p.Action = "NodePortInEphemeralRange", "Allocate"
+	p.Reason = fmt.Sprintf("on node %s the kernel may give %s to any process, as part of "+
+		"net.ipv4.ip_local_port_range (%s)", node, listed(list, collision.name), e.Range)
+	p.Impact, p.Fix = impact, remedy
+	return p
 }
 
 // impact and remedy are the same for Services and nodes.

@@ -89,12 +89,15 @@ func isAddress(text string) bool {
 // kinds has the words that may precede the slash before a name, by kind.
 var kinds = map[string][]string{"Service": {"svc", "service", "services"}, "Pod": {"po", "pod", "pods"}}
 
-// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. namespace is the default for a name without a namespace.
+// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. The name of a pod with host ports is pod/NAME. namespace is the default for a name without a namespace.
 func splitName(arg, namespace string) (inNamespace, name, port string, err error) {
 	arg, port, _ = strings.Cut(arg, ":")
 	parts := strings.Split(arg, "/")
 	if len(parts) > 1 && slices.Contains(kinds["Service"], parts[0]) {
 		parts = parts[1:]
+	}
+	if n := len(parts); n > 1 && parts[n-2] == "pod" {
+		parts = append(parts[:n-2], "pod/"+parts[n-1])
 	}
 	if len(parts) == 2 {
 		namespace, parts = parts[0], parts[1:]

@@ -23,7 +23,8 @@ func (c *Console) serviceNetworks() doctor.ServiceNetworks {
 // isClusterIP reports whether a Service has an address as its cluster IP.
 func (c *Console) isClusterIP(addr netip.Addr) bool {
 	for _, name := range c.Source.Services() {
-		if svc := c.Source.Get(name).Service; svc != nil && slices.Contains(svc.Spec.ClusterIPs, addr.String()) {
+		of := c.Source.Get(name)
+		if of.Service != nil && of.Pod == nil && slices.Contains(of.Service.Spec.ClusterIPs, addr.String()) {
 			return true
 		}
 	}
