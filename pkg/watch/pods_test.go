@@ -2,6 +2,8 @@ package watch
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,4 +99,31 @@ func TestPodsForbidden(t *testing.T) {
 	await(t, "sync", informers.Loaded())
 	lab.Same(t, []types.NamespacedName{web}, informers.Services(), "Services")
 	lab.Same(t, podsResource, <-failed, "the resource that cannot be read")
+}
+
+// TestHostilePod: a pod with 1.5 MB of host ports is stored up to the limit, and with short texts.
+func TestHostilePod(t *testing.T) {
+	cfg := Config{NodeName: "node-1", HostPorts: true}
+	limit := model.DefaultLimits().Ports
+	pod := with(ingress(), func(p *corev1.Pod) {
+		long := p.Spec.Containers[0].Ports[0]
+		long.HostIP, long.Protocol = strings.Repeat("1", 1<<20), corev1.Protocol(strings.Repeat("T", 1<<20))
+		list := slices.Repeat(p.Spec.Containers[0].Ports[:1], 100_000)
+		p.Spec.Containers[0].Ports = append([]corev1.ContainerPort{long}, list...)
+		p.Status.PodIPs = slices.Repeat(p.Status.PodIPs, 1000)
+	})
+	stored, err := cfg.transformer().transform(pod)
+	lab.Must(t, err)
+	got := stored.(*object).value.(*corev1.Pod)
+	port := got.Spec.Containers[0].Ports[0]
+	if n := len(got.Spec.Containers[0].Ports); n != limit+1 || len(got.Status.PodIPs) != model.MostFamilies+1 {
+		t.Errorf("%d host ports and %d addresses are stored, want one more than each limit", n, len(got.Status.PodIPs))
+	}
+	if max(len(port.HostIP), len(port.Protocol)) > 2*model.LongestText {
+		t.Errorf("texts of %d and %d bytes are stored", len(port.HostIP), len(port.Protocol))
+	}
+	s := model.Build(model.ObjectsOfPod(got), model.Node{Name: "node-1"}, model.Options{})
+	if len(s.Ports) > limit || len(s.Problems) > 50 {
+		t.Errorf("%d ports and %d problems", len(s.Ports), len(s.Problems))
+	}
 }

@@ -275,7 +275,7 @@ func storeOf(t testing.TB, service, slice []byte) *watch.Store {
 	t.Helper()
 	tracker := track.New(time.Time{}, time.Now)
 	store := watch.NewStore(watch.Config{NodeName: hostileNode.Name, Tracker: tracker, Zones: true})
-	services, endpoints, _, _ := store.Kinds()
+	services, endpoints, _, _, _ := store.Kinds()
 	var svc corev1.Service
 	lab.Must(t, svc.Unmarshal(service))
 	put(t, services, &svc)
@@ -459,7 +459,7 @@ func BenchmarkRewrittenSlice(b *testing.B) {
 			harmless := &hostileObject{"", func(*corev1.Service) {}, func(*discoveryv1.EndpointSlice) {}}
 			service, slice := harmless.encoded(b)
 			store := storeOf(b, service, slice)
-			_, kind, _, _ := store.Kinds()
+			_, kind, _, _, _ := store.Kinds()
 			all := map[types.NamespacedName]*watch.Object{}
 			write := func(i, version int) {
 				_, s := harmless.objects()
