@@ -85,7 +85,7 @@ func construct(o Objects, node Node, opts Options) *builder {
 	b.problems = problems{most: b.limits.Problems}
 	b.problems.kind, b.problems.name = ObjectOf(b.out.Name)
 	if o.Pod != nil {
-		b.hostPorts, b.method = HostPorts(o.Pod, b.limits.Ports), balance.Method{}
+		b.hostPorts, b.method = HostPorts(o.Pod), balance.Method{}
 	}
 	b.ofSlices.most = 10 * b.limits.Problems
 	b.out.TerminateGone = opts.Terminate == TerminateGone

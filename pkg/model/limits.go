@@ -87,6 +87,7 @@ const (
 	limitPairs         Limit = "endpoints times ports"
 	limitPortEndpoints Limit = "endpoints of one port"
 	limitSlots         Limit = "slots"
+	limitHostPorts     Limit = "host ports of a pod"
 )
 
 // exceeded returns the reason of a problem: the number, the limit, the skipped part, and the remedy. The number is 0 if

@@ -50,15 +50,18 @@ func NodePortProblem(name types.NamespacedName) Problem {
 	return Problem{Kind: kind, Name: object, Field: field}
 }
 
-// HostPorts returns the ports of a pod that this node has to serve, at most one more than a limit. A pod in the network
-// of the node serves its ports itself, and a pod that has ended serves none.
-func HostPorts(pod *corev1.Pod, limit int) (ports []corev1.ContainerPort) {
+// MostHostPorts is the limit of host ports of a pod. The first ones are kept.
+const MostHostPorts = 500
+
+// HostPorts returns the ports of a pod that this node has to serve, at most one more than the limit. A pod in the
+// network of the node serves its ports itself, and a pod that has ended serves none.
+func HostPorts(pod *corev1.Pod) (ports []corev1.ContainerPort) {
 	if pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
 	}
 	add := func(c *corev1.Container) {
 		for _, p := range c.Ports {
-			if p.HostPort != 0 && len(ports) <= limit {
+			if p.HostPort != 0 && len(ports) <= MostHostPorts {
 				ports = append(ports, p)
 			}
 		}
@@ -84,7 +87,7 @@ func ObjectsOfPod(pod *corev1.Pod) Objects {
 	svc := &corev1.Service{ObjectMeta: *pod.ObjectMeta.DeepCopy()}
 	svc.Name = podPrefix + pod.Name
 	var ports []discoveryv1.EndpointPort
-	for _, p := range HostPorts(pod, DefaultLimits().Ports) {
+	for _, p := range HostPorts(pod) {
 		of := discoveryv1.EndpointPort{Name: new(hostPortName(&p)), Protocol: &p.Protocol, Port: &p.ContainerPort}
 		if _, _, reason := checkPort(&of); reason == "" {
 			ports = append(ports, of)
@@ -122,12 +125,12 @@ func hostPortName(p *corev1.ContainerPort) string {
 // setHostPorts sets the service ports of the host ports, without endpoints.
 func (b *builder) setHostPorts() {
 	const field = "spec.containers[].ports"
-	n, most := len(b.hostPorts), b.limits.Ports
-	if n > most {
-		b.reportExcess(limitPorts, field, 0, most, "further host ports are not served", "divide the pod")
+	n := len(b.hostPorts)
+	if n > MostHostPorts {
+		b.reportExcess(limitHostPorts, field, 0, MostHostPorts, "further ones are not served", "divide the pod")
 	}
 	used := map[portKey]bool{}
-	for i := range b.hostPorts[:min(n, most)] {
+	for i := range b.hostPorts[:min(n, MostHostPorts)] {
 		p := &b.hostPorts[i]
 		protocol, known := protocolOf(p.Protocol)
 		number, valid := portNumber(p.HostPort)

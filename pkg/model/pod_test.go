@@ -80,19 +80,19 @@ func TestHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortsLimit: a pod has as many host ports as a Service has ports.
+// TestHostPortsLimit: host ports above the limit of a pod are reported once.
 func TestHostPortsLimit(t *testing.T) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ingress"},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{}}},
 		Status:     corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.0.10"}}},
 	}
-	for i := range int32(10) {
+	for i := range int32(MostHostPorts + 10) {
 		ports := &pod.Spec.Containers[0].Ports
 		*ports = append(*ports, corev1.ContainerPort{ContainerPort: 80, HostPort: 1 + i})
 	}
-	s := Build(ObjectsOfPod(pod), Node{}, Options{Limits: Limits{Ports: 3}})
-	if len(s.Ports) != 3 || len(s.Problems) != 1 || s.Problems[0].Limit != limitPorts {
-		t.Errorf("%d host ports, problems %+v, want 3 and the limit", len(s.Ports), s.Problems)
+	s := Build(ObjectsOfPod(pod), Node{}, Options{})
+	if len(s.Ports) != MostHostPorts || len(s.Problems) != 1 || s.Problems[0].Limit != limitHostPorts {
+		t.Errorf("%d host ports, problems %+v, want the limit and one problem", len(s.Ports), s.Problems)
 	}
 }

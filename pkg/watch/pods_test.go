@@ -104,7 +104,7 @@ func TestPodsForbidden(t *testing.T) {
 // TestHostilePod: a pod with 1.5 MB of host ports is stored up to the limit, and with short texts.
 func TestHostilePod(t *testing.T) {
 	cfg := Config{NodeName: "node-1", HostPorts: true}
-	limit := model.DefaultLimits().Ports
+	const limit = model.MostHostPorts
 	pod := with(ingress(), func(p *corev1.Pod) {
 		long := p.Spec.Containers[0].Ports[0]
 		long.HostIP, long.Protocol = strings.Repeat("1", 1<<20), corev1.Protocol(strings.Repeat("T", 1<<20))

@@ -171,8 +171,7 @@ func stripNode(n *corev1.Node) *corev1.Node {
 // pod returns the stored form of a pod: only the host ports, all in one container, and what they need. It returns nil
 // for a pod without host ports, for a pod that has no address yet, and for a pod of another node.
 func (t transformer) pod(p *corev1.Pod) any {
-	l := &t.limits
-	ports := some(model.HostPorts(p, l.Ports), l.Ports, func(c corev1.ContainerPort) corev1.ContainerPort {
+	ports := some(model.HostPorts(p), model.MostHostPorts, func(c corev1.ContainerPort) corev1.ContainerPort {
 		return corev1.ContainerPort{
 			HostPort: c.HostPort, ContainerPort: c.ContainerPort, Protocol: word(c.Protocol), HostIP: word(c.HostIP),
 		}
