@@ -82,9 +82,9 @@ func construct(o Objects, node Node, opts Options) *builder {
 		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
 	}
 	b.out.Name = types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	b.problems = problems{most: b.limits.Problems}
-	b.problems.kind, b.problems.name = ObjectOf(b.out.Name)
+	b.problems = problems{kind: "Service", name: b.out.Name, most: b.limits.Problems}
 	if o.Pod != nil {
+		b.problems.kind, b.problems.name = ObjectOf(b.out.Name)
 		b.hostPorts, b.method = HostPorts(o.Pod), balance.Method{}
 	}
 	b.ofSlices.most = 10 * b.limits.Problems

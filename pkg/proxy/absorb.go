@@ -166,8 +166,8 @@ func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
 	if s != nil {
 		problems = slices.Clip(s.Problems) // the list belongs to the Service, so append must copy it
 	}
-	kind, object := model.ObjectOf(name)
 	for _, e := range p.Planner.Service(name).Excess() {
+		kind, object := model.ObjectOf(name)
 		problems = append(problems, model.Problem{Kind: kind, Name: object, Field: e.Field, Reason: e.Reason})
 	}
 	p.reportNew(name, problems)

@@ -40,11 +40,13 @@ func NewStore(cfg Config) *Store {
 // if it does not exist, or if another proxy serves it. For the name of a pod, see [model.PodName], Get returns its host
 // ports.
 func (s *Store) Get(name types.NamespacedName) model.Objects {
-	if name, isPod := model.PodOf(name); isPod {
-		pod, _ := valueOf[corev1.Pod](s.pods.get(name))
-		return model.ObjectsOfPod(pod)
+	service, exists := valueOf[corev1.Service](s.services.get(name))
+	if !exists {
+		if name, isPod := model.PodOf(name); isPod {
+			pod, _ := valueOf[corev1.Pod](s.pods.get(name))
+			return model.ObjectsOfPod(pod)
+		}
 	}
-	service, _ := valueOf[corev1.Service](s.services.get(name))
 	o := model.Objects{Service: service, Slices: s.slices.of(name)}
 	if service != nil && service.Annotations[model.RedirectAnnotation] != "" {
 		o.Redirect = s.slices.of(types.NamespacedName{
