@@ -126,7 +126,10 @@ func TestEveryManifestIsDeployed(t *testing.T) {
 // test checks it.
 var nodeProxier = []string{"endpointslices", "nodes", "servicecidrs", "services"}
 
-// TestRoleHasTheWatchedResources compares the role with the clients that pkg/watch uses.
+// withHostPorts are the resources that deploy/host-ports permits in addition.
+var withHostPorts = []string{"pods"}
+
+// TestRoleHasTheWatchedResources compares the roles with the clients that pkg/watch uses.
 func TestRoleHasTheWatchedResources(t *testing.T) {
 	watched := map[string]bool{}
 	for _, s := range sources(t) {
@@ -148,7 +151,13 @@ func TestRoleHasTheWatchedResources(t *testing.T) {
 			return true
 		})
 	}
-	lab.Same(t, nodeProxier, slices.Sorted(maps.Keys(watched)), "permitted and watched")
+	permitted := slices.Sorted(slices.Values(slices.Concat(nodeProxier, withHostPorts)))
+	lab.Same(t, permitted, slices.Sorted(maps.Keys(watched)), "permitted and watched")
+	var role rbacv1.ClusterRole
+	first, _, _ := strings.Cut(mustRead(t, "deploy/host-ports/clusterrole.yaml"), "\n---\n")
+	lab.Must(t, yaml.Unmarshal([]byte(first), &role))
+	lab.Same(t, []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: withHostPorts, Verbs: []string{"list", "watch"}}},
+		role.Rules, "permitted by deploy/host-ports")
 
 	objects := manifests(t)
 	account := the[*corev1.ServiceAccount](t, objects)
