@@ -47,6 +47,7 @@ const (
 	annotationMaximum           = prefix + "max-connections"
 	annotationScaleToZero       = prefix + "scale-to-zero"
 	annotationTerminate         = prefix + "terminate-connections"
+	annotationSpread            = prefix + "spread-connections"
 	annotationPortRanges        = prefix + "port-ranges"
 	annotationNodePortSources   = prefix + "node-port-source-ranges"
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
@@ -160,6 +161,14 @@ var Annotations = []Annotation{
 			b.out.TerminateGone = Termination(name) == TerminateGone
 		}, string(TerminateGone), string(TerminateOff)),
 		Else: "established connections stay",
+	},
+	{
+		Name: annotationSpread, Page: "stale-connections.md",
+		Meaning: "the seconds without a segment after which a TCP connection may end, to use more endpoints",
+		Value: numbers(leastSilence, 3600, " of seconds", func(b *builder, seconds uint16) {
+			b.out.SpreadSilent = time.Duration(seconds) * time.Second
+		}, "30", "600", "3600"),
+		Else: connectionsStay,
 	},
 	{
 		Name: "service.cilium.io/type", Page: "vips.md",
@@ -332,6 +341,7 @@ func (b *builder) readAnnotations() {
 		}
 	}
 	b.checkDirect()
+	b.checkSpread()
 	if b.maximum > 0 && !b.limited() {
 		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+
 			"endpoints have no connection limit; use the algorithm "+balance.SourceHash+" instead of session affinity"))
@@ -371,6 +381,7 @@ const (
 	MaximumField           = inAnnotations + annotationMaximum + "]"
 	ScaleToZeroField       = inAnnotations + annotationScaleToZero + "]"
 	TerminateField         = inAnnotations + annotationTerminate + "]"
+	SpreadField            = inAnnotations + annotationSpread + "]"
 	PortRangesField        = inAnnotations + annotationPortRanges + "]"
 	ExternalIPSourcesField = inAnnotations + annotationExternalIPSources + "]"
 	NodePortSourcesField   = inAnnotations + annotationNodePortSources + "]"

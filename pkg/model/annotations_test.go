@@ -52,6 +52,7 @@ func TestEachAnnotationHasARow(t *testing.T) {
 func TestValuesOfAnnotations(t *testing.T) {
 	beside := map[string]map[string]string{
 		prefix + "at-max-connections": {annotationMaximum: "5"}, prefix + "lb-table-size": {annotationAlgorithm: balance.Maglev},
+		annotationSpread: {annotationTerminate: string(TerminateGone)},
 	}
 	opts := Options{Direct: true, UnusedPorts: UnusedPorts{All: true}, Ping: PingAlways}
 	for _, a := range Annotations {

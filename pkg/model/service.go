@@ -165,6 +165,9 @@ type Service struct {
 	// of duplicates. Without TerminateGone, it is nil.
 	TerminateGone bool
 	Listed        []netip.Addr
+	// SpreadSilent is the time without a segment after which a TCP connection may end after the Service has got more
+	// endpoints; 0 means that no connection may. It is 0 without TerminateGone.
+	SpreadSilent time.Duration
 	// Starts are the starting endpoints, with slow start; otherwise nil.
 	Starts *Starts
 	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
@@ -34,6 +36,47 @@ func TestTermination(t *testing.T) {
 		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{Terminate: tc.node})
 		if got.TerminateGone != tc.want || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
 			t.Errorf("%+v: %v, endpoints %v, problems %v", tc, got.TerminateGone, got.Listed, got.Problems)
+		}
+	}
+}
+
+// Each row has the annotations of a Service, its affinity, and whether its connections are spread.
+func TestSpreadConnections(t *testing.T) {
+	const terminate, spread, algorithm = "kube-nftproxy.io/terminate-connections", "kube-nftproxy.io/spread-connections",
+		"kube-nftproxy.io/lb-algorithm"
+	for name, tc := range map[string]struct {
+		annotations map[string]string
+		node        Termination
+		affinity    corev1.ServiceAffinity
+		limits      Limits
+		want        time.Duration
+		problems    int
+	}{
+		"beside termination":  {map[string]string{terminate: "gone", spread: "30"}, "", "", Limits{}, 30 * time.Second, 0},
+		"beside the flag":     {map[string]string{spread: "5"}, TerminateGone, "", Limits{}, 5 * time.Second, 0},
+		"without termination": {map[string]string{spread: "30"}, "", "", Limits{}, 0, 1},
+		"switched off":        {map[string]string{terminate: "off", spread: "30"}, TerminateGone, "", Limits{}, 0, 1},
+		"too short":           {map[string]string{terminate: "gone", spread: "4"}, "", "", Limits{}, 0, 1},
+		"session affinity": {
+			map[string]string{terminate: "gone", spread: "30"}, "", corev1.ServiceAffinityClientIP, Limits{}, 0, 1,
+		},
+		"maglev": {map[string]string{terminate: "gone", spread: "30", algorithm: "maglev"}, "", "", Limits{}, 0, 1},
+		"random": {
+			map[string]string{terminate: "gone", spread: "30", algorithm: "random"}, "", "",
+			Limits{}, 30 * time.Second, 0,
+		},
+		"over limits": {map[string]string{terminate: "gone", spread: "30"}, "", "", Limits{Pairs: 1}, 0, 1},
+	} {
+		svc := service()
+		svc.Annotations, svc.Spec.SessionAffinity = tc.annotations, tc.affinity
+		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here,
+			Options{Terminate: tc.node, Limits: tc.limits})
+		if got.SpreadSilent != tc.want || len(got.Problems) != tc.problems {
+			t.Errorf("%s: %v, problems %v", name, got.SpreadSilent, got.Problems)
+		}
+		notes := fmt.Sprint(terminationNotes(svc, got))
+		if strings.Contains(notes, fmt.Sprintf("without a segment for %v s may end", tc.want.Seconds())) != (tc.want > 0) {
+			t.Errorf("%s: notes %s", name, notes)
 		}
 	}
 }
