@@ -90,6 +90,7 @@ const (
 	NodePorts Kinds = 1 << iota // or host ports
 	HealthChecks
 	Terminating // TCP connections to endpoints that left are terminated
+	Spreading   // TCP connections are spread over more endpoints
 	Remembering // session affinity
 	Holding     // packets wait for an endpoint
 	AllKinds    = 1<<iota - 1
@@ -107,6 +108,7 @@ func KindsOf(s *model.Service) (of Kinds) {
 	}
 	set(HealthChecks, s.HealthCheckNodePort != 0)
 	set(Terminating, s.TerminateGone)
+	set(Spreading, s.SpreadSilent > 0)
 	set(Holding, s.ScaleToZero)
 	for _, port := range s.Ports {
 		set(Remembering, port.Affinity > 0)

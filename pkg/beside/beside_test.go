@@ -22,6 +22,7 @@ func TestKindsOf(t *testing.T) {
 		"plain":             {port(func(*model.ServicePort) {}), 0},
 		"health check":      {&model.Service{HealthCheckNodePort: 1}, HealthChecks},
 		"terminates":        {&model.Service{TerminateGone: true}, Terminating},
+		"spreads":           {&model.Service{SpreadSilent: time.Second}, Spreading},
 		"scales to zero":    {&model.Service{Switches: model.Switches{ScaleToZero: true}}, Holding},
 		"session affinity":  {port(func(p *model.ServicePort) { p.Affinity = time.Second }), Remembering},
 		"node port as well": {port(func(p *model.ServicePort) { p.Frontends = append(p.Frontends, model.Frontend{Kind: model.NodePort}) }), NodePorts},

@@ -156,6 +156,8 @@ type daemon struct {
 	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because
 	// they take longer.
 	terminations *conntrack.Reconciler
+	// spreads terminates connections after a Service has got more endpoints.
+	spreads *conntrack.Spreads
 	// searches requests searches for stale flows after commits.
 	searches *conntrack.Flows
 	users    *nodeport.Watcher
@@ -193,6 +195,10 @@ type daemon struct {
 // again.
 const terminationsPerSecond = 10_000
 
+func openToTerminate() (conntrack.Table, error) {
+	return conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+}
+
 // lastPass is the longest time for which the end of the process waits for the deletion of stale flows.
 const lastPass = 2 * time.Second
 
@@ -228,9 +234,7 @@ func newDaemon(
 	})
 	d.terminations = conntrack.New(conntrack.Config{
 		Metrics: metrics.NewTerminations(d.registry, d.metrics), PerSecond: terminationsPerSecond,
-		Open: func() (conntrack.Table, error) {
-			return conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
-		},
+		Open: openToTerminate,
 	})
 	if err := d.openSource(logger); err != nil {
 		return nil, err
@@ -418,6 +422,7 @@ func (d *daemon) run(ctx context.Context) error {
 	// The last pass of conntrack includes the last sync.
 	background("conntrack", func(ctx context.Context) { d.flows.Run(until(ctx, loopEnded)) })
 	background("terminations", d.terminations.Run)
+	background("spreads", d.spreads.Run)
 	background("nodeport", d.users.Run)
 	loopbackEnded := make(chan struct{})
 	background("loopback", func(ctx context.Context) {
@@ -512,9 +517,13 @@ func (d *daemon) listeners() []beside.Listener {
 	departures := conntrack.NewDepartures(conntrack.DeparturesConfig{
 		To: d.terminations, Planner: d.planner, Families: d.families, Now: time.Now, Report: d.report,
 	})
+	d.spreads = conntrack.NewSpreads(conntrack.SpreadsConfig{
+		Planner: d.planner, Families: d.families, Now: time.Now, Open: openToTerminate,
+		Metrics: metrics.NewSpreads(d.registry, d.metrics),
+	})
 	return []beside.Listener{
-		d.commits.Listener(), d.searches.Listener(), d.checks.Listener(), departures.Listener(), d.users.Listener(),
-		d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
+		d.commits.Listener(), d.searches.Listener(), d.checks.Listener(), departures.Listener(), d.spreads.Listener(),
+		d.users.Listener(), d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
 	}
 }
 

@@ -622,6 +622,32 @@ func TestManyEntries(t *testing.T) {
 	}
 }
 
+// With the selection TCP, an entry no longer exists when the next one is read.
+func TestEntriesOfTCPAreDeletedAtOnce(t *testing.T) {
+	enterNamespace(t)
+	table := openTable(t)
+	const each = 300
+	insert(t, table, synthetic(inet.UDP, 1, each))
+	insert(t, table, synthetic(inet.TCP, 1, each))
+	var last *Flow
+	out, err := table.Delete(t.Context(), inet.IPv4, TCP, func(f *Flow) bool {
+		if last != nil {
+			left, err := Lookup(inet.TCP, last.Source, last.Destination)
+			if lab.Must(t, err); left != nil {
+				t.Errorf("the entry of %s exists", last.Source)
+			}
+		}
+		if f.Expires == 0 || f.Expires > 3600 {
+			t.Errorf("the entry expires in %d s", f.Expires)
+		}
+		last = &Flow{Source: f.Source, Destination: f.Destination}
+		return true
+	})
+	if err != nil || out.Seen != each || out.Deleted != each {
+		t.Errorf("got %+v, %v; want %d seen and deleted", out, err, each)
+	}
+}
+
 // selection returns All or UDP.
 func selection(all bool) Selection {
 	if all {

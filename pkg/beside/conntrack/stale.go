@@ -26,6 +26,11 @@ type Flow struct {
 	Established bool
 	// Closed is true for a TCP connection that both sides have closed, or one has reset.
 	Closed bool
+	// Unacknowledged is true for a TCP connection in which data of either side is not acknowledged yet.
+	Unacknowledged bool
+	// Expires is the number of seconds until the kernel deletes the entry, if no further packet of the flow follows; 0
+	// if this is unknown.
+	Expires uint32
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
 }

@@ -22,6 +22,7 @@ const (
 	attrTupleReply = 2
 	attrStatus     = 3
 	attrProtoInfo  = 4
+	attrTimeout    = 7
 	attrID         = 12
 	attrZone       = 18
 	attrFilter     = 25
@@ -39,8 +40,13 @@ const (
 	// filterProtocol is CTA_FILTER_F_CTA_PROTO_NUM of the kernel's nf_internals.h.
 	filterProtocol = 1 << 3
 
-	protoInfoTCP   = 1
-	protoTCPState  = 1
+	protoInfoTCP       = 1
+	protoTCPState      = 1
+	protoTCPFlags      = 4
+	protoTCPReplyFlags = 5
+	// tcpUnacknowledged is IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED: no acknowledgement has followed the last data.
+	tcpUnacknowledged = 1 << 4
+
 	tcpEstablished = 3
 	tcpTimeWait    = 7 // the state CLOSE is 8
 
@@ -72,6 +78,8 @@ type Netlink struct {
 	batch       batch
 	// unfiltered is true if the kernel cannot filter.
 	unfiltered bool
+	// most is the number of entries of a batch.
+	most int
 }
 
 // OpenNetlink opens the table. The process needs CAP_NET_ADMIN.
@@ -102,16 +110,22 @@ const (
 	UDP
 	// Unreplied are the entries without a reply.
 	Unreplied
+	// TCP are the entries of TCP. Each one is deleted before the next one is read, so that few packets pass in between.
+	TCP
 )
 
 // filter returns attributes with which the kernel skips other entries. Kernels before 5.15 ignore the status.
 func (s Selection) filter() []byte {
 	var e netlink.Encoder
 	switch s {
-	case UDP:
+	case UDP, TCP:
+		p := inet.UDP
+		if s == TCP {
+			p = inet.TCP
+		}
 		tuple := e.Nest(attrTupleOrig)
 		proto := e.Nest(tupleProto)
-		e.Attr(protoNumber, []byte{byte(inet.UDP)})
+		e.Attr(protoNumber, []byte{byte(p)})
 		e.Unnest(proto)
 		e.Unnest(tuple)
 		filter := e.Nest(attrFilter) // the fields of the tuple to compare
@@ -130,6 +144,9 @@ func (s Selection) filter() []byte {
 func (n *Netlink) Delete(ctx context.Context, f inet.Family, s Selection, stale func(*Flow) bool) (Outcome, error) {
 	n.batch.reset()
 	n.batch.family = f.Number()
+	if n.most = maxDeletes; s == TCP {
+		n.most = 1
+	}
 	var out Outcome
 	var err error
 	for range maxReads {
@@ -191,7 +208,7 @@ func (n *Netlink) dump(ctx context.Context, s Selection, stale func(*Flow) bool,
 				n.batch.add(raw)
 			}
 		}
-		if n.batch.count == maxDeletes {
+		if n.batch.count == n.most {
 			if err := n.deleteBatch(out); err != nil {
 				return err
 			}
@@ -262,9 +279,16 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 			status := netlink.Uint32(v)
 			f.Replied, f.DNAT = status&statusReplied != 0, status&statusDNAT != 0
 		case attrProtoInfo:
-			state := netlink.Find(netlink.Find(v, protoInfoTCP), protoTCPState)
+			tcp := netlink.Find(v, protoInfoTCP)
+			state := netlink.Find(tcp, protoTCPState)
 			f.Established = len(state) > 0 && state[0] == tcpEstablished
 			f.Closed = len(state) > 0 && state[0] >= tcpTimeWait
+			for _, direction := range [...]uint16{protoTCPFlags, protoTCPReplyFlags} {
+				flags := netlink.Find(tcp, direction)
+				f.Unacknowledged = f.Unacknowledged || len(flags) > 0 && flags[0]&tcpUnacknowledged != 0
+			}
+		case attrTimeout:
+			f.Expires = netlink.Uint32(v)
 		case attrID:
 			e.id, f.ID = v, netlink.Uint32(v)
 		case attrZone:

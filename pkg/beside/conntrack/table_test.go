@@ -30,6 +30,22 @@ func attributes(f Flow) []byte {
 	if f.Zone != 0 {
 		b.Attr(attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
 	}
+	if f.Established {
+		info := b.Nest(attrProtoInfo)
+		tcp := b.Nest(protoInfoTCP)
+		b.Attr(protoTCPState, []byte{tcpEstablished})
+		b.Attr(protoTCPFlags, []byte{0, 0})
+		flags := byte(1)
+		if f.Unacknowledged {
+			flags |= tcpUnacknowledged
+		}
+		b.Attr(protoTCPReplyFlags, []byte{flags, 0})
+		b.Unnest(tcp)
+		b.Unnest(info)
+	}
+	if f.Expires > 0 {
+		b.Uint32(attrTimeout, f.Expires)
+	}
 	b.Uint32(attrID, f.ID)
 	return b.Buf
 }
@@ -37,7 +53,10 @@ func attributes(f Flow) []byte {
 func TestParse(t *testing.T) {
 	v4, v6 := flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:5353"), flow(inet.TCP, "[fd00::1]:53", "[fd00::2]:5353")
 	v4.Replied, v4.ID, v6.Zone, v6.ID = true, 7, 9, 1<<31
-	for _, want := range []Flow{v4, v6} {
+	v6.Established, v6.Unacknowledged, v6.Expires = true, true, 299
+	other := v6
+	other.Unacknowledged = false
+	for _, want := range []Flow{v4, v6, other} {
 		var got Flow
 		e, ok := parse(attributes(want), &got)
 		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Source)); diff != "" || !ok {

@@ -74,6 +74,7 @@ func TestPage(t *testing.T) {
 	m := New(reg, Config{Version: "v1", Loopback: true})
 	everything(m)
 	NewTerminations(reg, m).FlowsDeleted(inet.IPv6, 0, 2)
+	NewSpreads(reg, m).FlowsDeleted(inet.IPv4, 0, 3)
 	counts := placed()
 	RegisterServices(reg, counts, 100)
 	RegisterLoopback(reg, inet.Families[:1], func(inet.Family) (map[inet.Protocol]uint64, error) {

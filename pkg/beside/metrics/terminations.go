@@ -16,9 +16,18 @@ type Terminations struct {
 
 // NewTerminations registers the metric of terminated connections. Searches count as other searches of m.
 func NewTerminations(r prometheus.Registerer, m *Metrics) *Terminations {
-	t := &Terminations{passes: m, deleted: registry{Registerer: r}.counters("kubenftproxy_terminated_connections_total",
-		"TCP connections to endpoints that left the EndpointSlices, terminated because of --terminate-connections or "+
-			"the annotation.", "ip_family")}
+	return terminations(r, m, "kubenftproxy_terminated_connections_total", "TCP connections to endpoints that left the "+
+		"EndpointSlices, terminated because of --terminate-connections or the annotation.")
+}
+
+// NewSpreads does the same for connections that were terminated to spread them over more endpoints.
+func NewSpreads(r prometheus.Registerer, m *Metrics) *Terminations {
+	return terminations(r, m, "kubenftproxy_spread_connections_total", "TCP connections terminated after a Service got "+
+		"more endpoints, because of the annotation kube-nftproxy.io/spread-connections.")
+}
+
+func terminations(r prometheus.Registerer, m *Metrics, name, help string) *Terminations {
+	t := &Terminations{passes: m, deleted: registry{Registerer: r}.counters(name, help, "ip_family")}
 	for _, f := range m.families {
 		t.deleted.WithLabelValues(f.String())
 	}
