@@ -44,10 +44,12 @@ type pipeline struct {
 	flows    *conntrack.Reconciler
 	// terminated has the passes that terminated connections.
 	terminated terminated
-	clock      *clock
-	loop       *proxy.Proxy
-	stop       context.CancelFunc
-	ended      chan error
+	// spread has the passes that spread connections.
+	spread terminated
+	clock  *clock
+	loop   *proxy.Proxy
+	stop   context.CancelFunc
+	ended  chan error
 
 	mu       sync.Mutex
 	problems []string
@@ -142,14 +144,19 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		return table, err
 	}})
 	p.terminated = make(terminated, mostPasses)
-	terminations := conntrack.New(conntrack.Config{Metrics: p.terminated, Interval: time.Millisecond, Open: func() (table conntrack.Table, err error) {
+	toTerminate := func() (table conntrack.Table, err error) {
 		err = h.Do(func() error {
 			table, err = conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
 			return err
 		})
 		return table, err
-	}})
+	}
+	terminations := conntrack.New(conntrack.Config{Metrics: p.terminated, Interval: time.Millisecond, Open: toTerminate})
 	planner := plan.New(s.plan)
+	p.spread = make(terminated, mostPasses)
+	spreads := conntrack.NewSpreads(conntrack.SpreadsConfig{
+		Planner: planner, Families: s.plan.Families, Now: p.clock.now, Open: toTerminate, Metrics: p.spread,
+	})
 	p.loop = proxy.New(proxy.Config{
 		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: planner,
 		Metrics: metrics.NewLoop(numbers, planner, p.kernel.EachCount),
@@ -160,6 +167,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 			conntrack.NewDepartures(conntrack.DeparturesConfig{
 				To: terminations, Planner: planner, Families: s.plan.Families, Now: p.clock.now, Report: p.report,
 			}).Listener(),
+			spreads.Listener(),
 		},
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
@@ -173,6 +181,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		var others sync.WaitGroup
 		others.Go(func() { p.flows.Run(ctx) })
 		others.Go(func() { terminations.Run(ctx) })
+		others.Go(func() { spreads.Run(ctx) })
 		err := p.loop.Run(ctx)
 		others.Wait()
 		p.ended <- err
