@@ -176,6 +176,7 @@ var documented = []struct {
 	{"kubectl -n kube-system exec -i kube-nftproxy-x7f2p -- kube-nftproxy diff --config - < new.conf", ends(1, `(?m)^\+ ip chain .* 10\.99\.0\.0 `, "kube-nftproxy-x7f2p", "$POD")},
 	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
 	{"kubectl annotate service web kube-nftproxy.io/terminate-connections=gone", says(`service/web annotated`)},
+	{"kubectl annotate service web kube-nftproxy.io/spread-connections=10", says(`service/web annotated`)},
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
 
 	// An upgrade on one node.
