@@ -321,6 +321,9 @@ func (k *Kernel) update() (Result, error) {
 	}
 	for _, name := range c.unused {
 		b.DeleteChain(k.table(name.family), name.name)
+		if l.timeouts(name) != (nft.Timeouts{}) {
+			b.DeleteTimeouts(k.table(name.family), name.name)
+		}
 	}
 	result, err := k.sendBatch(b, Partial)
 	if err != nil {

@@ -78,9 +78,17 @@ func (n chainName) compare(o chainName) int {
 // chain returns a chain of a class with its rules, or without rules if it is empty in the kernel.
 func (l *ledger) chain(name chainName) *nft.Chain {
 	if l.chains[name].empty {
-		return &nft.Chain{Name: name.name}
+		return &nft.Chain{Name: name.name, Timeouts: l.timeouts(name)}
 	}
 	return l.planner.Rules().ClassChain(name.family, name.name)
+}
+
+// timeouts returns the timeouts of a chain of a class. They exist as long as the chain.
+func (l *ledger) timeouts(name chainName) (t nft.Timeouts) {
+	if c := l.planner.Rules().ClassChain(name.family, name.name); c != nil {
+		t = c.Timeouts
+	}
+	return t
 }
 
 // retainElement retains an element of the kernel that is not wanted, if it leads to the chain of a class. An earlier

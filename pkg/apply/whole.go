@@ -270,6 +270,12 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f *nft.Kern
 			kept[s] = true
 		}
 	}
+	for _, o := range f.Objects {
+		c, chain := t.Chain(o.Name), f.Chains[o.Name]
+		if c != nil && c.Timeouts != o.Timeouts || c == nil && chain == nil {
+			b.DeleteObject(t, &o) // otherwise its chain is left behind, too
+		}
+	}
 	for _, s := range t.Sets {
 		if !kept[s] {
 			b.AddSet(s)

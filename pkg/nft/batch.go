@@ -118,7 +118,7 @@ func (b *Batch) FlushRules(t *Table, chain string) {
 	}
 }
 
-// AddChain creates a chain without rules. If the chain exists, it must be of the same kind.
+// AddChain creates a chain without rules, with its timeouts. If the chain exists, it must be of the same kind.
 func (b *Batch) AddChain(t *Table, c *Chain) {
 	b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
 	b.Text(unix.NFTA_CHAIN_TABLE, t.Name)
@@ -133,6 +133,9 @@ func (b *Batch) AddChain(t *Table, c *Chain) {
 	}
 	if c.Comment != "" {
 		b.comment(chainUserData, c.Comment)
+	}
+	if c.Timeouts != (Timeouts{}) {
+		b.AddTimeouts(t, c.Name, c.Timeouts)
 	}
 }
 
@@ -342,6 +345,10 @@ func messageName(typ uint16) string {
 		return "add elements to"
 	case unix.NFT_MSG_DELSETELEM:
 		return "delete elements from"
+	case unix.NFT_MSG_NEWOBJ:
+		return "add object"
+	case unix.NFT_MSG_DELOBJ:
+		return "delete object"
 	}
 	return fmt.Sprintf("message type %d", typ)
 }

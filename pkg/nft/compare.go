@@ -22,6 +22,7 @@ type KernelTable struct {
 	Sets      map[string]SetInfo
 	Anonymous []SetInfo
 	Chains    map[string]*KernelChain
+	Objects   []ObjectInfo
 }
 
 // KernelChain is a chain in the kernel.
@@ -48,6 +49,9 @@ func (c *Conn) ReadTable(family inet.Family, name string) (*KernelTable, error) 
 			continue
 		}
 		t.Sets[s.Name] = s
+	}
+	if t.Objects, err = c.Objects(family, name); err != nil {
+		return t, err
 	}
 	chains, err := c.Chains(family, name)
 	if err != nil {
@@ -117,6 +121,11 @@ func (k *KernelTable) Differences(t *Table) (list []Difference) {
 			add("chain "+name, "an unknown chain", "")
 		}
 	}
+	for _, o := range k.Objects {
+		if c := t.Chain(o.Name); c == nil || c.Timeouts == (Timeouts{}) {
+			add("object "+o.Name, "an unknown object", "")
+		}
+	}
 	for _, c := range t.Chains {
 		in, have := "chain "+c.Name, k.Chains[c.Name]
 		switch {
@@ -126,6 +135,8 @@ func (k *KernelTable) Differences(t *Table) (list []Difference) {
 			add(in, have.kind(), c.Info().kind())
 		case have.Drops:
 			add(in, "policy drop", "policy accept")
+		case k.object(c.Name).Timeouts != c.Timeouts:
+			add(in, "with other timeouts", "with the planned timeouts")
 		default:
 			if found, want := have.comments(), c.comments(); !slices.Equal(found, want) {
 				list = append(list, Difference{In: in, Have: ruleList(found), Want: ruleList(want), Rules: true})

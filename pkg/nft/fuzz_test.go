@@ -43,6 +43,7 @@ func everything() []byte {
 	c := &Chain{Name: "c", Type: "nat", Hook: 1, Priority: -100, Comment: "a chain", Rules: []Rule{
 		{Comment: "a rule", Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: "d"}}},
 	}}
+	c.Timeouts = Timeouts{Protocol: inet.UDP, Unreplied: time.Second, Replied: time.Minute}
 	b.AddTable(t)
 	b.AddChain(t, c)
 	b.AddRules(t, c)
@@ -92,6 +93,7 @@ func readAll(t testing.TB, data []byte) error {
 		parseSet(b)
 		parseChain(b)
 		parseRule(b)
+		parseObject(b)
 		commentOf(b)
 		Verdict(b)
 		for _, s := range list {

@@ -164,6 +164,8 @@ type Chain struct {
 	Type     string
 	Hook     uint32
 	Priority int32
+	// Timeouts are the object that the rules of the chain set, with the name of the chain; zero for none.
+	Timeouts Timeouts
 	Rules    []Rule
 }
 

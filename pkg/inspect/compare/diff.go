@@ -130,7 +130,7 @@ func (d *tableDiff) chains(want *nft.Table, sets map[string]*nft.Set) {
 		}
 	}
 	for _, c := range want.Chains {
-		var rules []string
+		rules := c.Timeouts.Lines(want.Family)
 		for i := range c.Rules {
 			rules = append(rules, read.RuleText(want.Family, &c.Rules[i], sets))
 		}
@@ -144,6 +144,11 @@ func (d *tableDiff) chain(name string, have *read.Chain, want *nft.Chain, wantRu
 	var rules []string
 	if have != nil {
 		haveHead = have.HookText()
+		for _, o := range d.have.Objects {
+			if o.Name == name {
+				rules = o.Lines(d.have.Family)
+			}
+		}
 		for i := range have.Rules {
 			rules = append(rules, d.have.RuleText(&have.Rules[i]))
 		}

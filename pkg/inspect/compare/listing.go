@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -43,6 +44,9 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 		if !t.Infos[name].Anonymous { // otherwise the text of its rule has the elements
 			errs = append(errs, listSet(conn, b, t.Sets[name]))
 		}
+	}
+	for _, o := range t.Objects {
+		fmt.Fprintf(b, "\tobject %s { %s }\n", o.Name, strings.Join(o.Lines(family), "; "))
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
 		ch := t.Chains[name]

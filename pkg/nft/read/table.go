@@ -49,8 +49,9 @@ type Table struct {
 	Chains map[string]*Chain
 	// Infos describe the sets, including anonymous ones. Sets are the same sets in the form that the functions for
 	// elements need.
-	Sets  map[string]*nft.Set
-	Infos map[string]nft.SetInfo
+	Sets    map[string]*nft.Set
+	Infos   map[string]nft.SetInfo
+	Objects []nft.ObjectInfo
 }
 
 // Load reads a table with its rules. If the ruleset changes meanwhile, Load starts again.
@@ -77,7 +78,7 @@ func Load(conn *nft.Conn, family inet.Family, name string) (*Table, error) {
 func decoded(found *nft.KernelTable, family inet.Family, name string) *Table {
 	t := &Table{
 		Family: family, Name: name, TableInfo: found.TableInfo,
-		Chains: map[string]*Chain{}, Sets: map[string]*nft.Set{}, Infos: found.Sets,
+		Chains: map[string]*Chain{}, Sets: map[string]*nft.Set{}, Infos: found.Sets, Objects: found.Objects,
 	}
 	for _, info := range found.Anonymous {
 		t.Infos[info.Name] = info
@@ -170,6 +171,8 @@ func kindOf(name string) expr.Any {
 		return &expr.Meta{}
 	case "nat":
 		return &expr.NAT{}
+	case "objref":
+		return &expr.Objref{}
 	case "numgen":
 		return &expr.Numgen{}
 	case "hash":

@@ -147,6 +147,8 @@ func (w *writer) expression(given Expr) {
 		}
 	case *expr.Counter:
 		w.words = append(w.words, "counter")
+	case *expr.Objref:
+		w.say("%s", cmp.Or(nft.TimeoutsText(e), "?objref?"))
 	case *expr.Reject:
 		w.reject(e)
 	case *expr.Verdict:
@@ -495,6 +497,9 @@ func Declare(t *nft.Table, elements map[string][]nft.Element) string {
 		b.WriteString("\t}\n")
 	}
 	for _, c := range t.Chains {
+		if lines := c.Timeouts.Lines(t.Family); lines != nil {
+			fmt.Fprintf(&b, "\n\tct timeout %s {\n\t\t%s\n\t}\n", c.Name, strings.Join(lines, "\n\t\t"))
+		}
 		fmt.Fprintf(&b, "\n\tchain %s {\n", c.Name)
 		comment(c.Comment)
 		if c.IsBase() {
