@@ -48,6 +48,7 @@ const (
 	annotationScaleToZero       = prefix + "scale-to-zero"
 	annotationTerminate         = prefix + "terminate-connections"
 	annotationSpread            = prefix + "spread-connections"
+	annotationTimeouts          = prefix + "conntrack-timeouts"
 	annotationPortRanges        = prefix + "port-ranges"
 	annotationNodePortSources   = prefix + "node-port-source-ranges"
 	annotationExternalIPSources = prefix + "external-ip-source-ranges"
@@ -169,6 +170,19 @@ var Annotations = []Annotation{
 			b.out.SpreadSilent = time.Duration(seconds) * time.Second
 		}, "30", "600", "3600"),
 		Else: connectionsStay,
+	},
+	{
+		Name: annotationTimeouts, Page: "stale-connections.md",
+		Meaning: "the timeouts of new UDP flows and TCP connections in connection tracking",
+		Value: Value{
+			Values:  "such as `udp=5s/30s,tcp=1h`",
+			Samples: []string{"udp=5s/30s,tcp=1h", "udp=5s/5s", "tcp=72h", " tcp=5m , udp=1m/1h"},
+			Wrong: []string{
+				"", "udp=5s", "udp=30s/5s", "udp=7s/30s", "tcp=1h,tcp=2h", "sctp=1h", "tcp=0s", "udp=5s/30s,",
+			},
+			set: (*builder).setTimeouts,
+		},
+		Else: "the timeouts of the node apply",
 	},
 	{
 		Name: "service.cilium.io/type", Page: "vips.md",
@@ -382,6 +396,7 @@ const (
 	ScaleToZeroField       = inAnnotations + annotationScaleToZero + "]"
 	TerminateField         = inAnnotations + annotationTerminate + "]"
 	SpreadField            = inAnnotations + annotationSpread + "]"
+	TimeoutsField          = inAnnotations + annotationTimeouts + "]"
 	PortRangesField        = inAnnotations + annotationPortRanges + "]"
 	ExternalIPSourcesField = inAnnotations + annotationExternalIPSources + "]"
 	NodePortSourcesField   = inAnnotations + annotationNodePortSources + "]"

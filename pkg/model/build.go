@@ -134,6 +134,8 @@ type builder struct {
 	ranges               []portRange
 	annotated            [NodePort + 1]*sourceList
 	denied               sourceList
+	// timeouts are the timeouts in connection tracking, at most one of each protocol.
+	timeouts []Timeouts
 	// direct is true with direct server return.
 	direct bool
 	// redirect is the name of the Service whose endpoints on this node take precedence, or empty.
@@ -520,6 +522,9 @@ func (b *builder) setPorts(ports []port) {
 		if len(ranges) > 0 {
 			b.out.Ports = append(b.out.Ports, b.rangedPorts(b.out.Ports[first], ranges)...)
 		}
+	}
+	for _, sp := range b.out.Ports {
+		sp.Timeouts = b.timeoutsOf(sp.Protocol)
 	}
 }
 

@@ -101,6 +101,8 @@ type ServicePort struct {
 	// [ServicePort.Limited].
 	MaxConnections uint16
 	AtMaximum      AtMaximum
+	// Timeouts are the timeouts of its connections in connection tracking.
+	Timeouts Timeouts
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of
 	// duplicates. A list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster,
 	// for local pods and this node.
