@@ -41,6 +41,8 @@ func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserv
 			o.WithoutHash = true
 		case m.Connlimit():
 			o.WithoutMaximum = true
+		case m.Timeouts():
+			o.WithoutTimeouts = true
 		case m.Dup():
 			o.DirectReturn = false
 		default:

@@ -523,8 +523,10 @@ func (b *builder) setPorts(ports []port) {
 			b.out.Ports = append(b.out.Ports, b.rangedPorts(b.out.Ports[first], ranges)...)
 		}
 	}
-	for _, sp := range b.out.Ports {
-		sp.Timeouts = b.timeoutsOf(sp.Protocol)
+	if b.timeouts != nil {
+		for _, sp := range b.out.Ports {
+			sp.Timeouts = b.timeoutsOf(sp.Protocol)
+		}
 	}
 }
 

@@ -178,12 +178,16 @@ const (
 	stepAllowed
 	// stepLocal: external-local has looked up the class for the origin of the packet.
 	stepLocal
+	// stepTimed: the packet has its timeouts in connection tracking.
+	stepTimed
 	// stepFull: all endpoints have their connection limit.
 	stepFull
 	// stepPass: before conntrack, a rule has found a frontend with direct server return.
 	stepPass
 	// stepAgain: after conntrack, a rule has found a frontend with direct server return, and no connection.
 	stepAgain
+	// stepTimeouts: a packet needs timeouts in connection tracking.
+	stepTimeouts
 	// stepPick: a client needs an endpoint id of listCluster, stepPickLocal: of listLocal.
 	stepPick
 	stepPickLocal
@@ -206,9 +210,12 @@ var stepRows = [steps]struct {
 	stepAllowed: {set: "dispatch-allowed", when: "after the firewall", found: "is allowed"},
 	stepLocal: {set: "dispatch-local", when: "after external-local",
 		found: "policy Local depends on its source"},
-	stepFull:      {set: "dispatch-full", when: "if all endpoints are full"},
-	stepPass:      {set: "dispatch-pass", when: "to pass packets on to the endpoint's node", found: "may be passed on"},
-	stepAgain:     {set: "dispatch-again", when: "to pass open connections on", found: "may be an open connection"},
+	stepTimed: {set: "dispatch-timed", when: "after its timeouts are set", found: "has its timeouts"},
+	stepFull:  {set: "dispatch-full", when: "if all endpoints are full"},
+	stepPass:  {set: "dispatch-pass", when: "to pass packets on to the endpoint's node", found: "may be passed on"},
+	stepAgain: {set: "dispatch-again", when: "to pass open connections on", found: "may be an open connection"},
+	stepTimeouts: {set: "dispatch-timeouts", when: "for timeouts in connection tracking",
+		found: "gets the timeouts of the Service", jumps: true},
 	stepPick:      {set: "dispatch-pick", when: "for a new client", found: "needs an endpoint", jumps: true},
 	stepPickLocal: {set: "dispatch-pick-local", when: "for a new client, of local endpoints", jumps: true},
 	stepChoose: {set: "dispatch-choose", when: "for an endpoint that is not full",
@@ -229,7 +236,9 @@ func (c class) fixedSteps() []step {
 }
 
 // isFixed reports whether the element that leads to a class at a step is in every plan.
-func (c class) isFixed(st step) bool { return kinds[c.kind].fixed != nil && st != stepRange }
+func (c class) isFixed(st step) bool {
+	return kinds[c.kind].fixed != nil && st != stepRange && st != stepTimed
+}
 
 // classOf returns the class of a family's chain by its name; that of the first route if several classes share the
 // chain. It reports false for the chains that every plan has.

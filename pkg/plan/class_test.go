@@ -53,7 +53,7 @@ func TestRetainedElementsAreKnown(t *testing.T) {
 	p := New(testOptions())
 	l := p.rules.layouts[inet.IPv4]
 	for c := range unnumberedClasses() {
-		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepFull} {
+		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepTimed, stepFull} {
 			e := l.dispatchElement(st, c)
 			if known, wanted := p.Rules().LeadsToClass(&e), p.leads.Has(lead{l, st, c}); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)

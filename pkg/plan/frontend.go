@@ -39,6 +39,8 @@ type port struct {
 	restricted bool
 	// holds is true if packets are held, because the Service scales to zero and has no endpoint.
 	holds bool
+	// timed is true if connections get timeouts of the Service.
+	timed bool
 }
 
 func (p *port) id() portID { return portID{p.Name, p.Protocol, p.Family} }
@@ -65,6 +67,7 @@ func (p *port) fill() {
 			p.slots[ls] = inSlots(set)
 		}
 	}
+	p.timed = p.Timeouts != model.Timeouts{} && p.number != 0
 	if p.Direct != nil {
 		p.findPlaces()
 	}
@@ -97,25 +100,27 @@ func (p *port) class(f *model.Frontend) class {
 	case p.number == 0 && (!f.Addr.IsValid() || f.Local && f.Kind != model.ClusterIP):
 		return class{kind: kindDrop}
 	case f.Kind == model.ClusterIP && f.Local:
-		return p.routeClass(routeClusterLocal)
+		return p.routeClass(routeClusterLocal, p.timed)
 	case f.Kind == model.ClusterIP:
-		return p.routeClass(routeCluster)
+		return p.routeClass(routeCluster, p.timed)
 	case f.Kind == model.HostPort: // the pod sees the client's address
-		return p.routeClass(routeShortCircuit)
+		return p.routeClass(routeShortCircuit, p.timed)
 	case p.isDirect(f):
 		return class{kind: kindReturn, table: p.table(listCluster)}
 	case !f.Local:
-		return p.routeClass(routeExternal)
+		return p.routeClass(routeExternal, p.timed)
 	}
 	return class{kind: kindExternalLocal}
 }
 
 // routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but
-// none for this traffic.
-func (p *port) routeClass(r route) class {
+// none for this traffic. With timed, the class sets timeouts first.
+func (p *port) routeClass(r route, timed bool) class {
 	switch {
 	case len(p.slots[r.list()]) == 0:
 		return class{kind: kindDrop}
+	case timed:
+		return class{kind: kindTimed, of: uint8(r)}
 	case p.number == 0:
 		return class{kind: kindSingle}
 	case p.ids == nil:
@@ -207,6 +212,9 @@ func (l *layout) portElements(p, other *port, to *wants) {
 	if p.localExternal {
 		l.originElements(p, to)
 	}
+	if p.timed {
+		l.timeoutsElements(p, to)
+	}
 	for ls := range lists {
 		l.slotElements(p, other, ls, to)
 	}
@@ -227,7 +235,7 @@ func (l *layout) originElements(p *port, to *wants) {
 		set *nft.Set
 		route
 	}{{l.shortCircuit, routeShortCircuit}, {l.local, routeLocal}} {
-		c := p.routeClass(by.route)
+		c := p.routeClass(by.route, p.timed)
 		l.numberElement(p, by.set, nft.Value{}.Uint32(p.number|c.number()), c, stepLocal, to)
 	}
 }

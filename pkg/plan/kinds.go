@@ -22,6 +22,8 @@ const (
 	kindRangeSources
 	kindRange
 	kindSingle
+	kindTimed
+	kindTimeouts
 	kindAffinity
 	kindDirect
 	kindReturn
@@ -114,6 +116,13 @@ var kinds = [kindEnd]kindRow{
 	kindSingle: {prefix: "single-external", code: 21, words: func(class) string {
 		return routeExternal.words() + "; only one, because there is no room for all"
 	}},
+	// Sets timeouts, and leads to the class of the route, see timeouts.go.
+	kindTimed: {
+		prefix: "timed-", each: routeNames, code: 26,
+		words: func(c class) string { return c.route().words() + "; with timeouts in connection tracking" },
+	},
+	// Sets timeouts.
+	kindTimeouts: {prefix: "timeouts-", each: timeoutsNames(), code: 31, words: timeoutsWords},
 	// Uses the client's earlier endpoint if there is one, and remembers the client with a timeout.
 	kindAffinity: {prefix: "affinity-", each: routeLists, suffix: "for", by: byTimeout, words: func(c class) string {
 		return fmt.Sprintf("%s; a client stays with its endpoint, and is remembered for %s", c.route().list().words(),

@@ -46,6 +46,9 @@ type layout struct {
 	// singles has the endpoint of each cluster IP of a service port in formSingle, and externalSingles has that of each
 	// external address.
 	singles, externalSingles *nft.Set
+	// timeouts has the class of the timeouts of a service port, and timed the class of each route after these are set.
+	timeouts *nft.Set
+	timed    [routes]*nft.Set
 	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead
 	// of two.
 	networks    *nft.Set

@@ -51,6 +51,8 @@ type Options struct {
 	WithoutMaximum bool
 	// WithoutHash makes all choices of endpoints random, because the kernel lacks jhash.
 	WithoutHash bool
+	// WithoutTimeouts ignores timeouts in connection tracking, because the kernel lacks their objects.
+	WithoutTimeouts bool
 	// Room limits all Services together. A field that is 0 has the value of [DefaultRoom].
 	Room Room
 }

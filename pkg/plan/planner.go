@@ -231,7 +231,7 @@ func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *s
 		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
-		if p.rules.options.WithoutMaximum || p.rules.options.WithoutHash || sp.Direct != nil {
+		if o := &p.rules.options; o.WithoutMaximum || o.WithoutHash || o.WithoutTimeouts || sp.Direct != nil {
 			sp = p.supported(out, sp)
 		}
 		n := &port{ServicePort: sp, comment: sp.Name.String()}
@@ -266,13 +266,20 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	if sp.Direct != nil {
 		prevents = p.preventsDirect(sp)
 	}
-	if !limited && !hashed && prevents == "" {
+	timed := p.rules.options.WithoutTimeouts && sp.Timeouts != model.Timeouts{}
+	if !limited && !hashed && !timed && prevents == "" {
 		return sp
 	}
 	out := *sp
 	if prevents != "" {
 		out.Direct = nil
 		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, prevents))
+	}
+	if timed {
+		out.Timeouts = model.Timeouts{}
+		s.leaveOut(model.TimeoutsField, fmt.Sprintf(
+			"%s port %q has the timeouts of the node: the kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT)",
+			sp.Family, sp.Name.Port))
 	}
 	if limited {
 		out.MaxConnections = 0

@@ -261,6 +261,13 @@ func (p *Planner) lookUpIDs(q *lookups, s *model.Service) {
 			q.add(l.shortCircuit, nft.Value{}.Uint32(number), func(e *nft.Found) {
 				p.recalled.note(id, grantOf(e.Data.AsUint32()))
 			})
+			if (sp.Timeouts != model.Timeouts{}) { // neither have those of frontends with timeouts
+				for _, s := range l.timed {
+					q.add(s, nft.Value{}.Uint32(number), func(e *nft.Found) {
+						p.recalled.note(id, grantOf(e.Data.AsUint32()))
+					})
+				}
+			}
 		}
 		if l == nil || sp.Affinity == 0 && sp.MaxConnections == 0 && !sp.Ranged() || !isAffine(number) {
 			continue

@@ -17,7 +17,7 @@ type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An
 	// endpoint has one slot, unless there is an algorithm or there are weights. It counts once more with session
 	// affinity, a connection limit or port ranges. An endpoint without a slot that keeps its count of connections
-	// counts twice.
+	// counts twice. A service port with timeouts in connection tracking has up to six more elements.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of
 	// a range grows with this number.
@@ -202,10 +202,11 @@ var (
 )
 
 // formsOf returns the forms in which a service port may be planned, the one that it asks for first. To count the
-// connections of endpoints, all forms need a number.
+// connections of endpoints, and to set timeouts, all forms need a number.
 func (p *Planner) formsOf(sp *model.ServicePort) []form {
 	affine := sp.Affinity > 0 || sp.MaxConnections > 0
 	weighted := sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
+	numbered := p.rules.options.CountEndpoints || sp.Timeouts != model.Timeouts{}
 	switch {
 	case sp.Ranged():
 		return formsOfRanges
@@ -216,7 +217,7 @@ func (p *Planner) formsOf(sp *model.ServicePort) []form {
 	case weighted:
 		return formsOfWeighted[1:]
 	case len(sp.Cluster)+len(sp.Local) == 1 && !slices.ContainsFunc(sp.Frontends, isOutside) &&
-		!p.rules.options.CountEndpoints:
+		!numbered:
 		return formsOfAffine[2:]
 	}
 	return formsOfAffine[1:]
@@ -239,23 +240,26 @@ func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 // elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
 // counted: there are at most two for each frontend.
 func (f form) elements(sp *model.ServicePort) int {
-	endpoints := len(sp.Cluster) + len(sp.Local)
+	endpoints, frontends := len(sp.Cluster)+len(sp.Local), len(sp.Frontends)
+	if (sp.Timeouts != model.Timeouts{}) {
+		frontends += mostTimeoutsElements
+	}
 	switch f {
 	case formSingle:
 		return 0
 	case formEqual:
-		return len(sp.Frontends) + endpoints
+		return frontends + endpoints
 	case formAffine:
-		n := len(sp.Frontends) + sp.Slots() + endpoints
+		n := frontends + sp.Slots() + endpoints
 		if sp.MaxConnections > 0 && !sp.Limited() {
 			n += endpoints // an element that counts, and one that session affinity uses
 		}
 		return n
 	}
 	if sp.Direct != nil {
-		return 3*len(sp.Frontends) + 4*sp.Slots()
+		return 3*frontends + 4*sp.Slots()
 	}
-	return len(sp.Frontends) + sp.Slots()
+	return frontends + sp.Slots()
 }
 
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the

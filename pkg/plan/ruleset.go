@@ -362,6 +362,10 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 		ch.Rules = l.sticky(o, c.route().list(), c.timeout)
 	case kindSingle:
 		ch.Comment, ch.Rules = "no room for more endpoints", l.toExternalSingle(o)
+	case kindTimed:
+		ch.Comment, ch.Rules = "timeouts in connection tracking", l.timedRules(c.route())
+	case kindTimeouts:
+		return timeoutsChain(c)
 	case kindRange:
 		keep := rule("", goTo(c.route().list().keepPort()))
 		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, c.route()), keep)

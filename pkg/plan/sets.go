@@ -78,6 +78,12 @@ func (l *layout) setRows(o *Options) []setRow {
 		return rows
 	}
 
+	var timed []setRow
+	for r := range routes {
+		timed = append(timed, setRow{to: &l.timed[r], name: "timed-" + r.String(), key: word, data: word, form: hash,
+			comment: "service port with timeouts -> class: " + r.words()})
+	}
+
 	return slices.Concat(
 		[]setRow{
 			{to: &l.state, name: StateSet, key: []nft.Field{nft.Mark()}, past: true,
@@ -136,6 +142,11 @@ func (l *layout) setRows(o *Options) []setRow {
 		[]setRow{
 			{to: &l.externalSingles, name: "external-singles", key: vip, data: endpoint, form: hash,
 				comment: "external address without room for more endpoints -> one endpoint", found: "has one endpoint"},
+			{to: &l.timeouts, name: "timeouts", key: word, data: word, form: hash,
+				comment: "service port -> class of its timeouts in connection tracking"},
+		},
+		timed,
+		[]setRow{
 			{to: &l.affinity, name: AffinitySet, key: []nft.Field{word[0], saddr}, data: word,
 				form: filled(affinityClients), comment: "service port . client -> endpoint id", oftenMissed: true},
 			{to: &l.crowded, name: "crowded", key: word, form: hash,

@@ -36,9 +36,18 @@ func (m Missing) Connlimit() bool { return m.option == connlimitOption }
 // Dup reports whether the feature is dup, for direct server return.
 func (m Missing) Dup() bool { return strings.HasPrefix(m.option, dupOption) }
 
+// Timeouts reports whether the feature is ct timeout, for timeouts in connection tracking.
+func (m Missing) Timeouts() bool { return m.option == timeoutsOption || m.option == objrefOption }
+
 // hashOption and connlimitOption are the kernel's options of jhash and connlimit. dupOption is the option of dup,
-// without the number of the family.
-const hashOption, connlimitOption, dupOption = "NFT_HASH", "NFT_CONNLIMIT", "NFT_DUP_IPV"
+// without the number of the family. timeoutsOption is the option of ct timeout, objrefOption that of its expression.
+const (
+	hashOption, connlimitOption, dupOption = "NFT_HASH", "NFT_CONNLIMIT", "NFT_DUP_IPV"
+	timeoutsOption, objrefOption           = "NF_CONNTRACK_TIMEOUT", "NFT_OBJREF"
+)
+
+// timeoutsFeature are objects of ct timeout.
+var timeoutsFeature = feature{"ct timeout", timeoutsOption, "nft_ct"}
 
 // String names the feature and its option and module.
 func (m Missing) String() string {
@@ -126,6 +135,8 @@ func expressionFeature(f inet.Family, e expr.Any) feature {
 		}
 	case *expr.Reject:
 		return feature{"reject", "NFT_REJECT_IPV" + suffix, "nft_reject_ipv" + suffix}
+	case *expr.Objref:
+		return feature{"objref", objrefOption, "nft_objref"}
 	case *expr.Dynset:
 		return feature{name: fmt.Sprintf("dynset operation %d", e.Operation)}
 	case *expr.Lookup:

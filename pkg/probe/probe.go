@@ -75,6 +75,12 @@ func (a *asker) ask() {
 			a.set(s)
 		}
 	}
+	for _, c := range a.table.Chains {
+		if (c.Timeouts != nft.Timeouts{}) && a.isNew(timeoutsFeature) {
+			a.batch.AddTimeouts(a.ownTable(), c.Name, c.Timeouts)
+			a.question(timeoutsFeature, table)
+		}
+	}
 	for _, p := range a.phrases() {
 		a.phrase(rules, p)
 	}
@@ -170,6 +176,9 @@ func (p phrase) modules(f inet.Family) (n int) {
 // phrase adds a rule that tests the last expression of a phrase.
 func (a *asker) phrase(c *nft.Chain, p phrase) {
 	needs := []feature{chain}
+	if _, refers := p[len(p)-1].(*expr.Objref); refers {
+		needs = append(needs, timeoutsFeature)
+	}
 	for i, e := range p {
 		if s := a.setOf(e); s != nil {
 			a.set(s)

@@ -95,7 +95,7 @@ func TestAllExpressionsAreProbed(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true, "nft_connlimit": true,
+	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true, "nft_connlimit": true, "nft_objref": true,
 		"nft_fib_ipv4": true, "nft_fib_ipv6": true, "nft_reject_ipv4": true, "nft_reject_ipv6": true}
 	lab.Same(t, want, modules, "modules")
 }

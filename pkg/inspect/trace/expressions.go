@@ -64,7 +64,7 @@ func (e *evaluator) one(given read.Expr, w *world) error {
 		return e.masquerade(w)
 	case *expr.Dup:
 		w.passedTo, _ = netip.AddrFromSlice(w.load(x.RegAddr, e.packet.family().AddrLen()))
-	case *expr.Counter:
+	case *expr.Counter, *expr.Objref:
 	case *expr.Reject:
 		how := "with an ICMP error"
 		if x.Type == unix.NFT_REJECT_TCP_RST {

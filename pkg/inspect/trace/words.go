@@ -231,6 +231,8 @@ func effect(r *read.Rule) string {
 			}
 		case *expr.Dup:
 			text = "is passed on to the endpoint's node"
+		case *expr.Objref:
+			text = "has these timeouts in connection tracking"
 		case *expr.Masq:
 			text = "is masqueraded"
 		case *expr.Reject:
