@@ -332,8 +332,8 @@ func terminationNotes(svc *corev1.Service, built *Service) []string {
 	notes := []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, " +
 		"because of " + by}
 	if built.SpreadSilent > 0 {
-		notes = append(notes, fmt.Sprintf("after it gets more endpoints, TCP connections without a segment for %v s may end, "+
-			"because of its annotation %s", built.SpreadSilent.Seconds(), annotationSpread))
+		notes = append(notes, fmt.Sprintf("after it gets more endpoints, TCP connections without a segment for %v s may "+
+			"end, because of its annotation %s", built.SpreadSilent.Seconds(), annotationSpread))
 	}
 	return notes
 }

@@ -152,7 +152,9 @@ func (b *builder) setHostPorts() {
 			if served[f] && b.cluster[f].IsValid() {
 				b.out.Ports = append(b.out.Ports, &ServicePort{
 					Name: PortName{b.out.Name, key.name}, Protocol: protocol, Family: f,
-					Frontends: []Frontend{{Key: Key{Addr: at, Port: number, Protocol: protocol, Family: f}, Kind: HostPort}},
+					Frontends: []Frontend{
+						{Key: Key{Addr: at, Port: number, Protocol: protocol, Family: f}, Kind: HostPort},
+					},
 				})
 			}
 		}

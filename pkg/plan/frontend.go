@@ -181,7 +181,8 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 	if c.kind == kindSingle {
 		single := e
-		if single.Set, single.Data = l.externalSingles, nft.Endpoint(first(p.endpointsOf(f))); f.Kind == model.ClusterIP {
+		single.Set, single.Data = l.externalSingles, nft.Endpoint(first(p.endpointsOf(f)))
+		if f.Kind == model.ClusterIP {
 			single.Set = l.singles
 		}
 		to.own = append(to.own, single)

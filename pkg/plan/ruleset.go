@@ -66,7 +66,10 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
-		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: append(l.toSingle(o), l.find()...)},
+		{
+			Name: "services", Comment: "finds the Service of a packet's destination",
+			Rules: append(l.toSingle(o), l.find()...),
+		},
 		{Name: nodePortChain, Comment: "finds the Service of a node port", Rules: l.findNodePort(o)},
 		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
 		{

@@ -20,8 +20,8 @@ type object struct {
 	version string
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
-	// value has only the fields that the program reads: a *model.Slice, or a Service, Node, ServiceCIDR or Pod of the API.
-	// It is nil for an object that [transformer] excludes.
+	// value has only the fields that the program reads: a *model.Slice, or a Service, Node, ServiceCIDR or Pod of the
+	// API. It is nil for an object that [transformer] excludes.
 	value any
 	// triggerMicros is the time of the change that led to this state of an EndpointSlice, in microseconds since 1970;
 	// 0 if unknown. ipv6 is true for IPv6 endpoints.

@@ -150,7 +150,7 @@ func (s *spread) plan(most float64) bool {
 		surplus += max(0, above[i])
 	}
 	if s.left < 0 {
-		s.left = byChance(float64(count) * s.part)
+		s.left = roundAtRandom(float64(count) * s.part)
 	}
 	if s.even++; surplus > 0 {
 		s.even = 0
@@ -159,7 +159,7 @@ func (s *spread) plan(most float64) bool {
 		return false
 	}
 	rate := min(surplus, float64(count)/roundsPerShare, float64(s.left), most)
-	s.ends = byChance(rate)
+	s.ends = roundAtRandom(rate)
 	for i := range s.endpoints {
 		e := &s.endpoints[i]
 		if e.wanted = 0; e.above > 0 {
@@ -191,9 +191,9 @@ func (s *spread) take(counted bool) {
 	}
 }
 
-// byChance returns one of the two integers next to x. Its mean is x, so that many nodes with few connections each end
-// the right number together.
-func byChance(x float64) int { return int(x + rand.Float64()) } //nolint:gosec // not a secret
+// roundAtRandom returns one of the two integers next to x. Its mean is x, so that many nodes with few connections each
+// end the right number together.
+func roundAtRandom(x float64) int { return int(x + rand.Float64()) } //nolint:gosec // not a secret
 
 // round is one pass for all service ports whose connections are being spread.
 type round struct {

@@ -96,8 +96,10 @@ func planManifests(o *config.Options, cmd *cobra.Command, from string, r *runnin
 		return nil, err
 	}
 	report := func(p model.Problem) { warn(cmd.ErrOrStderr(), p) }
-	source := manifests.New(watch.Config{Folder: from, NodeName: s.NodeName, HostPorts: s.HostPorts, ServiceProxyName: s.ServiceProxyName,
-		Tracker: track.New(time.Now(), time.Now), Limits: s.ModelOptions().Limits, Report: report})
+	source := manifests.New(watch.Config{
+		Folder: from, NodeName: s.NodeName, HostPorts: s.HostPorts, ServiceProxyName: s.ServiceProxyName,
+		Tracker: track.New(time.Now(), time.Now), Limits: s.ModelOptions().Limits, Report: report,
+	})
 	if from != "" {
 		if err := load(source, from, cmd.InOrStdin()); err != nil {
 			return nil, err

@@ -277,8 +277,8 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 			list = append(list, view.Finding{
 				Severity: view.Wrong, Reason: view.APIForbidden, Object: "API server " + s.API.Source, What: what,
 				Impact: "the program serves no host port whose pod it has not read. Services are not affected",
-				Fix: "apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program to list " +
-					"and watch pods. Or remove the flag --host-ports",
+				Fix: "apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program " +
+					"to list and watch pods. Or remove the flag --host-ports",
 				Affects: "only the program, which may then read all pods",
 			})
 		case f.Forbidden:

@@ -36,9 +36,9 @@ const (
 )
 
 // Source reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except files with a
-// name that starts with a dot. They contain Services, EndpointSlices, the Node, ServiceCIDRs and, for host ports, Pods in API
-// version v1 of their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not
-// allocate addresses or ports, and does not make EndpointSlices.
+// name that starts with a dot. They contain Services, EndpointSlices, the Node, ServiceCIDRs and, for host ports, Pods
+// in API version v1 of their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go).
+// The source does not allocate addresses or ports, and does not make EndpointSlices.
 type Source struct {
 	*watch.Store
 	folder  string
