@@ -1,6 +1,7 @@
 package beside
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -10,7 +11,8 @@ import (
 
 func TestKindsOf(t *testing.T) {
 	port := func(change func(*model.ServicePort)) *model.Service {
-		p := &model.ServicePort{Frontends: []model.Frontend{{Kind: model.ClusterIP}}}
+		at := model.Key{Addr: netip.MustParseAddr("10.96.0.10")}
+		p := &model.ServicePort{Frontends: []model.Frontend{{Key: at, Kind: model.ClusterIP}}}
 		change(p)
 		return &model.Service{Ports: []*model.ServicePort{p}}
 	}

@@ -336,7 +336,7 @@ func (a *performance) differsFromPlan(retired bool) (string, error) {
 
 // ofClasses matches objects of which unused ones may exist before unused chains are deleted: elements that lead to chains of classes,
 // and these chains.
-var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? ([a-z0-9-]+-[0-9]+|firewall-.*|range-.*)$)`)
+var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? ([a-z0-9-]+-[0-9]+|firewall-.*|range-.*|timed-.*|timeouts-.*)$)`)
 
 // differs compares the kernel with a plan from scratch: elements, chains and rules. Before unused chains are deleted, there may
 // be more of them.
