@@ -162,7 +162,7 @@ func TestUnluckyServices(t *testing.T) {
 			w.apply(s)
 		}
 		eventually(t, patience, func() error {
-			if list := nft(t, w.Node, "list map ip kube-nftproxy endpoints"); !strings.Contains(list, two.Addr().String()+" . 80") {
+			if list := nft(t, w.Node, "list map ip kube-nftproxy singles"); !strings.Contains(list, two.Addr().String()+" . 80") {
 				return errors.New(list)
 			}
 			return nil
