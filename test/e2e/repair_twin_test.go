@@ -31,7 +31,7 @@ func TestTwinRepair(t *testing.T) {
 			}
 			running := start()
 			to := w.clusterIPs("web")[0]
-			table, services := "kube-nftproxy", "services"
+			table, services := "kube-nftproxy", "singles"
 			if name == "kube-proxy" {
 				table, services = "kube-proxy", "service-ips"
 			}
