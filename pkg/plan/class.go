@@ -244,7 +244,7 @@ func (c class) isFixed(st step) bool {
 // chain. It reports false for the chains that every plan has.
 func classOf(f inet.Family, name string) (class, bool) {
 	for c := range unnumberedClasses() {
-		if c.kind.onDemand() && c.name() == name {
+		if c.kind.onDemand() && strings.HasPrefix(name, kinds[c.kind].prefix) && c.name() == name {
 			return c, true
 		}
 	}
