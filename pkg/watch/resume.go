@@ -143,7 +143,7 @@ func resourceOf(item runtime.Object) string {
 	case *networkingv1.ServiceCIDR:
 		return "servicecidrs"
 	case *corev1.Pod:
-		return "pods"
+		return podsResource
 	}
 	return ""
 }

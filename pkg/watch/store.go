@@ -40,7 +40,8 @@ func NewStore(cfg Config) *Store {
 // if it does not exist, or if another proxy serves it. For the name of a pod, see [model.PodName], Get returns its host
 // ports.
 func (s *Store) Get(name types.NamespacedName) model.Objects {
-	service, exists := valueOf[corev1.Service](s.services.get(name))
+	stored := s.services.get(name)
+	service, exists := valueOf[corev1.Service](stored)
 	if !exists {
 		if name, isPod := model.PodOf(name); isPod {
 			pod, _ := valueOf[corev1.Pod](s.pods.get(name))
@@ -48,10 +49,8 @@ func (s *Store) Get(name types.NamespacedName) model.Objects {
 		}
 	}
 	o := model.Objects{Service: service, Slices: s.slices.of(name)}
-	if service != nil && service.Annotations[model.RedirectAnnotation] != "" {
-		o.Redirect = s.slices.of(types.NamespacedName{
-			Namespace: name.Namespace, Name: service.Annotations[model.RedirectAnnotation],
-		})
+	if _, to, redirects := redirectOf(stored); redirects {
+		o.Redirect = s.slices.of(to)
 	}
 	return o
 }
