@@ -52,7 +52,8 @@ func TestHostPorts(t *testing.T) {
 			for _, ip := range tc.ips {
 				pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: ip})
 			}
-			node := Node{Name: "node-1", IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+			ips := [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+			node := Node{Name: "node-1", IPs: ips}
 			var got, problems []string
 			x := Explain(ObjectsOfPod(pod), node, Options{UnusedPorts: UnusedPorts{All: true}, Terminate: TerminateGone})
 			if x == nil {

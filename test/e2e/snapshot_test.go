@@ -282,7 +282,8 @@ func TestFleet(t *testing.T) {
 	start := func() {
 		s.forget()
 		for i, h := range s.Remotes {
-			programs[i] = s.startOn(h, s.kubeconfig, "--hostname-override", name(i), "--snapshot-dir", filepath.Join(s.folder, name(i)))
+			programs[i] = s.startOn(h, s.kubeconfig, "--hostname-override", name(i),
+				"--snapshot-dir", filepath.Join(s.folder, name(i)))
 		}
 	}
 	all := func(to netip.AddrPort, server string) {

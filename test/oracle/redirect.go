@@ -12,8 +12,8 @@ import (
 var serviceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // settleRedirects: "While the other Service has a ready endpoint on this node, only its endpoints on this node serve
-// the cluster IPs", for each port of a Service that has no other addresses (docs/vips.md). The other Service's own redirect
-// does not count. "An existing UDP flow stays with its endpoint while this endpoint serves."
+// the cluster IPs", for each port of a Service that has no other addresses (docs/vips.md). The other Service's own
+// redirect does not count. "An existing UDP flow stays with its endpoint while this endpoint serves."
 func (r *Oracle) settleRedirects() {
 	own := maps.Clone(r.endpoints)
 	for _, s := range r.services {

@@ -89,8 +89,8 @@ func isAddress(text string) bool {
 // kinds has the words that may precede the slash before a name, by kind.
 var kinds = map[string][]string{"Service": {"svc", "service", "services"}, "Pod": {"po", "pod", "pods"}}
 
-// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. The name of a pod with host ports is pod/NAME. namespace is
-// the default for a name without a namespace.
+// splitName parses [svc/][NAMESPACE/]NAME[:PORT[/PROTOCOL]]. The name of a pod with host ports is pod/NAME. namespace
+// is the default for a name without a namespace.
 func splitName(arg, namespace string) (inNamespace, name, port string, err error) {
 	arg, port, _ = strings.Cut(arg, ":")
 	parts := strings.Split(arg, "/")
