@@ -286,6 +286,10 @@ var Annotations = []Annotation{
 // RedirectAnnotation names the Service whose EndpointSlices are [Objects.Redirect].
 const RedirectAnnotation = annotationRedirect
 
+// MostRedirects is the largest number of Services whose local redirects to the same Service have an effect, because a
+// change of its EndpointSlices plans all of them. The oldest Services count.
+const MostRedirects = 16
+
 // mostSelector is the largest length of a selector of nodes, which is read again for each change of the Service.
 const mostSelector = 1024
 
@@ -314,6 +318,8 @@ func (b *builder) setRedirect(name string) error {
 		return errors.New("not the name of a Service")
 	case hasExternal(b.svc) || len(b.svc.Status.LoadBalancer.Ingress) > 0:
 		return errors.New("must be on a Service that has only cluster IPs")
+	case b.excess:
+		return fmt.Errorf("names the same Service as %d older Services, the largest number", MostRedirects)
 	}
 	b.redirect = name
 	return nil

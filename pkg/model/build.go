@@ -79,7 +79,7 @@ func construct(o Objects, node Node, opts Options) *builder {
 	}
 	b := &builder{
 		svc: svc, node: node, opts: opts, limits: opts.Limits.OrDefault(), out: &Service{},
-		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField},
+		method: opts.Method, atMaximum: Refuse, denied: sourceList{field: DeniedSourcesField}, excess: o.ExcessRedirect,
 	}
 	b.out.Name = types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
 	b.problems = problems{kind: "Service", name: b.out.Name, most: b.limits.Problems}
@@ -138,8 +138,10 @@ type builder struct {
 	timeouts []Timeouts
 	// direct is true with direct server return.
 	direct bool
-	// redirect is the name of the Service whose endpoints on this node take precedence, or empty.
+	// redirect is the name of the Service whose endpoints on this node take precedence, or empty. excess is true if too
+	// many older Services have a local redirect to it.
 	redirect string
+	excess   bool
 	// weighted is true if an endpoint has a weight above 1.
 	weighted bool
 	// deniesBalancers is true if spec.loadBalancerSourceRanges are denied sources, closesBalancers if they are unknown.

@@ -58,18 +58,20 @@ func TestRedirectKeepsWhatItDoesNotUse(t *testing.T) {
 	}
 }
 
-// TestRedirectOfOtherAddresses: with an external IP or a node port, all frontends have the Service's own endpoints.
-func TestRedirectOfOtherAddresses(t *testing.T) {
-	for _, change := range []func(*corev1.Service){
-		func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort },
-		func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeLoadBalancer },
-		func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.9"} },
-		func(s *corev1.Service) {
-			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.9"}} // of an earlier type
+// TestRedirectWithoutEffect: with an external IP or a node port, all frontends have the Service's own endpoints. The same
+// is true if too many older Services name the same Service.
+func TestRedirectWithoutEffect(t *testing.T) {
+	for _, change := range []func(*Objects){
+		func(o *Objects) { o.Service.Spec.Type = corev1.ServiceTypeNodePort },
+		func(o *Objects) { o.Service.Spec.Type = corev1.ServiceTypeLoadBalancer },
+		func(o *Objects) { o.Service.Spec.ExternalIPs = []string{"192.0.2.9"} },
+		func(o *Objects) {
+			o.Service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.9"}} // of an earlier type
 		},
+		func(o *Objects) { o.ExcessRedirect = true },
 	} {
 		o := redirecting("1rs", "3rsl")
-		change(o.Service)
+		change(&o)
 		s := Build(o, here, Options{})
 		problem := len(s.Problems) == 1 && s.Problems[0].Field == annotationField(annotationRedirect)
 		if !problem || !slices.Equal(s.Ports[0].Cluster, list("1")) {

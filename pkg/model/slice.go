@@ -21,6 +21,8 @@ type Objects struct {
 	Service *corev1.Service
 	// Slices are in the order of their names. Redirect are those of the Service that [RedirectAnnotation] names.
 	Slices, Redirect []*Slice
+	// ExcessRedirect is true if [MostRedirects] older Services name the same Service. Redirect is then empty.
+	ExcessRedirect bool
 	// Pod is not nil if the Service and the slices stand for the host ports of a pod.
 	Pod *corev1.Pod
 }

@@ -1,6 +1,8 @@
 package watch
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,40 +26,70 @@ type marker struct {
 	redirects   *redirects
 }
 
-// redirects has the Services with a local redirect, by the Service that they name. The watches of Services and of
-// EndpointSlices use it.
+// redirects has the local redirects by the Service that they name, those of the oldest Services first. Only the first
+// [model.MostRedirects] count: the other Services keep their own endpoints, and no slice marks them. The watches of
+// Services and of EndpointSlices use it.
 type redirects struct {
 	sync.RWMutex
-	from map[types.NamespacedName]map[types.NamespacedName]bool
+	to map[types.NamespacedName][]redirect
 }
 
-// note records the local redirect of a Service, which may be nil.
-func (r *redirects) note(before, after *object) {
+// A redirect is the local redirect of a Service to another one.
+type redirect struct {
+	from, to types.NamespacedName
+	age      model.Age
+}
+
+// redirectOf returns the local redirect of a stored Service, or false.
+func redirectOf(o *object) (r redirect, ok bool) {
+	if svc, exists := valueOf[corev1.Service](o); exists && svc.Annotations[model.RedirectAnnotation] != "" {
+		to := types.NamespacedName{Namespace: o.Namespace, Name: svc.Annotations[model.RedirectAnnotation]}
+		return redirect{o.NamespacedName, to, model.Objects{Service: svc}.Age()}, true
+	}
+	return r, false
+}
+
+func byAge(a, b redirect) int {
+	return cmp.Or(a.age.Compare(b.age), model.CompareNames(a.from, b.from)) // files may have no age
+}
+
+// note records the local redirect of a Service, which may be nil. It returns the other Services whose redirect counts
+// from now on, or no longer counts.
+func (r *redirects) note(before, after *object) (others []types.NamespacedName) {
+	old, had := redirectOf(before)
+	now, has := redirectOf(after)
+	if old == now {
+		return nil
+	}
 	r.Lock()
 	defer r.Unlock()
-	if name, to, ok := redirectOf(before); ok {
-		if delete(r.from[to], name); len(r.from[to]) == 0 {
-			delete(r.from, to)
+	const most = model.MostRedirects
+	if had {
+		at, _ := slices.BinarySearchFunc(r.to[old.to], old, byAge)
+		list := slices.Delete(r.to[old.to], at, at+1)
+		if r.to[old.to] = list; len(list) == 0 {
+			delete(r.to, old.to)
+		}
+		if at < most && len(list) >= most {
+			others = append(others, list[most-1].from)
 		}
 	}
-	if name, to, ok := redirectOf(after); ok {
-		if r.from == nil {
-			r.from = map[types.NamespacedName]map[types.NamespacedName]bool{}
+	if has {
+		at, _ := slices.BinarySearchFunc(r.to[now.to], now, byAge)
+		list := slices.Insert(r.to[now.to], at, now)
+		if r.to[now.to] = list; at < most && len(list) > most {
+			others = append(others, list[most].from)
 		}
-		if r.from[to] == nil {
-			r.from[to] = map[types.NamespacedName]bool{}
-		}
-		r.from[to][name] = true
 	}
+	return others
 }
 
-// redirectOf returns the name of a Service, and of the Service that its local redirect names.
-func redirectOf(o *object) (name, to types.NamespacedName, ok bool) {
-	if svc, exists := valueOf[corev1.Service](o); exists {
-		to = types.NamespacedName{Namespace: o.Namespace, Name: svc.Annotations[model.RedirectAnnotation]}
-		return o.NamespacedName, to, to.Name != ""
-	}
-	return name, to, false
+// counts reports whether the Service of a redirect is among the oldest ones that name the same Service.
+func (r *redirects) counts(one redirect) bool {
+	r.RLock()
+	defer r.RUnlock()
+	at, _ := slices.BinarySearchFunc(r.to[one.to], one, byAge)
+	return at < model.MostRedirects
 }
 
 // service records a local redirect before it marks the Service. So the next build sees each slice that was changed
@@ -66,8 +98,11 @@ func (m marker) service(before, after *object) {
 	if same(before, after) {
 		return
 	}
-	m.redirects.note(before, after)
+	others := m.redirects.note(before, after)
 	m.tracker.MarkService(existing(before, after).NamespacedName)
+	for _, name := range others {
+		m.tracker.MarkSlice(name, track.Trigger{})
+	}
 }
 
 // slice marks both Services if a slice moves from one Service to another. (kube-proxy keeps the endpoints in both
@@ -88,8 +123,9 @@ func (m marker) slice(before, after *object) {
 		m.tracker.MarkSlice(owner, trigger)
 		m.redirects.RLock()
 		defer m.redirects.RUnlock()
-		for name := range m.redirects.from[owner] {
-			m.tracker.MarkSlice(name, track.Trigger{})
+		list := m.redirects.to[owner]
+		for _, one := range list[:min(len(list), model.MostRedirects)] {
+			m.tracker.MarkSlice(one.from, track.Trigger{})
 		}
 	}
 	previous, hadOwner := before.ownerName()

@@ -1,6 +1,8 @@
 package watch
 
 import (
+	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -213,17 +215,10 @@ func TestMarks(t *testing.T) {
 // and the store has the slice for them.
 func TestRedirectsAreMarked(t *testing.T) {
 	tracker := newTracker()
-	mark := marker{tracker: tracker, redirects: &redirects{}}
-	transform := (&Config{}).transformer().transform
-	store := &Store{services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice)}
+	store := NewStore(Config{Tracker: tracker})
 	add := func(to *objects, o metav1.Object) {
 		t.Helper()
 		lab.Must(t, to.Add(o))
-	}
-	redirecting := func(namespace, name, to string) *corev1.Service {
-		return with(service(namespace, name), func(s *corev1.Service) {
-			s.Annotations = map[string]string{model.RedirectAnnotation: to}
-		})
 	}
 	marked := func(want ...types.NamespacedName) {
 		t.Helper()
@@ -261,9 +256,67 @@ func TestRedirectsAreMarked(t *testing.T) {
 	marked(cache, types.NamespacedName{Namespace: "shop", Name: "moved"}, web)
 	lab.Must(t, store.services.Delete(service("shop", "web")))
 	lab.Must(t, store.services.Delete(service("other", "web")))
-	if left := mark.redirects.from; len(left) > 0 {
+	if left := store.redirects.to; len(left) > 0 {
 		t.Errorf("still recorded: %v", left)
 	}
+}
+
+// redirecting returns a Service with a local redirect.
+func redirecting(namespace, name, to string) *corev1.Service {
+	return with(service(namespace, name), func(s *corev1.Service) {
+		s.Annotations = map[string]string{model.RedirectAnnotation: to}
+	})
+}
+
+// TestRedirectsToOneServiceAreLimited: the oldest Services count. If the first one that exceeds the limit changes, both
+// Services are marked.
+func TestRedirectsToOneServiceAreLimited(t *testing.T) {
+	tracker := newTracker()
+	store := NewStore(Config{Tracker: tracker})
+	lab.Must(t, store.slices.Add(slice("shop", "cache-1", "cache")))
+	aged := func(seconds int) *corev1.Service {
+		return with(redirecting("shop", fmt.Sprintf("s%02d", seconds), "cache"), func(s *corev1.Service) {
+			s.CreationTimestamp = metav1.Unix(int64(seconds), 0)
+		})
+	}
+	nameOf := func(seconds int) types.NamespacedName {
+		return types.NamespacedName{Namespace: "shop", Name: fmt.Sprintf("s%02d", seconds)}
+	}
+	const most = model.MostRedirects
+	check := func(step string, last int, marked ...types.NamespacedName) {
+		t.Helper()
+		if got := tracker.Take().Services; !maps.Equal(got, names(marked...)) {
+			t.Errorf("%s: marked Services %v, want %v", step, got, marked)
+		}
+		for seconds := range most + 3 {
+			o := store.Get(nameOf(seconds))
+			if o.Service == nil {
+				continue
+			}
+			if counts := len(o.Redirect) == 1; counts != (seconds <= last) || counts == o.ExcessRedirect {
+				t.Errorf("%s: %d slices for %s, excess %v", step, len(o.Redirect), o.Service.Name, o.ExcessRedirect)
+			}
+		}
+	}
+	for seconds := most + 1; seconds > 0; seconds-- { // the youngest first
+		lab.Must(t, store.services.Add(aged(seconds)))
+	}
+	tracker.Take()
+	check("at first", most)
+	lab.Must(t, store.services.Add(aged(most+2)))
+	check("a younger one", most, nameOf(most+2))
+	lab.Must(t, store.services.Add(aged(0)))
+	check("an older one", most-1, nameOf(0), nameOf(most))
+	lab.Must(t, store.services.Add(with(aged(3), func(s *corev1.Service) { s.Spec.Ports = nil })))
+	check("a change", most-1, nameOf(3))
+	lab.Must(t, store.slices.Add(with(slice("shop", "cache-1", "cache"), func(s *discoveryv1.EndpointSlice) {
+		s.Endpoints = nil
+	})))
+	if got := len(tracker.Take().Services); got != 1+most {
+		t.Errorf("a slice marks %d Services, want itself and %d others", got, most)
+	}
+	lab.Must(t, store.services.Delete(aged(3)))
+	check("a deletion", most, nameOf(3), nameOf(most))
 }
 
 // send sends an event as a store would: nil before is an addition, nil after a deletion.

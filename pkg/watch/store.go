@@ -16,6 +16,7 @@ type Store struct {
 	nodeName, serviceProxyName                  string
 	report                                      func(model.Problem)
 	services, slices, nodes, serviceCIDRs, pods *objects
+	redirects                                   *redirects
 }
 
 // Report reports an object or a file that cannot be used.
@@ -25,11 +26,12 @@ func (s *Store) Report(p model.Problem) { s.report(p) }
 func NewStore(cfg Config) *Store {
 	mark := marker{
 		nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), besideProxy: cfg.ServiceProxyName != "",
-		redirects: &redirects{},
+		redirects: &redirects{to: map[types.NamespacedName][]redirect{}},
 	}
 	transform := cfg.transformer().transform
 	return &Store{
-		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
+		redirects: mark.redirects,
+		nodeName:  cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
 		services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice),
 		nodes: newObjects(transform, mark.node), serviceCIDRs: newObjects(transform, mark.serviceCIDR),
 		pods: newObjects(transform, mark.pod),
@@ -49,8 +51,10 @@ func (s *Store) Get(name types.NamespacedName) model.Objects {
 		}
 	}
 	o := model.Objects{Service: service, Slices: s.slices.of(name)}
-	if _, to, redirects := redirectOf(stored); redirects {
-		o.Redirect = s.slices.of(to)
+	if one, redirects := redirectOf(stored); redirects {
+		if o.ExcessRedirect = !s.redirects.counts(one); !o.ExcessRedirect {
+			o.Redirect = s.slices.of(one.to)
+		}
 	}
 	return o
 }
