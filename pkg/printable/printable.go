@@ -16,15 +16,8 @@ import (
 
 // Text returns a text in which each character that is not graphic is an escape sequence of Go, such as \x1b or \u202e.
 // The space is the only white space that stays.
-func Text(s string) string { return except(s, func(rune) bool { return false }) }
-
-// Lines returns the same as Text, but keeps the ends of lines.
-func Lines(s string) string { return except(s, func(r rune) bool { return r == '\n' }) }
-
-// except escapes all characters except those to keep.
-func except(s string, keep func(rune) bool) string {
-	plain := func(r rune) bool { return unicode.IsPrint(r) || keep(r) }
-	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+func Text(s string) string {
+	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return s
 	}
 	var out strings.Builder
@@ -33,7 +26,7 @@ func except(s string, keep func(rune) bool) string {
 		switch {
 		case r == utf8.RuneError && n == 1:
 			fmt.Fprintf(&out, `\x%02x`, s[0])
-		case plain(r):
+		case unicode.IsPrint(r):
 			out.WriteRune(r)
 		default:
 			out.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))

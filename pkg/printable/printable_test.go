@@ -23,7 +23,4 @@ func TestText(t *testing.T) {
 			t.Errorf("%q: %q, want %q", r, got, want)
 		}
 	}
-	if got, want := Lines("a\nb\x1b"), "a\nb\\x1b"; got != want {
-		t.Errorf("lines %q, want %q", got, want)
-	}
 }

@@ -48,7 +48,7 @@ func (d *Diff) Text(p *Printer) {
 	}
 	p.more(len(d.Services) - len(shown))
 	if len(d.Shared) > 0 {
-		p.Printf("Other differences, which concern this node or all Services: %s\n", Printable(Names(d.Shared, 0)))
+		p.Printf("Other differences, which concern this node or all Services: %s\n", Names(d.Shared, 0))
 	}
 	p.Printf("\n")
 	for _, l := range d.Differences {
@@ -56,6 +56,6 @@ func (d *Diff) Text(p *Printer) {
 		if l.Wanted {
 			style = Good
 		}
-		p.Printf("%s\n", p.Paint(style, Printable(l.String())))
+		p.Printf("%s\n", p.Paint(style, l.String()))
 	}
 }

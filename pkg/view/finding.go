@@ -146,9 +146,9 @@ func printFindings(p *Printer, list []Finding, none string) {
 		}
 		shown++
 		style := map[Severity]Style{Wrong: Bad, Warning: Warn, Note: Dim}[f.Severity]
-		p.Printf("%s %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What))
+		p.Printf("%s %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), f.What)
 		for _, line := range [][2]string{{"reason", string(f.Reason) + ", " + f.Object}, {"impact", f.Impact}, {"fix", f.Fix}, {"affects", f.Affects}} {
-			p.Printf("    %-8s %s\n", line[0]+":", Printable(line[1]))
+			p.Printf("    %-8s %s\n", line[0]+":", line[1])
 		}
 	}
 	if shown == 0 {

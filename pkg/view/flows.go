@@ -78,9 +78,9 @@ func (f *Flows) text(p *Printer) {
 	if f.Partial {
 		p.Printf("The kernel interrupted each attempt to read connection tracking: entries may be missing.\n")
 	}
-	show := func(word string, list []Flow, total int) {
+	show := func(word Painted, list []Flow, total int) {
 		for i := range list {
-			p.Printf("%s %s\n", word, Printable(list[i].String()))
+			p.Printf("%s %s\n", word, &list[i])
 		}
 		p.more(total - len(list))
 	}

@@ -56,36 +56,29 @@ func NewPrinter(to io.Writer) *Printer { return &Printer{to: to} }
 // Err returns the first error of writing.
 func (p *Printer) Err() error { return p.err }
 
-// Paint returns a text in a style.
-func (p *Printer) Paint(s Style, text string) string {
+// Painted is printable text, with the sequences of its styles.
+type Painted string
+
+// Paint returns a text in a style. It escapes characters as [Printable] does.
+func (p *Printer) Paint(s Style, text string) Painted {
+	text = Printable(text)
 	if !p.Color || s == Plain || text == "" {
-		return text
+		return Painted(text)
 	}
-	return string(s) + text + endOfStyle
+	return Painted(string(s) + text + endOfStyle)
 }
 
-// Printf writes formatted text. It escapes all characters that are not printable, except the ends of lines and styles.
+// Printf writes formatted text. It escapes characters of the arguments as [Printable] does, except those of painted
+// text.
 func (p *Printer) Printf(format string, args ...any) {
-	if p.err == nil {
-		_, p.err = io.WriteString(p.to, p.escaped(fmt.Sprintf(format, args...)))
-	}
-}
-
-// styles matches the sequences that Paint writes.
-var styles = regexp.MustCompile(`\x1b\[\d*m`)
-
-func (p *Printer) escaped(text string) string {
-	if !p.Color {
-		return printable.Lines(text)
-	}
-	var out strings.Builder
-	for {
-		at := styles.FindStringIndex(text)
-		if at == nil {
-			return out.String() + printable.Lines(text)
+	for i, arg := range args {
+		switch arg.(type) {
+		case string, error, fmt.Stringer:
+			args[i] = Printable(fmt.Sprint(arg))
 		}
-		out.WriteString(printable.Lines(text[:at[0]]) + text[at[0]:at[1]])
-		text = text[at[1]:]
+	}
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.to, format, args...)
 	}
 }
 
@@ -129,12 +122,12 @@ func (p *Printer) row(row []Cell, widths []int) {
 	}
 	var line strings.Builder
 	for i := 0; i <= last; i++ {
-		line.WriteString(p.Paint(row[i].Style, row[i].Text))
+		line.WriteString(string(p.Paint(row[i].Style, row[i].Text)))
 		if i < last {
 			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(row[i].Text)+gap))
 		}
 	}
-	p.Printf("%s\n", line.String())
+	p.Printf("%s\n", Painted(line.String()))
 }
 
 // maxWidth is the number of characters of a line above which wrap breaks it.

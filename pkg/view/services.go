@@ -380,8 +380,9 @@ func (v *Services) Detail(p *Printer) {
 		v.detail(p, &v.Services[i])
 	}
 	if !v.tried() && !v.Wrong() && v.served() {
-		p.Printf("\n%s\n", p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this node,\n"+
-			"kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks the node."))
+		p.Printf("\n%s\n%s\n",
+			p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this node,"),
+			p.Paint(Dim, "kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks the node."))
 	}
 }
 
@@ -491,7 +492,7 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	}
 	p.Table(nil, rows)
 	if len(sp.Endpoints) == 0 {
-		p.Printf("    %s: %s\n", p.Paint(Bad, "no endpoints"), Printable(sp.Why))
+		p.Printf("    %s: %s\n", p.Paint(Bad, "no endpoints"), sp.Why)
 		return
 	}
 	p.Table(nil, endpointRows(sp.Endpoints, p.Wide))

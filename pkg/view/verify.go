@@ -123,12 +123,12 @@ func (v *Verification) differences(p *Printer) {
 		p.Printf("%s: %d tables, %d rules and %d elements match the plan (ruleset generation %d).\n", p.Paint(Good, "OK"), v.Tables,
 			v.Rules, v.Elements, v.Generation)
 		if v.Passing != nil {
-			p.Printf("An earlier comparison found a difference that is gone now (a change in progress, or repaired): %s\n", Printable(v.Passing.String()))
+			p.Printf("An earlier comparison found a difference that is gone now (a change in progress, or repaired): %s\n", v.Passing)
 		}
 		return
 	}
 	for i := range v.Differences {
-		p.Printf("%s %s\n", p.Paint(Bad, "DIFFERENT"), Printable(v.Differences[i].String()))
+		p.Printf("%s %s\n", p.Paint(Bad, "DIFFERENT"), &v.Differences[i])
 	}
 	p.more(v.Total - len(v.Differences))
 }

@@ -44,10 +44,10 @@ func (c *Commit) Text(p *Printer) {
 	cost := fmt.Sprintf("%s, plan %dµs, kernel %dµs", Count(c.Elements, "element"), c.PlanMicros, c.CommitMicros)
 	switch {
 	case c.Failed != "":
-		p.Printf("%s  %s %s\n", at, p.Paint(Bad, "FAILED"), Printable(c.Failed))
+		p.Printf("%s  %s %s\n", at, p.Paint(Bad, "FAILED"), c.Failed)
 		return
 	case c.Why != "":
-		p.Printf("%s  %s: %s; %s\n", at, p.Paint(Warn, "full rewrite"), Printable(c.Why), cost)
+		p.Printf("%s  %s: %s; %s\n", at, p.Paint(Warn, "full rewrite"), c.Why, cost)
 	case len(c.Services) == 0:
 		p.Printf("%s  no Service: unused chains deleted; %s\n", at, cost)
 	}
@@ -60,23 +60,26 @@ func (c *Commit) Text(p *Printer) {
 	}
 }
 
-func (c *Change) text(p *Printer) string {
-	parts := []string{p.Paint(Bold, Printable(c.Service)), c.What}
+func (c *Change) text(p *Printer) Painted {
+	var parts []string
+	add := func(style Style, text string) { parts = append(parts, string(p.Paint(style, text))) }
+	add(Bold, c.Service)
+	add(Plain, c.What)
 	list := func(sign string, style Style, of []string) {
 		for i, s := range of {
 			if i == MostNamed && !p.Wide {
-				parts = append(parts, fmt.Sprintf("%s%d more", sign, len(of)-MostNamed))
+				add(Plain, fmt.Sprintf("%s%d more", sign, len(of)-MostNamed))
 				return
 			}
-			parts = append(parts, p.Paint(style, sign+s))
+			add(style, sign+s)
 		}
 	}
 	list("+", Good, c.Added)
 	list("-", Bad, c.Removed)
 	if len(c.FrontendsAdded)+len(c.FrontendsRemoved) > 0 {
-		parts = append(parts, "frontends")
+		add(Plain, "frontends")
 		list("+", Good, c.FrontendsAdded)
 		list("-", Bad, c.FrontendsRemoved)
 	}
-	return strings.Join(parts, " ")
+	return Painted(strings.Join(parts, " "))
 }

@@ -179,7 +179,7 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	}
 	p.Printf("%s, %s\n", t.Packet, how)
 	if t.Frontend != "" {
-		p.Printf("Service port: %s\n", p.Paint(view.Bold, view.Printable(t.Frontend)))
+		p.Printf("Service port: %s\n", p.Paint(view.Bold, t.Frontend))
 	}
 	if t.Why != "" {
 		p.Printf("%s\n", p.Paint(view.Bad, t.Why))
@@ -214,7 +214,7 @@ func printWays(p *view.Printer, ways []trace.Way) {
 	for _, w := range ways {
 		if w.Why != last {
 			flush()
-			p.Printf("%s\n", view.Printable(w.Why))
+			p.Printf("%s\n", w.Why)
 			last = w.Why
 		}
 		rows = append(rows, wayRow(w))
@@ -254,16 +254,16 @@ func printList(p *view.Printer, title string, lines []string) {
 	}
 	p.Printf("\n%s\n", title)
 	for _, l := range lines {
-		p.Printf("  %s\n", view.Printable(l))
+		p.Printf("  %s\n", l)
 	}
 }
 
 func printSteps(p *view.Printer, steps []trace.Step) {
 	p.Printf("\nRules that act on the packet, on the first of these paths:\n")
 	for _, s := range steps {
-		p.Printf("  %s %s: %s\n", s.Hook, s.Chain, view.Printable(s.Rule))
+		p.Printf("  %s %s: %s\n", s.Hook, s.Chain, s.Rule)
 		for _, f := range s.Facts {
-			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(factText(f))))
+			p.Printf("      %s\n", p.Paint(view.Dim, factText(f)))
 		}
 	}
 }
@@ -345,7 +345,7 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	end := way.end()
 	err = q.print(to, liveTrace{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
 		if predicted.Frontend != "" {
-			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(predicted.Frontend)))
+			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, predicted.Frontend))
 		}
 		printLive(printer, list, own.Name)
 		printer.Printf("%s\n", end.text)
@@ -424,9 +424,9 @@ func printLive(p *view.Printer, list []liveEvent, table string) {
 			continue // this chain only marks the end of the packet's path
 		}
 		own = own || l.Table == table
-		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))
+		p.Printf("  %s %s: %s\n", l.Table, l.Chain, l.Text)
 		if p.Wide && l.Rule != "" {
-			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(l.Rule)))
+			p.Printf("      %s\n", p.Paint(view.Dim, l.Rule))
 		}
 	}
 	if !own {
