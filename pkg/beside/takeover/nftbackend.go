@@ -97,7 +97,7 @@ func readNFT(conn *nft.Conn, f inet.Family, table string) (*ruleset, []uint64, e
 	if err != nil || !slices.ContainsFunc(chains, func(c nft.ChainInfo) bool { return isKubeProxys(table, c.Name) }) {
 		return s, nil, err
 	}
-	rules, err := read.Rules(conn, f, table)
+	rules, err := read.Rules(conn, f.Keyword(), table)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
@@ -92,11 +90,8 @@ func Others(own string) ([]byte, error) {
 	defer conn.Close() //nolint:errcheck // read only
 	var b bytes.Buffer
 	var errs []error
-	for _, of := range []struct {
-		keyword string
-		number  uint8
-	}{{"ip", unix.NFPROTO_IPV4}, {"ip6", unix.NFPROTO_IPV6}, {"inet", unix.NFPROTO_INET}} {
-		chains, err := conn.AllChains(of.number)
+	for _, family := range read.Families {
+		chains, err := read.Chains(conn, family)
 		errs = append(errs, err)
 		tables, uses := map[string][]nft.ChainInfo{}, map[string]uint32{}
 		for _, ch := range chains {
@@ -105,15 +100,19 @@ func Others(own string) ([]byte, error) {
 		}
 		delete(tables, own)
 		for _, table := range slices.Sorted(maps.Keys(tables)) {
-			fmt.Fprintf(&b, "table %s %s { # %d chains\n", of.keyword, table, len(tables[table]))
+			fmt.Fprintf(&b, "table %s %s { # %d chains\n", family, table, len(tables[table]))
 			if uses[table] > mostUses {
 				fmt.Fprintf(&b, "\t# not shown: more than %d rules\n}\n", mostUses)
 				continue
 			}
-			rules, err := read.RuleTexts(conn, of.number, table)
+			rules, err := read.Rules(conn, family, table)
 			errs = append(errs, err)
+			texts := map[string][]string{}
+			for i := range rules {
+				texts[rules[i].Chain] = append(texts[rules[i].Chain], rules[i].Text())
+			}
 			for _, ch := range tables[table] {
-				listChain(&b, &ch, rules[ch.Name])
+				listChain(&b, &ch, texts[ch.Name])
 			}
 			fmt.Fprintf(&b, "}\n")
 		}

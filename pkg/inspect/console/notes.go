@@ -202,17 +202,14 @@ func addFirewall(s *view.Service) {
 		return
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	for _, f := range inet.Families {
-		chains, err := read.BaseChains(conn, f)
-		if err != nil {
-			return
-		}
-		for _, ch := range chains {
-			if ch.Hook == unix.NF_INET_LOCAL_IN && ch.Drops {
-				s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops packets to this node that it does not accept: if load "+
-					"balancers report the node as failed, accept TCP port %d in this chain", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
-			}
+	chains, err := read.BaseChains(conn, inet.Families[:]...)
+	if err != nil {
+		return
+	}
+	for _, ch := range chains {
+		if ch.Hook == unix.NF_INET_LOCAL_IN && ch.Drops {
+			s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops packets to this node that it does not accept: if load "+
+				"balancers report the node as failed, accept TCP port %d in this chain", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
 		}
 	}
-	s.Notes = unique(s.Notes)
 }

@@ -44,24 +44,6 @@ func (d Drop) finding(node string) view.Finding {
 	return f
 }
 
-// baseChains returns the base chains of all tables that apply to IP families, each once.
-func baseChains(conn *nft.Conn, families []inet.Family) (list []read.BaseChain, err error) {
-	seen := map[string]bool{}
-	for _, f := range families {
-		chains, err := read.BaseChains(conn, f)
-		if err != nil {
-			return list, err
-		}
-		for i := range chains {
-			if name := chains[i].String(); !seen[name] {
-				seen[name] = true
-				list = append(list, chains[i])
-			}
-		}
-	}
-	return list, nil
-}
-
 // Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of iptables-legacy. It omits a chain of
 // nftables if a rule of its table accepts packets of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
@@ -70,7 +52,7 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	chains, err := baseChains(conn, families)
+	chains, err := read.BaseChains(conn, families...)
 	if err != nil {
 		return nil, err
 	}
@@ -113,14 +95,14 @@ func drop(ch *read.BaseChain) Drop {
 
 // read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated connections.
 func (d *Drop) read(conn *nft.Conn, ch *read.BaseChain) (accepts bool, err error) {
-	rules, err := read.RulesBeside(conn, ch)
+	rules, err := read.Rules(conn, ch.Family, ch.Table)
 	if err != nil {
 		return false, err
 	}
 	names := []string{ch.Table}
-	for _, r := range rules {
-		names = append(append(names, r.Chain), r.Targets...)
-		accepts = accepts || r.AcceptsDNAT
+	for i := range rules {
+		names = append(append(names, rules[i].Chain), rules[i].Targets...)
+		accepts = accepts || rules[i].AcceptsDNAT()
 	}
 	d.Firewall = firewall(names)
 	return accepts, nil

@@ -34,7 +34,7 @@ func chainsBefore(families []inet.Family, own string, priority int32) (list []re
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	chains, err := baseChains(conn, families)
+	chains, err := read.BaseChains(conn, families...)
 	for i := range chains {
 		ch := &chains[i]
 		before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT

@@ -239,18 +239,16 @@ func (s *Site) findFirewalls() (found []string, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	for _, f := range inet.Families {
-		chains, err := read.BaseChains(conn, f)
-		if err != nil {
+	chains, err := read.BaseChains(conn, inet.Families[:]...)
+	if err != nil {
+		return nil, err
+	}
+	for i := range chains {
+		var d Drop
+		if _, err := d.read(conn, &chains[i]); err != nil {
 			return nil, err
 		}
-		for i := range chains {
-			var d Drop
-			if _, err := d.read(conn, &chains[i]); err != nil {
-				return nil, err
-			}
-			names[d.Firewall] = true
-		}
+		names[d.Firewall] = true
 	}
 	if strings.Contains(s.read("etc/ufw/ufw.conf"), "ENABLED=yes") {
 		names["ufw"] = true

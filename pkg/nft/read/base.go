@@ -29,19 +29,35 @@ func (ch *BaseChain) MayTranslateBefore(priority int32) bool {
 	return ch.Type == "nat" && ch.Priority <= priority && ch.Uses > 0
 }
 
-// BaseChains returns the base chains of all tables that apply to packets of a family.
-func BaseChains(conn *nft.Conn, family inet.Family) (list []BaseChain, err error) {
-	for _, of := range []struct {
-		keyword string
-		number  uint8
-	}{{family.Keyword(), family.Number()}, {"inet", unix.NFPROTO_INET}} {
-		chains, err := conn.AllChains(of.number)
+// Families are nft's keywords for the families of tables that apply to IP packets. numbers are the kernel's numbers.
+var (
+	Families = []string{"ip", "ip6", "inet"}
+	numbers  = map[string]uint8{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}
+)
+
+// Chains returns the chains of all tables of a family, which is nft's keyword.
+func Chains(conn *nft.Conn, family string) ([]nft.ChainInfo, error) {
+	list, err := conn.AllChains(numbers[family])
+	if err != nil {
+		return nil, fmt.Errorf("list chains of family %s: %w", family, err)
+	}
+	return list, nil
+}
+
+// BaseChains returns the base chains of all tables that apply to packets of the families.
+func BaseChains(conn *nft.Conn, families ...inet.Family) (list []BaseChain, err error) {
+	var keywords []string
+	for _, f := range families {
+		keywords = append(keywords, f.Keyword())
+	}
+	for _, keyword := range append(keywords, "inet") {
+		chains, err := Chains(conn, keyword)
 		if err != nil {
-			return nil, fmt.Errorf("list chains of family %s: %w", of.keyword, err)
+			return nil, err
 		}
 		for _, ch := range chains {
 			if ch.Type != "" {
-				list = append(list, BaseChain{Family: of.keyword, ChainInfo: ch})
+				list = append(list, BaseChain{Family: keyword, ChainInfo: ch})
 			}
 		}
 	}

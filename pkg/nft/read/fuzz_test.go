@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -33,16 +34,32 @@ func status(bit byte) []expr.Any {
 	}
 }
 
+// foreign returns a rule of another program.
+func foreign(expressions []byte) ForeignRule {
+	return foreignRule(inet.IPv4, nft.RuleInfo{Expressions: expressions})
+}
+
 // A rule of another program is described by its own jumps, and by its verdict about translated packets.
 func TestExpressionsOfOtherPrograms(t *testing.T) {
-	if !acceptsDNAT(expressions(t, status(statusDNAT)...)) || acceptsDNAT(expressions(t, status(1)...)) {
-		t.Error("ct status dnat accept is not recognised, or another status is")
+	for _, c := range []struct {
+		name    string
+		list    []expr.Any
+		accepts bool
+		targets []string
+	}{
+		{"ct status dnat accept", status(statusDNAT), true, nil},
+		{"with a counter", append([]expr.Any{&expr.Counter{}}, status(statusDNAT)...), true, nil},
+		{"ct status 0x1 accept", status(1), false, nil},
+		{"another condition", append(status(statusDNAT)[:3], status(statusDNAT)...), false, nil},
+		{"without a verdict", status(statusDNAT)[:3], false, nil},
+		{"accept", status(statusDNAT)[3:], false, nil},
+		{"jump", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "KUBE-SERVICES"}}, false,
+			[]string{"KUBE-SERVICES"}},
+	} {
+		r := foreign(expressions(t, c.list...))
+		lab.Same(t, c.targets, r.Targets, "%s: targets", c.name)
+		lab.Same(t, c.accepts, r.AcceptsDNAT(), "%s: accepts translated packets", c.name)
 	}
-	var r ForeignRule
-	for _, e := range netlink.Attributes(expressions(t, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "KUBE-SERVICES"})) {
-		r.expression(e)
-	}
-	lab.Same(t, []string{"KUBE-SERVICES"}, r.Targets, "targets of a jump")
 }
 
 // No rule and no trace event of the kernel causes a panic.
@@ -51,14 +68,9 @@ func FuzzExpressions(f *testing.F) {
 	f.Add(expressions(f, &expr.Immediate{Register: 1, Data: []byte{10, 0, 0, 1}}, &expr.NAT{Type: expr.NATTypeDestNAT, RegAddrMin: 1}))
 	f.Add(expressions(f, &expr.Lookup{SourceRegister: 1, SetName: "services"}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "c"}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		acceptsDNAT(data)
 		parseTrace(data)
-		var r ForeignRule
-		var list []Expr
-		for _, e := range netlink.Attributes(data) {
-			r.expression(e)
-			list = append(list, decode(inet.IPv4, e))
-		}
-		Text(inet.IPv4, list, nil)
+		r := foreign(data)
+		r.AcceptsDNAT()
+		r.Text()
 	})
 }

@@ -31,9 +31,10 @@ func Register(number uint32) (offset int, ok bool) {
 // Registers is the size of all registers together, in bytes.
 const Registers = 64
 
-func hostWord(b []byte) (uint32, bool) {
+// native reads a value of 4 bytes in host byte order. It returns 0 for a value of another length.
+func native(b []byte) uint32 {
 	if len(b) != 4 {
-		return 0, false
+		return 0
 	}
-	return binary.NativeEndian.Uint32(b), true
+	return binary.NativeEndian.Uint32(b)
 }

@@ -2,6 +2,7 @@ package read
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -11,83 +12,88 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// ForeignRule describes any program's rule without decoding it.
+// ForeignRule is a rule of any program. Its comment is that of nft, or that of an iptables rule.
 type ForeignRule struct {
-	Chain string
-	// Handle is the rule's number in its table.
-	Handle uint64
+	nft.RuleInfo
 	// Targets are the chains of the rule's own jumps and gotos, without those in the elements of a map.
 	Targets []string
-	// Comment is the comment of nft or of an iptables rule.
-	Comment string
-	// AcceptsDNAT is true if the rule accepts all packets of connections that DNAT rules have translated, and has no
-	// other condition.
-	AcceptsDNAT bool
+	family  inet.Family
 }
 
-// Rules returns the rules of a table in the order of their chains.
-func Rules(conn *nft.Conn, family inet.Family, table string) ([]ForeignRule, error) {
-	return rules(conn, family.Number(), family.Keyword(), table)
-}
-
-// RulesBeside returns the rules of the table of a base chain, which may be of family inet.
-func RulesBeside(conn *nft.Conn, ch *BaseChain) ([]ForeignRule, error) {
-	number := map[string]uint8{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[ch.Family]
-	return rules(conn, number, ch.Family, ch.Table)
-}
-
-func rules(conn *nft.Conn, number uint8, keyword, table string) (list []ForeignRule, err error) {
-	found, err := conn.Rules(number, table)
+// Rules returns the rules of a table in the order of their chains. family is nft's keyword of the table's family.
+func Rules(conn *nft.Conn, family, table string) (list []ForeignRule, err error) {
+	found, err := conn.Rules(numbers[family], table)
 	if err != nil {
-		return nil, fmt.Errorf("list rules of table %s %s: %w", keyword, table, err)
+		return nil, fmt.Errorf("list rules of table %s %s: %w", family, table, err)
+	}
+	of := inet.IPv4 // also for tables of both families: their rules test the family first
+	if family == inet.IPv6.Keyword() {
+		of = inet.IPv6
 	}
 	for _, info := range found {
-		r := ForeignRule{
-			Chain: info.Chain, Handle: info.Handle, Comment: info.Comment, AcceptsDNAT: acceptsDNAT(info.Expressions),
-		}
-		for _, e := range netlink.Attributes(info.Expressions) {
-			r.expression(e)
-		}
-		list = append(list, r)
+		list = append(list, foreignRule(of, info))
 	}
 	return list, nil
 }
 
-// expression extracts the target chain of a verdict, and the comment of iptables, which is a match.
-func (r *ForeignRule) expression(e []byte) {
-	switch name, data := nft.Expression(e); name {
-	case "immediate":
-		if chain, _ := nft.Verdict(netlink.Find(data, unix.NFTA_IMMEDIATE_DATA)); chain != "" {
-			r.Targets = append(r.Targets, chain)
-		}
-	case "match":
-		if netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME)) == "comment" {
-			comment, _, _ := bytes.Cut(netlink.Find(data, unix.NFTA_MATCH_INFO), []byte{0})
-			r.Comment = string(comment)
+// foreignRule extracts the targets of verdicts, and the comment of iptables, which is a match.
+func foreignRule(family inet.Family, info nft.RuleInfo) ForeignRule {
+	r := ForeignRule{RuleInfo: info, family: family}
+	for _, e := range netlink.Attributes(info.Expressions) {
+		switch name, data := nft.Expression(e); name {
+		case "immediate":
+			if chain, _ := nft.Verdict(netlink.Find(data, unix.NFTA_IMMEDIATE_DATA)); chain != "" {
+				r.Targets = append(r.Targets, chain)
+			}
+		case "match":
+			if netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME)) == "comment" {
+				comment, _, _ := bytes.Cut(netlink.Find(data, unix.NFTA_MATCH_INFO), []byte{0})
+				r.Comment = string(comment)
+			}
 		}
 	}
+	return r
 }
 
-// RuleTexts returns the rules of any table as text, by chain. family is the kernel's number of the table's family. The
-// texts have only the names of the extensions of iptables.
-func RuleTexts(conn *nft.Conn, family uint8, table string) (map[string][]string, error) {
-	found, err := conn.Rules(family, table)
-	if err != nil {
-		return nil, fmt.Errorf("list rules of table %s: %w", table, err)
-	}
-	of := inet.IPv4 // also for tables of both families: their rules test the family first
-	if family == unix.NFPROTO_IPV6 {
-		of = inet.IPv6
-	}
-	texts := map[string][]string{}
-	for _, info := range found {
-		r := ForeignRule{Comment: info.Comment}
-		var exprs []Expr
-		for _, e := range netlink.Attributes(info.Expressions) {
-			r.expression(e)
-			exprs = append(exprs, decode(of, e))
+// Text returns the rule in nft's language. It has only the names of the extensions of iptables.
+func (r *ForeignRule) Text() string {
+	return ruleLine(Text(r.family, decodeAll(r.family, r.Expressions), nil), r.Comment)
+}
+
+// AcceptsDNAT reports whether the rule accepts all packets of connections that DNAT rules have translated, and has no
+// other condition, apart from counters and comments. It has one of the forms
+//
+//	ct status dnat accept
+//	-m conntrack --ctstate DNAT -j ACCEPT
+//
+// in which --ctstate may list other states.
+func (r *ForeignRule) AcceptsDNAT() bool {
+	const translated = "ct status dnat "
+	match, conditions := "", []Expr{}
+	for _, e := range netlink.Attributes(r.Expressions) {
+		name, data := nft.Expression(e)
+		extension := netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME))
+		switch {
+		case name == "counter", name == "match" && extension == "comment":
+		case name == "match" && matchesDNAT(extension, netlink.Find(data, unix.NFTA_MATCH_INFO)):
+			match = translated
+		default:
+			conditions = append(conditions, decode(r.family, e))
 		}
-		texts[info.Chain] = append(texts[info.Chain], ruleLine(Text(of, exprs, nil), r.Comment))
 	}
-	return texts, nil
+	return match+Text(r.family, conditions, nil) == translated+"accept"
+}
+
+// matchesDNAT reports whether a match of iptables (struct xt_conntrack_mtinfo3) tests only states of a connection, and
+// accepts the state DNAT.
+func matchesDNAT(name string, info []byte) bool {
+	const (
+		flags, inverted, states = 146, 148, 150
+		onlyState, dnat         = 1 << 0, 1 << 7
+	)
+	if name != "conntrack" || len(info) < states+2 {
+		return false
+	}
+	at := func(offset int) uint16 { return binary.NativeEndian.Uint16(info[offset:]) }
+	return at(flags)&^(1<<13) == onlyState && at(inverted) == 0 && at(states)&dnat != 0
 }

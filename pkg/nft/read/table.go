@@ -89,15 +89,20 @@ func decoded(found *nft.KernelTable, family inet.Family, name string) *Table {
 	for _, c := range found.Chains {
 		ch := &Chain{ChainInfo: c.ChainInfo}
 		for _, info := range c.Rules {
-			r := Rule{Handle: info.Handle, Comment: info.Comment}
-			for _, e := range netlink.Attributes(info.Expressions) {
-				r.Exprs = append(r.Exprs, decode(family, e))
-			}
-			ch.Rules = append(ch.Rules, r)
+			exprs := decodeAll(family, info.Expressions)
+			ch.Rules = append(ch.Rules, Rule{Handle: info.Handle, Comment: info.Comment, Exprs: exprs})
 		}
 		t.Chains[c.Name] = ch
 	}
 	return t
+}
+
+// decodeAll decodes the expressions of a rule.
+func decodeAll(family inet.Family, expressions []byte) (list []Expr) {
+	for _, e := range netlink.Attributes(expressions) {
+		list = append(list, decode(family, e))
+	}
+	return list
 }
 
 // decode decodes an expression. [Expr.Any] is nil for kinds that Service rules do not use.

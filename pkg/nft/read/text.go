@@ -281,7 +281,7 @@ func metaOf(key expr.MetaKey) *held {
 
 // printPriority formats a priority as nft does.
 func printPriority(b []byte) string {
-	if v, ok := hostWord(b); ok && v == 0 {
+	if len(b) == 4 && native(b) == 0 {
 		return "none"
 	}
 	return nft.Priority().Print(b)
@@ -296,6 +296,16 @@ func printInterface(b []byte) string {
 	}
 	return strconv.Quote(name)
 }
+
+// statusDNAT is IPS_DST_NAT.
+const statusDNAT = 1 << 5
+
+// Bits of the states of connections.
+const (
+	stateInvalid = 1 << 0
+	stateRelated = 1 << 2
+	stateNew     = 1 << 3
+)
 
 func (w *writer) ct(e *expr.Ct) {
 	text := map[expr.CtKey]string{
@@ -340,7 +350,7 @@ func (w *writer) fib(e *expr.Fib) {
 		result = "type"
 	}
 	w.hold(e.Register, &held{text: "fib " + strings.Join(what, " . ") + " " + result, print: func(b []byte) string {
-		v, _ := hostWord(b)
+		v := native(b)
 		switch {
 		case e.FlagPRESENT && len(bytes.Trim(b, "\x00")) == 0: // four bytes before nft 1.1.7, then one
 			return "missing"
