@@ -50,23 +50,19 @@ type world struct {
 	why     string
 }
 
-// verdict is the decision of a rule; none if the packet continues.
+// verdict is the decision of a rule: a verdict code of the kernel, or final. chain is the next chain, if any.
 type verdict struct {
-	kind  kind
+	code  int32
 	chain string
 }
 
-type kind uint8
+// Other verdict codes: NF_DROP and NF_ACCEPT, which golang.org/x/sys/unix lacks. After final, outcome is set.
+const drop, accept, final = 0, 1, 2
 
-const (
-	none kind = iota
-	broken
-	jump
-	goTo
-	returns
-	accept
-	drop
-	final // outcome is set
+var (
+	continues = verdict{code: unix.NFT_CONTINUE}
+	// broken is the verdict if the rule does not match.
+	broken = verdict{code: unix.NFT_BREAK}
 )
 
 // fork returns a copy for another path.
@@ -77,7 +73,7 @@ func (w *world) fork() *world {
 }
 
 func (w *world) end(o Outcome, why string) {
-	w.verdict, w.outcome, w.why = verdict{kind: final}, o, why
+	w.verdict, w.outcome, w.why = verdict{code: final}, o, why
 }
 
 func (w *world) note(f Fact) { w.facts = append(w.facts, f) }
@@ -109,13 +105,7 @@ func (e *evaluator) hook(ch *read.Chain, worlds []*world) (on []*world, err erro
 			w.end(Dropped, fmt.Sprintf("the policy of chain %s is to drop", ch.Name))
 		}
 	}
-	all := append(back, e.finished...)
-	for _, w := range all {
-		if w.verdict.kind != final {
-			w.verdict = verdict{}
-		}
-	}
-	return all, nil
+	return append(back, e.finished...), nil
 }
 
 // maxDepth is the kernel's limit of nested chains.
@@ -150,7 +140,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
-		w.facts, w.verdict, w.drawnFrom, w.portIn = nil, verdict{}, nil, 0
+		w.facts, w.verdict, w.drawnFrom, w.portIn = nil, continues, nil, 0
 	}
 	var decided []*world
 	missed := map[*world]*world{}
@@ -159,8 +149,7 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 			return nil, nil, fmt.Errorf("chain %s: %w", ch.Name, err)
 		}
 		active = slices.DeleteFunc(slices.Clone(active), func(w *world) bool {
-			if w.verdict.kind == broken {
-				w.verdict = verdict{}
+			if w.verdict == broken {
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
 					// For these results of a draw, the rule does not match: the next rule treats them alike.
 					other.merge(w)
@@ -171,10 +160,11 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 				next = append(next, w)
 				return true
 			}
-			if w.verdict.kind != none {
-				decided = append(decided, w)
+			if w.verdict == continues {
+				return false
 			}
-			return w.verdict.kind != none
+			decided = append(decided, w)
+			return true
 		})
 	}
 	line := e.table.RuleText(r)
@@ -210,7 +200,7 @@ func (w *world) miss() {
 func (w *world) step(ch *read.Chain, r *read.Rule, line string) {
 	w.steps = append(w.steps, Step{
 		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain,
-		Back: w.verdict.kind == jump,
+		Back: w.verdict.code == unix.NFT_JUMP,
 	})
 	for _, f := range w.facts {
 		if f.Did == didMark {
@@ -232,18 +222,18 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	}
 	for _, v := range order {
 		group := groups[v]
-		switch v.kind {
-		case jump, goTo:
+		switch v.code {
+		case unix.NFT_JUMP, unix.NFT_GOTO:
 			came, err := e.chain(v.chain, group)
 			if err != nil {
 				return nil, nil, err
 			}
-			if v.kind == jump {
+			if v.code == unix.NFT_JUMP {
 				next = append(next, came...)
 			} else {
 				back = append(back, came...)
 			}
-		case returns:
+		case unix.NFT_RETURN:
 			back = append(back, group...)
 		case drop:
 			for _, w := range group {
@@ -260,26 +250,14 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	return next, back, nil
 }
 
-// verdictOf returns the verdict for a verdict code of the kernel. It returns false for an unknown code.
-func verdictOf(code int32, chain string) (verdict, bool) {
-	const nfDrop, nfAccept = 0, 1
+// decides sets a verdict with a code of the kernel. An unknown code stops the world.
+func (w *world) decides(code int32, chain string) {
 	switch code {
-	case unix.NFT_JUMP:
-		return verdict{jump, chain}, true
-	case unix.NFT_GOTO:
-		return verdict{goTo, chain}, true
-	case unix.NFT_RETURN:
-		return verdict{kind: returns}, true
-	case unix.NFT_CONTINUE:
-		return verdict{}, true
-	case unix.NFT_BREAK:
-		return verdict{kind: broken}, true
-	case nfDrop:
-		return verdict{kind: drop}, true
-	case nfAccept:
-		return verdict{kind: accept}, true
+	case unix.NFT_JUMP, unix.NFT_GOTO, unix.NFT_RETURN, unix.NFT_CONTINUE, unix.NFT_BREAK, drop, accept:
+		w.verdict = verdict{code, chain}
+	default:
+		w.end(Unknown, fmt.Sprintf("verdict %d", code))
 	}
-	return verdict{}, false
 }
 
 // chainsAt returns the base chains of a table at a hook, in the order of evaluation.

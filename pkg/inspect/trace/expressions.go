@@ -72,21 +72,16 @@ func (e *evaluator) one(given read.Expr, w *world) error {
 		}
 		w.end(Refused, how)
 	case *expr.Verdict:
-		v, ok := verdictOf(int32(x.Kind), x.Chain)
-		if !ok {
-			w.end(Unknown, fmt.Sprintf("verdict %d", x.Kind))
-			return nil
-		}
-		w.verdict = v
+		w.decides(int32(x.Kind), x.Chain)
 	default:
-		w.unsupported(given)
+		w.unsupported(given.Name)
 	}
 	return nil
 }
 
 // unsupported stops a world at an expression that this package cannot evaluate.
-func (w *world) unsupported(x read.Expr) {
-	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+x.Name)
+func (w *world) unsupported(what string) {
+	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+what)
 }
 
 // store puts bytes into a register, and pads the last word with zeros.
@@ -127,7 +122,7 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 		return // the TTL
 	}
 	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
-		w.unsupported(read.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
+		w.unsupported(fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base))
 		return
 	}
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
@@ -182,7 +177,7 @@ func (w *world) meta(p Packet, x *expr.Meta) {
 	case expr.MetaKeyOIFNAME:
 		w.store(x.Register, interfaceName(w.out))
 	default:
-		w.unsupported(read.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
+		w.unsupported(fmt.Sprintf("meta key %d", x.Key))
 	}
 }
 
@@ -198,7 +193,7 @@ func (w *world) setMeta(x *expr.Meta) {
 		w.priority = v
 	case expr.MetaKeyNFTRACE:
 	default:
-		w.unsupported(read.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
+		w.unsupported(fmt.Sprintf("meta key %d set", x.Key))
 	}
 }
 
@@ -212,7 +207,7 @@ func interfaceName(name string) []byte {
 func (w *world) ct(p Packet, x *expr.Ct) {
 	const dnat, stateNew = 1 << 5, 8
 	if x.SourceRegister {
-		w.unsupported(read.Expr{Name: "ct set"})
+		w.unsupported("ct set")
 		return
 	}
 	switch x.Key {
@@ -227,7 +222,7 @@ func (w *world) ct(p Packet, x *expr.Ct) {
 	case expr.CtKeyPROTOCOL:
 		w.store(x.Register, []byte{byte(p.Protocol)})
 	default:
-		w.unsupported(read.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
+		w.unsupported(fmt.Sprintf("ct key %d", x.Key))
 	}
 }
 
@@ -240,7 +235,7 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 		return e.leavesByArrival(x.Register, w)
 	}
 	if !x.ResultADDRTYPE || x.FlagIIF || x.FlagOIF {
-		w.unsupported(read.Expr{Name: "fib"})
+		w.unsupported("fib")
 		return nil
 	}
 	typ, err := e.routes.Type(addr)
@@ -274,7 +269,7 @@ func (e *evaluator) leavesByArrival(register uint32, w *world) error {
 func (w *world) bitwise(x *expr.Bitwise) {
 	from := w.load(x.SourceRegister, int(x.Len))
 	if len(x.Mask) != int(x.Len) || len(x.Xor) != int(x.Len) || from == nil {
-		w.unsupported(read.Expr{Name: "bitwise"})
+		w.unsupported("bitwise")
 		return
 	}
 	out := make([]byte, len(from))
@@ -288,7 +283,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
-		w.unsupported(read.Expr{Name: "byteorder"})
+		w.unsupported("byteorder")
 		return
 	}
 	little := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
@@ -305,7 +300,7 @@ func (w *world) compare(x *expr.Cmp) {
 		expr.CmpOpGt: order > 0, expr.CmpOpGte: order >= 0,
 	}[x.Op]
 	if !holds {
-		w.verdict = verdict{kind: broken}
+		w.verdict = broken
 	}
 }
 
@@ -314,7 +309,7 @@ func (w *world) between(x *expr.Range) {
 	b := w.load(x.Register, len(x.FromData))
 	inside := bytes.Compare(b, x.FromData) >= 0 && bytes.Compare(b, x.ToData) <= 0
 	if inside == (x.Op == expr.CmpOpNeq) {
-		w.verdict = verdict{kind: broken}
+		w.verdict = broken
 	}
 }
 
@@ -323,7 +318,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 	out := make([]*world, 0, len(worlds)*int(x.Modulus))
 	for _, w := range worlds {
 		if x.Modulus == 0 {
-			w.unsupported(read.Expr{Name: "numgen"})
+			w.unsupported("numgen")
 			out = append(out, w)
 			continue
 		}
@@ -359,7 +354,7 @@ func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 	for _, w := range worlds {
 		key := w.load(x.SourceRegister, int(x.Length))
 		if x.Type != expr.HashTypeJenkins || x.Modulus == 0 || key == nil {
-			w.unsupported(read.Expr{Name: "hash"})
+			w.unsupported("hash")
 			out = append(out, w)
 			continue
 		}
@@ -440,15 +435,10 @@ func (w *world) applyLookup(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Fo
 	w.note(fact)
 	switch {
 	case (f == nil) != x.Invert:
-		w.verdict = verdict{kind: broken}
+		w.verdict = broken
 	case f == nil || !x.IsDestRegSet:
 	case s.Verdict:
-		v, ok := verdictOf(f.Verdict, f.Chain)
-		if !ok {
-			w.unsupported(read.Expr{Name: "verdict"})
-			return
-		}
-		w.verdict = v
+		w.decides(f.Verdict, f.Chain)
 	default:
 		data := f.Data
 		w.store(x.DestRegister, data.Bytes())
@@ -472,7 +462,7 @@ func (w *world) dynset(x *expr.Dynset) {
 func (w *world) nat(family inet.Family, x *expr.NAT) {
 	addr, ok := netip.AddrFromSlice(w.load(x.RegAddrMin, family.AddrLen()))
 	if x.Type != expr.NATTypeDestNAT || x.RegAddrMin == 0 || !ok {
-		w.unsupported(read.Expr{Name: "nat of another kind"})
+		w.unsupported("nat of another kind")
 		return
 	}
 	port := w.to.Port()
@@ -480,7 +470,7 @@ func (w *world) nat(family inet.Family, x *expr.NAT) {
 		port = binary.BigEndian.Uint16(w.load(x.RegProtoMin, 2))
 	}
 	w.to, w.translated = netip.AddrPortFrom(addr, port), true
-	w.verdict = verdict{kind: accept}
+	w.verdict = verdict{code: accept}
 }
 
 // masquerade replaces the source with this machine's address.
@@ -492,6 +482,6 @@ func (e *evaluator) masquerade(w *world) error {
 	if w.masqueraded = true; source.IsValid() {
 		w.source = source
 	}
-	w.verdict = verdict{kind: accept}
+	w.verdict = verdict{code: accept}
 	return nil
 }
