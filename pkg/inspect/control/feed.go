@@ -9,27 +9,26 @@ import (
 // Feed passes values to its present readers. Publishing never blocks: a slow reader loses the oldest values, and
 // receives their number.
 type Feed[T any] struct {
-	readers atomic.Int32
-
 	mu   sync.Mutex
 	list map[*Reader[T]]struct{}
 }
 
 // Reader is a reader of a feed.
 type Reader[T any] struct {
-	feed  *Feed[T]
-	ready chan struct{}
-
-	// The feed's mutex guards these fields.
-	waiting []T
-	lost    uint64
+	feed    *Feed[T]
+	waiting chan T
+	lost    atomic.Uint64
 }
 
 // mostWaiting is the number of values that wait for one reader.
 const mostWaiting = 256
 
 // Watched reports whether there are readers.
-func (f *Feed[T]) Watched() bool { return f.readers.Load() > 0 }
+func (f *Feed[T]) Watched() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.list) > 0
+}
 
 // Publish passes a value to all readers.
 func (f *Feed[T]) Publish(value T) {
@@ -37,28 +36,25 @@ func (f *Feed[T]) Publish(value T) {
 	defer f.mu.Unlock()
 	for r := range f.list {
 		if len(r.waiting) == mostWaiting {
-			copy(r.waiting, r.waiting[1:])
-			r.waiting = r.waiting[:mostWaiting-1]
-			r.lost++
+			select {
+			case <-r.waiting:
+				r.lost.Add(1)
+			default: // the reader has just taken one
+			}
 		}
-		r.waiting = append(r.waiting, value)
-		select {
-		case r.ready <- struct{}{}:
-		default: // a signal is pending already
-		}
+		r.waiting <- value // there is room, because only Publish adds values
 	}
 }
 
 // Subscribe returns a reader of all values published from now on.
 func (f *Feed[T]) Subscribe() *Reader[T] {
-	r := &Reader[T]{feed: f, ready: make(chan struct{}, 1)}
+	r := &Reader[T]{feed: f, waiting: make(chan T, mostWaiting)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.list == nil {
 		f.list = map[*Reader[T]]struct{}{}
 	}
 	f.list[r] = struct{}{}
-	f.readers.Store(int32(len(f.list)))
 	return r
 }
 
@@ -67,30 +63,15 @@ func (r *Reader[T]) Close() {
 	r.feed.mu.Lock()
 	defer r.feed.mu.Unlock()
 	delete(r.feed.list, r)
-	r.feed.readers.Store(int32(len(r.feed.list)))
 }
 
-// Next returns the next value, and the number of values lost before it. It waits for one until the context ends.
+// Next returns the next value, and the number of values that were lost meanwhile. It waits for one until the context
+// ends.
 func (r *Reader[T]) Next(ctx context.Context) (value T, lost uint64, err error) {
-	for {
-		if value, lost, ok := r.take(); ok {
-			return value, lost, nil
-		}
-		select {
-		case <-r.ready:
-		case <-ctx.Done():
-			return value, 0, ctx.Err()
-		}
+	select {
+	case value = <-r.waiting:
+		return value, r.lost.Swap(0), nil
+	case <-ctx.Done():
+		return value, 0, ctx.Err()
 	}
-}
-
-func (r *Reader[T]) take() (value T, lost uint64, ok bool) {
-	r.feed.mu.Lock()
-	defer r.feed.mu.Unlock()
-	if len(r.waiting) == 0 {
-		return value, 0, false
-	}
-	value, r.waiting = r.waiting[0], r.waiting[1:]
-	lost, r.lost = r.lost, 0
-	return value, lost, true
 }
