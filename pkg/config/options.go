@@ -52,17 +52,8 @@ type Options struct {
 	Cleanup, InitOnly, ForceCleanup bool
 	// MetricsServices is the number of service ports with their own series in the metrics.
 	MetricsServices int
-	// Limits override the default limits of one Service, or of the node, by name.
-	Limits map[string]int
-	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and
-	// [model.Ping].
-	RefuseUnusedPorts, AnswerPing string
-	// DirectReturn permits direct server return.
-	DirectReturn bool
-	// HostPorts serves the host ports of this node's pods.
-	HostPorts bool
-	// CountConnections enables counters of connections to Services, CountZones also those of the zones of endpoints.
-	CountConnections, CountZones bool
+	// TableFlags are the flags for the tables that have no field in the configuration.
+	TableFlags
 	// TerminateConnections is a model.Termination: the default of Services without an annotation for it.
 	TerminateConnections string
 	// Gates are kube-proxy's feature gates with the settings of the configuration.
@@ -98,8 +89,8 @@ const defaultReloadJitter = 10 * time.Minute
 // NewOptions returns options with defaults.
 func NewOptions() *Options {
 	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort,
-		MetricsServices: defaultMetricsServices, CountConnections: true,
-		RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone),
+		MetricsServices:      defaultMetricsServices,
+		TableFlags:           TableFlags{CountConnections: true, RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone)},
 		TerminateConnections: string(model.TerminateOff),
 		reload:               reloadNever, reloadJitter: defaultReloadJitter}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod

@@ -2,24 +2,41 @@ package config
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/pflag"
 )
 
-// Running is the configuration in effect of a running program.
+// TableFlags are flags that affect the tables, and have no field in the KubeProxyConfiguration.
+type TableFlags struct {
+	// Limits override the default limits of one Service, or of the node, by name.
+	Limits map[string]int `json:"limits,omitempty"`
+	// CountConnections enables counters of connections to Services, CountZones also those of the zones of endpoints.
+	CountConnections bool `json:"countConnections"`
+	CountZones       bool `json:"countZones,omitempty"`
+	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and
+	// [model.Ping].
+	RefuseUnusedPorts string `json:"refuseUnusedPorts,omitempty"`
+	AnswerPing        string `json:"answerPing,omitempty"`
+	// DirectReturn permits direct server return.
+	DirectReturn bool `json:"directServerReturn,omitempty"`
+	// HostPorts serves the host ports of this node's pods.
+	HostPorts bool `json:"hostPorts,omitempty"`
+}
+
+// Running is the version and the configuration in effect of a running program.
 type Running struct {
-	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and
-	// have no field in it. An empty setting has its default.
-	Node, Config                  string
-	Limits                        map[string]int
-	CountConnections, CountZones  bool
-	RefuseUnusedPorts, AnswerPing string
-	DirectReturn, HostPorts       bool
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML.
+	Node   string `json:"node"`
+	Config string `json:"config"`
+	TableFlags
 }
 
 // Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces
 // the configuration of the running program. Call it before [Options.Complete].
-func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
+func (o *Options) Inherit(fs *pflag.FlagSet, running *Running) error {
 	if !fs.Changed("hostname-override") {
 		o.hostname = running.Node
 	}

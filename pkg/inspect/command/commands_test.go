@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -227,7 +228,7 @@ func TestExitCodes(t *testing.T) {
 	fine := &view.Status{Healthy: true, Eligible: true, Loop: &view.Loop{}, API: view.API{Answers: true}}
 	good := newFakeDaemon(t, map[string]any{
 		control.PageStatus: fine, control.PageServices: services(webService(1)), control.PageVerify: &view.Verification{}, control.PageBundle: "x",
-		control.PageSettings: &view.Settings{Version: "v0"}, control.PageNames: []string{},
+		control.PageSettings: &config.Running{Version: "v0"}, control.PageNames: []string{},
 	})
 	bad := newFakeDaemon(t, map[string]any{
 		control.PageStatus: &view.Status{}, control.PageServices: services(webService(0)), control.PageVerify: &view.Verification{Findings: []view.Finding{{Severity: view.Wrong}}},

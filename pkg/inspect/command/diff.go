@@ -99,12 +99,10 @@ type running struct {
 func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, error) {
 	q := question{socket: o.ControlSocket, proxyName: o.ServiceProxyName}
 	r := &running{cmd.Context(), q.patient()}
-	var s view.Settings
+	var s config.Running
 	err := r.client.Get(r.ctx, control.PageSettings, &s)
 	if err == nil {
-		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections, CountZones: s.CountZones,
-			RefuseUnusedPorts: s.RefuseUnusedPorts, AnswerPing: s.AnswerPing, DirectReturn: s.DirectReturn,
-			HostPorts: s.HostPorts})
+		return r, o.Inherit(cmd.Flags(), &s)
 	}
 	given := o.File != ""
 	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // the flags of the daemon are hidden

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
@@ -23,7 +24,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
 )
@@ -89,7 +89,7 @@ func preflightCommand() *cobra.Command {
 // selects one.
 func (q *question) learn(ctx context.Context, site *doctor.Site) error {
 	r := &running{ctx, q.client()}
-	var s view.Settings
+	var s config.Running
 	if err := r.client.Get(ctx, control.PageSettings, &s); err != nil {
 		if q.socket+q.proxyName == "" {
 			return nil

@@ -194,15 +194,20 @@ func (a *API) failing() (resources []string) {
 // askAPI is the timeout of a query about a Service.
 const askAPI = 2 * time.Second
 
-// live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them. known is false without an API
-// server, or without an answer.
-func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []declared, known bool) {
+// list queries the API server for Services.
+func (a *API) list(ctx context.Context, namespace string, options metav1.ListOptions) (*corev1.ServiceList, error) {
 	if a == nil {
-		return nil, false
+		return nil, errors.New("a label selector requires an API server")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
-	found, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{
+	return a.client.Services(namespace).List(ctx, options)
+}
+
+// live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them. known is false without an API
+// server, or without an answer.
+func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []declared, known bool) {
+	found, err := a.list(ctx, namespace, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // a proxy has no permission for get
 	})
 	if err != nil {
@@ -219,16 +224,11 @@ const mostOthers = 2000
 
 // others queries the API server for the Services of other proxies, by their label. known is false without an answer, or if there are too many.
 func (a *API) others(ctx context.Context, namespace, serviceProxyName string) (list []corev1.Service, known bool) {
-	if a == nil {
-		return nil, false
-	}
-	ctx, cancel := context.WithTimeout(ctx, askAPI)
-	defer cancel()
 	selector := labelServiceProxyName
 	if serviceProxyName != "" {
 		selector += "!=" + serviceProxyName
 	}
-	found, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: mostOthers})
+	found, err := a.list(ctx, namespace, metav1.ListOptions{LabelSelector: selector, Limit: mostOthers})
 	if err != nil {
 		return nil, false
 	}
@@ -237,12 +237,7 @@ func (a *API) others(ctx context.Context, namespace, serviceProxyName string) (l
 
 // labelled queries the API server for the names of the Services that match a label selector. The program does not store labels.
 func (a *API) labelled(ctx context.Context, namespace, selector string) (map[types.NamespacedName]bool, error) {
-	if a == nil {
-		return nil, errors.New("a label selector requires an API server")
-	}
-	ctx, cancel := context.WithTimeout(ctx, askAPI)
-	defer cancel()
-	list, err := a.client.Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	list, err := a.list(ctx, namespace, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, errors.New(config.Redact(err.Error()))
 	}

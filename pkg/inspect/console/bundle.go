@@ -104,10 +104,6 @@ func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.gzi
 
 // bundle writes an archive for a bug report. The archive contains nothing from a kubeconfig, a token or the environment.
 func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
-		return
-	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(2 * control.AnswerTime))
 	w.Header().Set("Content-Type", "application/gzip")
 	z := gzip.NewWriter(w)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"sync"
 	"time"
 
@@ -117,22 +118,25 @@ func New(p Parts) *Console { return &Console{Parts: p} }
 // Handler returns the handler of the control socket's pages.
 func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/"+control.PageStatus, control.Answer(func(r *http.Request) (*view.Status, error) { return c.status(r.Context()), nil }))
-	mux.Handle("/"+control.PageServices, control.Answer(func(r *http.Request) (*view.Services, error) {
-		return c.services(r.Context(), query{control.Param(r, "namespace"), control.Param(r, "selector"), r.URL.Query()["name"]})
+	add := func(page string, h http.HandlerFunc) { mux.Handle("GET /"+page, h) }
+	add(control.PageStatus, control.Answer(func(ctx context.Context, _ url.Values) (*view.Status, error) {
+		return c.status(ctx), nil
 	}))
-	mux.Handle("/"+control.PagePod, control.Answer(func(r *http.Request) ([]string, error) {
-		return c.pod(r.Context(), control.Param(r, "namespace"), control.Param(r, "name"))
+	add(control.PageServices, control.Answer(func(ctx context.Context, q url.Values) (*view.Services, error) {
+		return c.services(ctx, query{q.Get("namespace"), q.Get("selector"), q["name"]})
 	}))
-	mux.Handle("/"+control.PageSettings, control.Answer(func(*http.Request) (*view.Settings, error) { return c.settings() }))
-	mux.HandleFunc("/"+control.PageObjects, c.objects)
-	mux.Handle("/"+control.PageStarts, control.Answer(func(r *http.Request) (map[string][]model.Share, error) { return c.starts(r.Context()) }))
-	mux.Handle("/"+control.PageNames, control.Answer(func(*http.Request) ([]string, error) { return c.names(), nil }))
-	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
-		return c.verify(r.Context(), control.Param(r, "flows") != "")
+	add(control.PagePod, control.Answer(func(ctx context.Context, q url.Values) ([]string, error) {
+		return c.pod(ctx, q.Get("namespace"), q.Get("name"))
 	}))
-	mux.Handle("/"+control.PageWatch, control.Stream(&c.Commits.feed, func(v *view.Commit, n uint64) { v.Lost = n }))
-	mux.HandleFunc("/"+control.PageBundle, c.bundle)
+	add(control.PageSettings, control.Answer(c.settings))
+	add(control.PageObjects, c.objects)
+	add(control.PageStarts, control.Answer(c.starts))
+	add(control.PageNames, control.Answer(c.names))
+	add(control.PageVerify, control.Answer(func(ctx context.Context, q url.Values) (*view.Verification, error) {
+		return c.verify(ctx, q.Has("flows"))
+	}))
+	add(control.PageWatch, control.Stream(&c.Commits.feed, func(v *view.Commit, n uint64) { v.Lost = n }))
+	add(control.PageBundle, c.bundle)
 	return mux
 }
 

@@ -5,29 +5,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // settings returns the configuration in effect, without secrets.
-func (c *Console) settings() (*view.Settings, error) {
+func (c *Console) settings(context.Context, url.Values) (*config.Running, error) {
 	text, err := c.ConfigText()
-	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountZones: c.CountZones,
-		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing, DirectReturn: c.DirectReturn,
-		HostPorts: c.HostPorts}, err
+	return &config.Running{
+		Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), TableFlags: c.TableFlags,
+	}, err
 }
 
 // objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.
 func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
-		return
-	}
 	if unread := c.unreadKinds(); len(unread) > 0 {
 		http.Error(w, fmt.Sprintf("the program has not read %s yet: set -f with all objects, or ask again later", strings.Join(unread, ", ")), http.StatusServiceUnavailable)
 		return
@@ -72,7 +69,7 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 }
 
 // starts returns the starting endpoints of all Services.
-func (c *Console) starts(ctx context.Context) (map[string][]model.Share, error) {
+func (c *Console) starts(ctx context.Context, _ url.Values) (map[string][]model.Share, error) {
 	all, err := c.Loop.Starts(ctx)
 	v := map[string][]model.Share{}
 	for name, starts := range all {

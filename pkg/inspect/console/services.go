@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,14 +24,14 @@ import (
 )
 
 // names returns the names of all served Services, for shell completion.
-func (c *Console) names() []string {
+func (c *Console) names(context.Context, url.Values) ([]string, error) {
 	list := []string{}
 	for _, n := range c.Source.Services() {
 		if whyNot(c.Source.Get(n).Service) == "" {
 			list = append(list, n.String())
 		}
 	}
-	return list
+	return list, nil
 }
 
 // query selects Services.

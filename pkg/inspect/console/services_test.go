@@ -148,8 +148,9 @@ func TestRequestedServices(t *testing.T) {
 	if len(v.NotFound) != 1 || !strings.Contains(v.NotFound[0], "in mode iptables, packets to it follow the routes of this node") {
 		t.Errorf("an unused address in mode iptables: %q", v.NotFound)
 	}
-	if want := []string{"other/web", "shop/api", "shop/web"}; !slices.Equal(c.names(), want) {
-		t.Errorf("names for completion: %q, want %q", c.names(), want)
+	names, err := c.names(t.Context(), nil)
+	if want := []string{"other/web", "shop/api", "shop/web"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("names for completion: %q, %v; want %q", names, err, want)
 	}
 	if _, err := c.services(t.Context(), query{selector: "app=web"}); err == nil {
 		t.Error("a label selector is accepted without an API server")

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -17,31 +18,23 @@ func (e NotFound) Error() string { return string(e) }
 // AnswerTime is the time limit of an answer: a comparison of a million elements takes half a minute.
 const AnswerTime = 2 * time.Minute
 
-// Answer returns a handler that sends the result of a function as JSON.
-func Answer[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
+// Answer returns a handler that sends the result of a function of the query's parameters as JSON.
+func Answer[T any](f func(context.Context, url.Values) (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet {
-			http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
-			return
-		}
 		// The answer may take long.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(AnswerTime))
-		value, err := f(r)
+		value, err := f(r.Context(), r.URL.Query())
 		if err != nil {
-			refuse(w, err)
+			code := http.StatusInternalServerError
+			if errors.As(err, new(NotFound)) {
+				code = http.StatusNotFound
+			}
+			http.Error(w, err.Error(), code)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(value) // the client has closed the connection
 	}
-}
-
-func refuse(w http.ResponseWriter, err error) {
-	code := http.StatusInternalServerError
-	if errors.As(err, new(NotFound)) {
-		code = http.StatusNotFound
-	}
-	http.Error(w, err.Error(), code)
 }
 
 // patience is the time within which a watching client must read one value.
@@ -50,10 +43,6 @@ const patience = 10 * time.Second
 // Stream returns a handler that sends values as lines of JSON, until the client disconnects.
 func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet {
-			http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
-			return
-		}
 		reader := f.Subscribe()
 		defer reader.Close()
 		control := http.NewResponseController(w)
@@ -75,13 +64,4 @@ func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 			}
 		}
 	}
-}
-
-// Param returns a parameter of a request.
-func Param(r *http.Request, name string) string {
-	values, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return ""
-	}
-	return values.Get(name)
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,9 +24,12 @@ import (
 func served(t *testing.T, path, name string) (stop func()) {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle("/who", Answer(func(*http.Request) (string, error) { return name, nil }))
-	mux.Handle("/missing", Answer(func(*http.Request) (string, error) { return "", NotFound("no such thing") }))
-	mux.Handle("/broken", Answer(func(*http.Request) (string, error) { return "", errors.New("it is broken") }))
+	answer := func(page, text string, err error) {
+		mux.Handle("GET "+page, Answer(func(context.Context, url.Values) (string, error) { return text, err }))
+	}
+	answer("/who", name, nil)
+	answer("/missing", "", NotFound("no such thing"))
+	answer("/broken", "", errors.New("it is broken"))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
