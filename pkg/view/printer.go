@@ -164,6 +164,15 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
+// Texts returns the texts of values.
+func Texts[T fmt.Stringer](list []T) []string {
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = v.String()
+	}
+	return texts
+}
+
 // MostNamed is the number of names that [Names] lists.
 const MostNamed = 4
 

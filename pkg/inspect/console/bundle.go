@@ -112,14 +112,8 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	status := c.status(ctx)
 	a.addValue("status", status, status.Text, nil)
 	services, err := c.services(ctx, query{})
-	if err != nil {
-		services = &view.Services{}
-	}
 	a.addValue("services", services, services.Detail, err)
 	verification, err := c.verify(ctx, true)
-	if err != nil {
-		verification = &view.Verification{}
-	}
 	a.addValue("verify", verification, verification.Text, err)
 	a.addValue("problems", c.Problems.all(), nil, nil)
 	text, err := c.ConfigText()

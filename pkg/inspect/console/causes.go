@@ -142,16 +142,12 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 // causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other programs that write its tables.
 // used are the families that this node or a Service uses.
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) []view.Finding {
-	list := c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) })
-	list = append(list, fromSnapshot(&s.API)...)
-	list = append(list, c.unbound(s)...)
-	list = append(list, c.configuration()...)
-	list = append(list, c.unserved(used)...)
-	list = append(list, c.identity(s, o, used)...)
-	list = append(list, c.rivals(s)...)
 	pods := podsAmong(o.local)
-	list = append(list, c.withoutPrefix(used)...)
-	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
+	return slices.Concat(
+		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), fromSnapshot(&s.API), c.unbound(s),
+		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods),
+		c.bridged(pods),
+	)
 }
 
 // onlyProgram lists everything that a restart of this program affects.
@@ -399,39 +395,45 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
-// withoutPrefix reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is used.
-func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
+// unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is used, and local pods with other
+// addresses.
+func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list []view.Finding) {
 	mode := c.Config.DetectLocalMode
-	if all, _ := config.Masquerading(c.Config); all || mode != config.ClusterCIDR && mode != config.NodeCIDR || mode == config.NodeCIDR && c.Source.Node() == nil {
+	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
 		return nil
 	}
-	var missing []string
 	prefixes := c.podPrefixes()
-	for _, f := range used {
-		if !prefixes[f].IsValid() {
-			missing = append(missing, f.String())
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	what, fix := "clusterCIDR (--cluster-cidr) has no prefix of ", c.clusterCIDRFix()
+	missing := slices.DeleteFunc(slices.Clone(used), func(f inet.Family) bool { return prefixes[f].IsValid() })
+	strange := slices.DeleteFunc(slices.Clone(pods), func(addr netip.Addr) bool {
+		p := prefixes[inet.FamilyOf(addr)]
+		return !p.IsValid() || p.Contains(addr)
+	})
+	lacks, setting, fix := "clusterCIDR (--cluster-cidr) has", "--cluster-cidr", c.clusterCIDRFix()
 	if mode == config.NodeCIDR {
-		what, fix = "the Node's podCIDRs have no prefix of ", "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
+		lacks, setting = "the Node's podCIDRs have", "the Node's podCIDRs"
+		fix = "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.ClusterCIDRMissing, Object: c.configObject(), What: what + strings.Join(missing, " and "),
-		Impact: "the rules do not masquerade clients outside of the pod network at cluster IPs. Such a client gets no reply from a cluster IP, unless the " +
-			"reply returns by this node",
-		Fix: fix, Affects: sameConfiguration,
-	}}
+	add := func(reason view.Reason, what, impact, fix string) {
+		list = append(list, view.Finding{
+			Severity: view.Warning, Reason: reason, Object: "configuration of node " + c.NodeName, What: what, Impact: impact, Fix: fix,
+			Affects: "the source addresses of new connections, on all nodes that use the same configuration",
+		})
+	}
+	all, _ := config.Masquerading(c.Config)
+	unknown := mode == config.NodeCIDR && c.Source.Node() == nil
+	if len(missing) > 0 && !all && !unknown {
+		add(view.ClusterCIDRMissing, fmt.Sprintf("%s no prefix of %s", lacks, strings.Join(view.Texts(missing), " and ")),
+			"the rules do not masquerade clients outside of the pod network at cluster IPs. Such a client gets no reply from a cluster IP, unless the "+
+				"reply returns by this node", fix)
+	}
+	if len(strange) > 0 {
+		add(view.PodsOutsideClusterCIDR, fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting,
+			joinPrefixes(prefixes), view.Names(view.Texts(strange), 0)),
+			"source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
+			c.clusterCIDRFix())
+	}
+	return list
 }
-
-// sameConfiguration lists everything that a change of the configuration affects.
-const sameConfiguration = "the source addresses of new connections, on all nodes that use the same configuration"
-
-// configObject returns the configuration as the object of a finding.
-func (c *Console) configObject() string { return "configuration of node " + c.NodeName }
 
 // clusterCIDRFix returns the fix for a wrong clusterCIDR, with the prefixes of this Node's pods.
 func (c *Console) clusterCIDRFix() string {
@@ -442,34 +444,6 @@ func (c *Console) clusterCIDRFix() string {
 		}
 	}
 	return fix + ", or set another detectLocalMode"
-}
-
-// strangers reports local pods that the configuration does not recognise by their addresses.
-func (c *Console) strangers(pods []netip.Addr) []view.Finding {
-	mode := c.Config.DetectLocalMode
-	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
-		return nil
-	}
-	var strange []string
-	prefixes := c.podPrefixes()
-	for _, addr := range pods {
-		if p := prefixes[inet.FamilyOf(addr)]; p.IsValid() && !p.Contains(addr) {
-			strange = append(strange, addr.String())
-		}
-	}
-	if len(strange) == 0 {
-		return nil
-	}
-	setting := "--cluster-cidr"
-	if mode == config.NodeCIDR {
-		setting = "the Node's podCIDRs"
-	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.PodsOutsideClusterCIDR, Object: c.configObject(),
-		What:   fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), view.Names(strange, 0)),
-		Impact: "source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
-		Fix:    c.clusterCIDRFix(), Affects: sameConfiguration,
-	}}
 }
 
 // bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service, and the endpoint is another

@@ -38,7 +38,7 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) []vie
 		return []view.Finding{c.nodeElsewhere(own, node)}
 	}
 	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
-	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, familyNames(c.fallbacks(used))))
+	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, strings.Join(view.Texts(c.fallbacks(used)), " and ")))
 }
 
 // fallbacks returns the IP families whose node ports are served on all addresses because the address of the Node is unknown.
@@ -55,22 +55,12 @@ func (c *Console) fallbacks(used []inet.Family) (list []inet.Family) {
 func (c *Console) everywhere(used []inet.Family) string {
 	var list []string
 	for _, f := range c.fallbacks(used) {
-		for _, addr := range c.Loop.Facts().NodeAddresses[f] {
-			list = append(list, addr.String())
-		}
+		list = append(list, view.Texts(c.Loop.Facts().NodeAddresses[f])...)
 	}
 	if len(list) == 0 {
 		return ""
 	}
 	return "node ports are served on all addresses of this node: " + view.Names(list, 0)
-}
-
-func familyNames(list []inet.Family) string {
-	var names []string
-	for _, f := range list {
-		names = append(names, f.String())
-	}
-	return strings.Join(names, " and ")
 }
 
 // unaddressed reports that node ports are served on all addresses. It is a warning if isLikelyWrong is true, otherwise a note.
@@ -113,10 +103,7 @@ func (c *Console) nodeMissing(own []netip.Addr, everywhere string) view.Finding 
 
 // nodeElsewhere reports that this host has no address of the Node.
 func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Finding {
-	var internal []string
-	for _, addr := range model.InternalIPs(node) {
-		internal = append(internal, addr.String())
-	}
+	internal := view.Texts(model.InternalIPs(node))
 	return view.Finding{
 		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
 		What: fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -21,41 +20,26 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// noter adds facts about Services that their ports and endpoints do not show.
-type noter struct {
-	facts *proxy.Facts
-	// own are this node's addresses.
-	own []netip.Addr
-	// broken returns the reasons why a Service's health check port is not served.
-	broken func(types.NamespacedName) []string
-}
-
-// newNoter reads the data that all Services share.
-func (c *Console) newNoter(facts *proxy.Facts) *noter {
-	n := &noter{facts: facts, broken: c.Broken}
-	n.own, _ = host.Addresses() // after an error, one kind of note is missing
-	return n
-}
-
-// notes returns facts that are no errors, in the order of the Service's fields, and facts that are errors.
-func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
+// notes returns facts that the ports and endpoints of a Service do not show: those that are no errors, in the order of the Service's fields, and those
+// that are errors. own are this node's addresses.
+func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Addr) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
-			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(n.own, f.Addr) {
+			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(own, f.Addr) {
 				notes = append(notes, fmt.Sprintf("%s is an address of this node: packets to %s reach this Service, and a process of the node "+
 					"that listens there does not receive them", f.Addr, f.Address()))
 			}
 		}
 		for i := range sp.Candidates {
-			if addr := sp.Candidates[i].Addr.Addr(); within(n.facts.ServiceCIDRs[sp.Family], addr) {
+			if addr := sp.Candidates[i].Addr.Addr(); within(facts.ServiceCIDRs[sp.Family], addr) {
 				wrong = append(wrong, fmt.Sprintf("endpoint %s is an address of a Service: the kernel translates a packet only once, so it does not reach the pods; use "+
 					"the addresses of the pods", sp.Candidates[i].Addr))
 			}
 		}
 	}
-	for _, why := range n.broken(x.Name) {
+	for _, why := range c.Broken(x.Name) {
 		wrong = append(wrong, "load balancers get no answer at the health check node port, and send no traffic to this node: "+why)
 	}
 	return unique(notes), unique(wrong)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
@@ -98,36 +99,48 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 
 // explain describes the named Services.
 func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*view.Services, error) {
-	facts := c.Loop.Facts()
-	out := &view.Services{Node: c.NodeName, NodePortAddresses: []string{}, Services: []view.Service{}}
-	for _, list := range facts.NodeAddresses {
-		for _, a := range list {
-			out.NodePortAddresses = append(out.NodePortAddresses, a.String())
-		}
+	addresses := c.Loop.Facts().NodeAddresses
+	out := &view.Services{
+		Node: c.NodeName, NodePortAddresses: view.Texts(slices.Concat(addresses[:]...)), Unread: c.unreadKinds(),
+		Services: []view.Service{},
 	}
-	out.Unread = c.unreadKinds()
-	lost, err := c.lost(ctx, names)
-	behaviours, starts := c.behaviours(ctx, names), c.startsInTime(ctx)
-	noter, options := c.newNoter(&facts), c.ModelOptions()
+	behaviours := c.behaviours(ctx, names)
 	var keys []model.Key
-	for _, n := range names {
-		options.Starts = starts[n]
-		if x := model.Explain(c.Source.Get(n), facts.Node, options); x != nil {
-			s := serviceView(x, &facts, lost)
-			c.addLoopback(s, x)
-			s.RefusesUnusedPorts, s.AnswersPing = texts(behaviours[n].Refused), texts(behaviours[n].Pinged)
-			notes, wrong := noter.notes(x)
-			s.Notes, s.Problems = notes, append(s.Problems, wrong...)
-			out.Services = append(out.Services, *s)
-			for _, p := range x.Ports {
-				for i := range p.Frontends {
-					keys = append(keys, p.Frontends[i].Key)
-				}
+	err := c.each(ctx, names, c.startsInTime(ctx), func(x *model.Explanation, s *view.Service) {
+		of := behaviours[x.Name]
+		s.RefusesUnusedPorts, s.AnswersPing = texts(of.Refused), texts(of.Pinged)
+		out.Services = append(out.Services, *s)
+		for _, p := range x.Ports {
+			for i := range p.Frontends {
+				keys = append(keys, p.Frontends[i].Key)
 			}
 		}
-	}
+	})
 	c.countConnections(out, keys)
 	return out, err
+}
+
+// each calls f with each named Service that is served, and its explanation.
+func (c *Console) each(
+	ctx context.Context, names []types.NamespacedName, starts map[types.NamespacedName]*model.Starts,
+	f func(*model.Explanation, *view.Service),
+) error {
+	facts, options := c.Loop.Facts(), c.ModelOptions()
+	lost, err := c.lost(ctx, names)
+	own, _ := host.Addresses() // after an error, one kind of note is missing
+	for _, n := range names {
+		options.Starts = starts[n]
+		x := model.Explain(c.Source.Get(n), facts.Node, options)
+		if x == nil {
+			continue
+		}
+		s := serviceView(x, &facts, lost)
+		c.addLoopback(s, x)
+		notes, wrong := c.notes(x, &facts, own)
+		s.Notes, s.Problems = notes, append(s.Problems, wrong...)
+		f(x, s)
+	}
+	return err
 }
 
 // behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or if the loop is busy.
@@ -147,9 +160,7 @@ func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) 
 // texts returns the first addresses or source ranges of a list as text, and the number of the others.
 func texts[T fmt.Stringer](all []T) (list []string) {
 	const most = 100
-	for _, a := range all[:min(len(all), most)] {
-		list = append(list, a.String())
-	}
+	list = append(list, view.Texts(all[:min(len(all), most)])...)
 	if more := len(all) - most; more > 0 {
 		list = append(list, fmt.Sprintf("and %d more", more))
 	}

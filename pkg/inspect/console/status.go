@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	now := time.Now()
 	s := &view.Status{
 		SchemaVersion: view.SchemaVersion, Node: c.NodeName, Version: c.Version, Kernel: host.Release(), Time: now, Started: c.Started,
-		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ServiceProxyName: c.ServiceProxyName, ConfigFile: c.File, Ports: c.Ports(), Findings: []view.Finding{},
+		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ServiceProxyName: c.ServiceProxyName, ConfigFile: c.File, Ports: c.Ports(),
 	}
 	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
 		s.API = c.API.State(ctx)
@@ -30,10 +31,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 			s.API.FromSnapshot = &at
 		}
 	}
-	s.Features = kernelFeatures(s.Kernel)
-	for _, f := range c.Families {
-		s.Families = append(s.Families, f.String())
-	}
+	s.Features, s.Families = kernelFeatures(s.Kernel), view.Texts(c.Families)
 	if s.Mode == "" {
 		s.Mode = "iptables (the default)"
 	}
@@ -47,9 +45,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	o := c.readObjects(s)
 	conflicts := c.askStatus(ctx, s)
 	used := c.usedFamilies(o)
-	s.Findings = append(s.Findings, c.judge(s)...)
-	s.Findings = append(s.Findings, c.causes(ctx, s, o, used)...)
-	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
+	own := slices.Concat(c.judge(s), c.causes(ctx, s, o, used), c.rejected(o, conflicts))
 	node := doctor.Config{
 		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
 		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
@@ -62,7 +58,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {
 		node.Monitors = nil // the other instance monitors nftables
 	}
-	s.Findings = absorb(append(s.Findings, doctor.Look(ctx, node)...))
+	s.Findings = absorb(append(own, doctor.Look(ctx, node)...))
 	s.Conclude()
 	return s
 }

@@ -114,20 +114,11 @@ func withUnserved(served []view.Service, names []types.NamespacedName) []view.Se
 
 // wrongOf returns the Services that need attention.
 func (c *Console) wrongOf(ctx context.Context, names []types.NamespacedName) (map[types.NamespacedName]bool, error) {
-	facts := c.Loop.Facts()
-	lost, err := c.lost(ctx, names)
-	noter := c.newNoter(&facts)
 	wrong := map[types.NamespacedName]bool{}
-	for _, n := range names {
-		x := model.Explain(c.Source.Get(n), facts.Node, c.ModelOptions())
-		if x == nil {
-			continue
+	err := c.each(ctx, names, nil, func(x *model.Explanation, s *view.Service) {
+		if s.Wrong() {
+			wrong[x.Name] = true
 		}
-		s := serviceView(x, &facts, lost)
-		c.addLoopback(s, x)
-		if _, problems := noter.notes(x); len(problems) > 0 || s.Wrong() {
-			wrong[n] = true
-		}
-	}
+	})
 	return wrong, err
 }

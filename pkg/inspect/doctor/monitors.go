@@ -35,12 +35,8 @@ func (c *Config) slowCommits(list []Monitor) []view.Finding {
 	if len(list) == 0 {
 		return nil
 	}
-	var names []string
-	for _, m := range list {
-		names = append(names, m.String())
-	}
 	return []view.Finding{{
-		Severity: view.Warning, Reason: view.SlowCommits, Object: c.node(), What: "a program monitors nftables on this node: " + view.Names(names, 0),
+		Severity: view.Warning, Reason: view.SlowCommits, Object: c.node(), What: "a program monitors nftables on this node: " + view.Names(view.Texts(list), 0),
 		Impact: "the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
 		Fix:    c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"), Affects: "only this program",
 	}}

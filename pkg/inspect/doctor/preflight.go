@@ -87,24 +87,14 @@ func usedFamilies() (list []inet.Family) {
 // services adds the known ServiceCIDRs, and returns them. The configuration for kube-nftproxy may have another mode than kube-proxy has now: if no
 // kube-proxy runs, its default is nftables, as in the manifests of kube-nftproxy.
 func (s *Site) services(v *view.Preflight, present string) ServiceNetworks {
-	text := "unknown: set --service-cidrs to the output of kubectl get servicecidrs"
 	if len(s.ServiceCIDRs) > 0 {
 		mode := cmp.Or(s.Mode, present, "nftables")
-		text = fmt.Sprintf("%s, checked for mode %s", join(s.ServiceCIDRs), mode)
+		text := fmt.Sprintf("%s, checked for mode %s", strings.Join(view.Texts(s.ServiceCIDRs), " and "), mode)
 		v.Add("service CIDRs", text)
 		return ServiceNetworks{CIDRs: s.ServiceCIDRs, RouteUnused: mode != "nftables"}
 	}
-	v.Add("service CIDRs", text)
+	v.Add("service CIDRs", "unknown: set --service-cidrs to the output of kubectl get servicecidrs")
 	return ServiceNetworks{}
-}
-
-// join returns the texts of values as an enumeration.
-func join[T fmt.Stringer](list []T) string {
-	words := make([]string, 0, len(list))
-	for _, x := range list {
-		words = append(words, x.String())
-	}
-	return strings.Join(words, " and ")
 }
 
 // kernel checks the version and the features of the kernel. used are the IP families that the node uses: for all others, missing features are a note.
@@ -146,7 +136,7 @@ func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 			Fix: fix, Affects: "the kernel of this node",
 		})
 	default:
-		v.Add("features", "all for "+join(families))
+		v.Add("features", "all for "+strings.Join(view.Texts(families), " and "))
 	}
 }
 
