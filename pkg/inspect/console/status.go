@@ -47,9 +47,8 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	used := c.usedFamilies(o)
 	own := slices.Concat(c.judge(s), c.causes(ctx, s, o, used), c.rejected(o, conflicts))
 	node := doctor.Config{
-		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
-		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
-		Services: c.serviceNetworks(), Networks: host.ReadNetworks, ReversePathDrops: host.ReversePathDrops,
+		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Services: c.serviceNetworks(), Rival: c.Rival,
+		NodePorts: c.NodePorts, Monitors: doctor.Monitors,
 	}
 	if c.ServiceProxyName == "" { // with a name, other chains are first, and the rules of kube-proxy are not leftovers
 		node.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Config lists the checks. A check whose function is nil is skipped.
+// Config describes the node. A check whose function is nil is skipped.
 type Config struct {
 	// NodeName is the name of the Node.
 	NodeName string
@@ -22,13 +22,8 @@ type Config struct {
 	Sysctls string
 	// Families are the IP families that this node or a Service uses. The checks skip all other families.
 	Families []inet.Family
-	// Services are the networks of Services, which must not overlap with other networks. Networks reads those of this node.
+	// Services are the networks of Services, which must not overlap with other networks.
 	Services ServiceNetworks
-	Networks func() (host.Networks, error)
-	// ReversePathDrops returns the number of packets that the kernel has dropped by reverse path filtering.
-	ReversePathDrops func() (n uint64, ok bool)
-	// Drops returns the chains that drop forwarded packets by default.
-	Drops func([]inet.Family) ([]Drop, error)
 	// Earlier returns the chains that may translate packets before the rules of Services.
 	Earlier func([]inet.Family) ([]read.BaseChain, error)
 	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
@@ -38,78 +33,55 @@ type Config struct {
 	NodePorts func() ([]model.Problem, error)
 	// Monitors returns other programs that receive a copy of each change of the ruleset.
 	Monitors func() ([]Monitor, error)
-	// Disguises returns the routes whose masqueraded packets have a wrong source.
-	Disguises func() ([]host.Disguise, error)
-	// Guarded reports whether the rule exists that keeps packets of the network from 127.0.0.0/8.
-	Guarded func() (bool, error)
 }
 
 // Look runs all checks. If a check fails, its error becomes a finding.
-func Look(ctx context.Context, c Config) []view.Finding {
-	var list []view.Finding
-	unable := func(what string, err error) {
-		if err != nil {
+func Look(ctx context.Context, c Config) (list []view.Finding) {
+	add := func(subject string, found []view.Finding, err error) {
+		if list = append(list, found...); err != nil {
 			list = append(list, view.Finding{
-				Severity: view.Warning, Reason: view.CheckFailed, Object: c.node(), What: fmt.Sprintf("cannot check %s: %v", what, err), Impact: "unknown",
+				Severity: view.Warning, Reason: view.CheckFailed, Object: c.node(), What: fmt.Sprintf("cannot check %s: %v", subject, err), Impact: "unknown",
 				Fix: "run the program with the capability NET_ADMIN in the node's network namespace", Affects: "only the program on this node",
 			})
 		}
 	}
-	var networks host.Networks
-	if c.Networks != nil {
-		var err error
-		networks, err = c.Networks()
-		unable("the networks of this node", err)
-	}
-	list = append(list, c.sysctls(&networks)...)
-	list = append(list, c.overlaps(&networks)...)
-	if c.Drops != nil {
-		drops, err := c.Drops(c.Families)
-		for _, d := range drops {
-			list = append(list, d.finding(c.NodeName))
-		}
-		unable("chains of other programs", err)
-	}
+	networks, err := host.ReadNetworks()
+	dropped, _ := host.ReversePathDrops() // 0 if the kernel does not count them
+	add("the networks of this node", slices.Concat(c.sysctls(&networks, dropped), c.overlaps(&networks)), err)
+	drops, err := Drops(c.Families)
+	add("chains of other programs", findings(drops, c.drop), err)
 	if c.Earlier != nil {
 		chains, err := c.Earlier(c.Families)
-		for i := range chains {
-			list = append(list, c.earlier(&chains[i]))
-		}
-		unable("the order of chains", err)
+		add("the order of chains", findings(chains, c.earlier), err)
 	}
 	if c.Leftovers != nil {
 		left, err := c.Leftovers()
-		var rival takeover.Rival
-		if c.Rival != nil {
-			rival = c.Rival(ctx)
-		}
-		list = append(list, c.kubeProxy(left, rival)...)
-		unable("leftovers of kube-proxy", err)
+		add("leftovers of kube-proxy", c.kubeProxy(left, c.Rival(ctx)), err)
 	}
 	if c.NodePorts != nil {
 		problems, err := c.NodePorts()
-		for _, p := range problems {
-			list = append(list, nodePort(p))
-		}
-		unable("the sockets of this node", err)
+		add("the sockets of this node", findings(problems, nodePort), err)
 	}
 	if c.Monitors != nil {
 		monitors, err := c.Monitors()
-		list = append(list, c.slowCommits(monitors)...)
-		unable("programs that monitor nftables", err)
+		add("programs that monitor nftables", c.slowCommits(monitors), err)
 	}
-	if c.Disguises != nil && c.serves(inet.IPv4) {
-		disguises, err := c.Disguises()
-		list = append(list, c.disguises(disguises)...)
-		unable("the routes", err)
-	}
-	if c.Guarded != nil && c.serves(inet.IPv4) {
-		guarded, err := c.Guarded()
-		list = append(list, c.localnet(guarded || err != nil)...)
-		unable("the chain KUBE-FIREWALL", err)
+	if c.serves(inet.IPv4) {
+		disguises, err := host.Disguises()
+		add("the routes", c.disguises(disguises), err)
+		guarded, err := takeover.LoopbackGuarded()
+		add("the chain KUBE-FIREWALL", c.localnet(guarded || err != nil), err)
 	}
 	view.SortFindings(list)
 	return list
+}
+
+// findings returns a finding for each item of a list.
+func findings[T any](list []T, finding func(*T) view.Finding) (found []view.Finding) {
+	for i := range list {
+		found = append(found, finding(&list[i]))
+	}
+	return found
 }
 
 func (c *Config) node() string { return "Node " + c.NodeName }
@@ -162,9 +134,9 @@ func counts(left takeover.Leftovers) string {
 }
 
 // nodePort converts a collision to a finding.
-func nodePort(p model.Problem) view.Finding {
+func nodePort(p *model.Problem) view.Finding {
 	f := view.Finding{
-		Severity: view.Warning, Reason: view.NodePortTaken, Object: Object(p), What: p.Reason, Impact: p.Impact, Fix: p.Fix,
+		Severity: view.Warning, Reason: view.NodePortTaken, Object: Object(*p), What: p.Reason, Impact: p.Impact, Fix: p.Fix,
 		Affects: "the clients of this process, or of this node port on all nodes",
 	}
 	if p.Event == "NodePortInEphemeralRange" {

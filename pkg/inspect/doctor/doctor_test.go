@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -87,67 +86,52 @@ func TestSettings(t *testing.T) {
 		{"not a number", map[string]string{"net/ipv4/ip_forward": "?"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
-			lab.Same(t, c.want, got, "")
+			node := Config{NodeName: "n", Sysctls: settings(t, c.changed), Families: inet.Families[:]}
+			lab.Same(t, c.want, brief(node.sysctls(&host.Networks{}, 0)), "")
 		})
 	}
 	t.Run("a family that isn't served", func(t *testing.T) {
 		root := settings(t, map[string]string{"net/ipv6/conf/all/forwarding": "0"})
-		if got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: root, Families: inet.Families[:1]})); len(got) > 0 {
+		node := Config{NodeName: "n", Sysctls: root, Families: inet.Families[:1]}
+		if got := brief(node.sysctls(&host.Networks{}, 0)); len(got) > 0 {
 			t.Errorf("%q, want nothing", got)
 		}
 	})
 }
 
-func TestEverythingElse(t *testing.T) {
-	c := Config{
-		NodeName: "n", Sysctls: settings(t, map[string]string{"net/ipv4/conf/all/route_localnet": "1"}),
-		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
-		Earlier: func([]inet.Family) ([]read.BaseChain, error) {
-			info := nft.ChainInfo{Table: "x", Name: "c", Priority: -150}
-			return []read.BaseChain{{Family: "ip", ChainInfo: info}}, nil
-		},
-		Leftovers: func() (takeover.Leftovers, error) {
-			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
-		},
-		Rival: func(context.Context) takeover.Rival { return takeover.Rival{Page: "http://127.0.0.1:10249/proxyMode"} },
-		NodePorts: func() ([]model.Problem, error) {
-			return []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
-				Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}, nil
-		},
-		Monitors: func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
-		Families: inet.Families[:],
-		Disguises: func() ([]host.Disguise, error) {
-			tunnel := host.Disguise{To: netip.MustParsePrefix("10.0.0.0/8"), Device: "tun0"}
-			other := host.Disguise{To: netip.MustParsePrefix("0.0.0.0/0"), Device: "eth0", Source: netip.MustParseAddr("192.0.2.1"), Wanted: netip.MustParseAddr("192.0.2.9")}
-			return []host.Disguise{tunnel, other}, nil
-		},
-		Guarded: func() (bool, error) { return false, nil },
-	}
-	want := []string{
-		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
-		"warning: cannot check chains of other programs: not permitted",
-		"warning: chain ip x c (hook prerouting, priority -150) is evaluated before the rules of Services",
-		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
-		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
+// TestFindings: each fact about a node is one finding, with all fields.
+func TestFindings(t *testing.T) {
+	c := Config{NodeName: "n", Sysctls: settings(t, map[string]string{"net/ipv4/conf/all/route_localnet": "1"})}
+	left := takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}
+	chains := []read.BaseChain{{Family: "ip", ChainInfo: nft.ChainInfo{Table: "x", Name: "c", Priority: -150}}}
+	ports := []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
+		Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}
+	tunnel := host.Disguise{To: netip.MustParsePrefix("10.0.0.0/8"), Device: "tun0"}
+	other := host.Disguise{To: netip.MustParsePrefix("0.0.0.0/0"), Device: "eth0", Source: netip.MustParseAddr("192.0.2.1"), Wanted: netip.MustParseAddr("192.0.2.9")}
+	for want, got := range map[string][]view.Finding{
+		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers": c.kubeProxy(left,
+			takeover.Rival{Page: "http://127.0.0.1:10249/proxyMode"}),
+		"warning: a kube-proxy has left rules on this node: ipvs 3":                                          c.kubeProxy(left, takeover.Rival{}),
+		"warning: a kube-proxy may run on this node: 127.0.0.1:10249 hangs":                                  c.kubeProxy(left, takeover.Rival{Unknown: errors.New("127.0.0.1:10249 hangs")}),
+		"warning: chain ip x c (hook prerouting, priority -150) is evaluated before the rules of Services":   findings(chains, c.earlier),
+		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)":                         findings(ports, nodePort),
+		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace": c.slowCommits([]Monitor{{PID: 7, Name: "nft"}, {}}),
 		"warning: masqueraded IPv4 packets to these networks do not get the source address of the route: 10.0.0.0/8 by tun0 (no source), " +
-			"0.0.0.0/0 by eth0 (source 192.0.2.1, the route has 192.0.2.9)",
-		"warning: this node routes packets of its networks to 127.0.0.0/8 (net.ipv4.conf.all.route_localnet = 1), and the chain KUBE-FIREWALL, which drops them, is missing",
-	}
-	got := Look(t.Context(), c)
-	lab.Same(t, want, brief(got), "")
-	if collision := got[3]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
-		t.Errorf("the collision: %+v", collision)
-	}
-	for text, rival := range map[string]takeover.Rival{
-		"warning: a kube-proxy has left rules on this node: ipvs 3":         {},
-		"warning: a kube-proxy may run on this node: 127.0.0.1:10249 hangs": {Unknown: errors.New("127.0.0.1:10249 hangs")},
+			"0.0.0.0/0 by eth0 (source 192.0.2.1, the route has 192.0.2.9)": c.disguises([]host.Disguise{tunnel, other}),
+		"warning: this node routes packets of its networks to 127.0.0.0/8 (net.ipv4.conf.all.route_localnet = 1), and the chain KUBE-FIREWALL, which drops them, is missing": c.localnet(false),
 	} {
-		c.Rival = func(context.Context) takeover.Rival { return rival }
-		if got := brief(Look(t.Context(), c)); !slices.Contains(got, text) {
-			t.Errorf("%q, want %q", got, text)
-		}
+		lab.Same(t, []string{want}, brief(got), "")
 	}
+	if got := nodePort(&ports[0]); got.Impact != "it gets nothing" || got.Fix != "move it" || got.Object != "Service default/web" {
+		t.Errorf("the collision: %+v", got)
+	}
+}
+
+// TestChecksThatFail: the error of a check is a finding.
+func TestChecksThatFail(t *testing.T) {
+	lab.EnterNamespace(t)
+	c := Config{NodeName: "n", Sysctls: settings(t, nil), NodePorts: func() ([]model.Problem, error) { return nil, errors.New("not permitted") }}
+	lab.Same(t, []string{"warning: cannot check the sockets of this node: not permitted"}, brief(Look(t.Context(), c)), "")
 }
 
 var run = lab.Run

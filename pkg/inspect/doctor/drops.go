@@ -23,7 +23,8 @@ type Drop struct {
 	Rules bool
 }
 
-func (d Drop) finding(node string) view.Finding {
+// drop reports a chain that drops forwarded packets.
+func (c *Config) drop(d *Drop) view.Finding {
 	until := "The rule lasts until the next boot"
 	if d.Firewall != "" {
 		until += ", or until " + d.Firewall + " loads its rules again: add the same rule to its configuration"
@@ -33,7 +34,7 @@ func (d Drop) finding(node string) view.Finding {
 		What: fmt.Sprintf("%s drops forwarded packets that none of its rules accepts (policy drop)", d.Chain),
 		Impact: "pods and external clients cannot reach Services, unless the rules of the pod network accept the packets. Connections of the node " +
 			"itself are not affected",
-		Fix: fmt.Sprintf("on node %s: %s", node, d.Command),
+		Fix: c.on(d.Command),
 		Affects: "only forwarded connections whose destination a rule of this node has translated: to Services, and to ports that other programs publish. All " +
 			"other packets are dropped as before. " + until,
 	}
@@ -61,7 +62,7 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 		if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
 			continue
 		}
-		d := drop(ch)
+		d := dropOf(ch)
 		accepts, err := d.read(conn, ch)
 		if err != nil {
 			return list, err
@@ -80,7 +81,7 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 // acceptTranslated are the arguments of iptables that append a rule for packets of translated connections.
 const acceptTranslated = " -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
 
-func drop(ch *read.BaseChain) Drop {
+func dropOf(ch *read.BaseChain) Drop {
 	d := Drop{
 		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
 		Command: fmt.Sprintf("nft add rule %s %s %s ct status dnat accept", ch.Family, ch.Table, ch.Name),

@@ -51,9 +51,7 @@ func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
 	c := Config{
-		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops, Earlier: s.Earlier,
-		Disguises: host.Disguises, Guarded: takeover.LoopbackGuarded,
-		Networks: host.ReadNetworks, ReversePathDrops: host.ReversePathDrops,
+		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Earlier: s.Earlier,
 	}
 	s.kernel(v, families)
 	holder, err := instance.Find(instance.Name)

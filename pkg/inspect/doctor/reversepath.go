@@ -27,7 +27,7 @@ func (c *Config) ReversePath(device string) int {
 
 // reversePath finds interfaces with strict reverse path filtering. It is a warning if the kernel has dropped packets, or if the routes show an interface
 // whose packets it would drop. Otherwise it is a note, because the node does not know the senders behind an interface.
-func (c *Config) reversePath(networks *host.Networks) []view.Finding {
+func (c *Config) reversePath(networks *host.Networks, dropped uint64) []view.Finding {
 	var strict []string
 	for _, name := range c.interfaces() {
 		if c.ReversePath(name) == Strict {
@@ -48,15 +48,13 @@ func (c *Config) reversePath(networks *host.Networks) []view.Finding {
 		f.Severity, f.What = view.Warning, f.What+": "+asymmetric[0].text()
 		f.Impact = fmt.Sprintf("the kernel drops packets from %s that arrive by %s, such as requests to node ports and replies of endpoints", asymmetric[0].prefix, device)
 	}
-	if c.ReversePathDrops != nil {
-		if n, ok := c.ReversePathDrops(); ok && n > 0 {
-			f.What += fmt.Sprintf("; the kernel has dropped %s by reverse path filtering since the boot (IPReversePathFilter)", view.Count(int(n), "packet"))
-			if f.Severity == view.Note {
-				f.Impact = "requests to node ports and replies of endpoints may be among these packets: the kernel drops a packet if the route back to its source uses " +
-					"another interface. kube-nftproxy trace FROM ADDRESS:PORT --live shows whether a connection is affected"
-			}
-			f.Severity = view.Warning
+	if dropped > 0 {
+		f.What += fmt.Sprintf("; the kernel has dropped %s by reverse path filtering since the boot (IPReversePathFilter)", view.Count(int(dropped), "packet"))
+		if f.Severity == view.Note {
+			f.Impact = "requests to node ports and replies of endpoints may be among these packets: the kernel drops a packet if the route back to its source uses " +
+				"another interface. kube-nftproxy trace FROM ADDRESS:PORT --live shows whether a connection is affected"
 		}
+		f.Severity = view.Warning
 	}
 	f.Fix = c.on(LooseCommand(device))
 	f.Affects = device + " accepts packets from each source address to which this node has any route, until the next boot"

@@ -13,12 +13,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature.
-func (c *Config) sysctls(networks *host.Networks) (list []view.Finding) {
+// sysctls checks the sysctls. dropped is the number of packets that the kernel has dropped by reverse path filtering. It skips missing sysctls, because the kernel then lacks the feature.
+func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list []view.Finding) {
 	if c.serves(inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
 		list = append(list, c.someForward()...)
-		list = append(list, c.reversePath(networks)...)
+		list = append(list, c.reversePath(networks, dropped)...)
 	}
 	if c.serves(inet.IPv6) {
 		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
