@@ -36,19 +36,15 @@ func (s *Service) Causes() (list []Cause) {
 	for _, text := range s.Problems {
 		add("correct this part of the object", "%s", text)
 	}
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		for j := range p.Frontends {
-			f := &p.Frontends[j]
-			switch row := &outcome.Rows[outcome.Of(f.Reason)]; {
-			case !f.wrong():
-			case row.OfAddress:
-				add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Message)
-			case p.Why != "":
-				add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
-			default:
-				add(row.Fix, "port %s: %s", quotedPort(p), p.unused(f))
-			}
+	for p, f := range s.Frontends() {
+		switch row := &outcome.Rows[outcome.Of(f.Reason)]; {
+		case !f.wrong():
+		case row.OfAddress:
+			add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Message)
+		case p.Why != "":
+			add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
+		default:
+			add(row.Fix, "port %s: %s", quotedPort(p), p.unused(f))
 		}
 	}
 	if len(list) > 0 && len(s.Ports) > 0 && s.Ports[0].Why != "" {

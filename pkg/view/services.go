@@ -3,6 +3,7 @@ package view
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -146,13 +147,29 @@ func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 // zero, it may be without endpoints.
 func (f *Frontend) wrong() bool { return f.LostTo != "" || f.Endpoints == 0 && !f.Normal }
 
+// Frontends iterates over the frontends of the Service, with their ports.
+func (s *Service) Frontends() iter.Seq2[*ServicePort, *Frontend] {
+	return func(yield func(*ServicePort, *Frontend) bool) {
+		for i := range s.Ports {
+			p := &s.Ports[i]
+			for j := range p.Frontends {
+				if !yield(p, &p.Frontends[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Wrong reports whether the Service needs attention: a problem, an endpoint that no port can use, a port without endpoints, or an address that
 // another Service has.
 func (s *Service) Wrong() bool {
-	return len(s.Problems)+len(s.Unusable) > 0 ||
-		slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
-			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.wrong() })
-		})
+	for _, f := range s.Frontends() {
+		if f.wrong() {
+			return true
+		}
+	}
+	return len(s.Problems)+len(s.Unusable) > 0
 }
 
 // OnlyWrong removes the Services that need no attention, and the frontends that work from the remaining Services.
@@ -168,15 +185,7 @@ func (v *Services) OnlyWrong() {
 
 // Wrong reports whether any of the Services needs attention.
 func (v *Services) Wrong() bool {
-	if len(v.Unread) > 0 {
-		return true
-	}
-	for i := range v.Services {
-		if v.Services[i].Wrong() {
-			return true
-		}
-	}
-	return false
+	return len(v.Unread) > 0 || slices.ContainsFunc(v.Services, func(s Service) bool { return s.Wrong() })
 }
 
 func (s *Service) fullName() string { return s.Namespace + "/" + s.Name }
@@ -211,24 +220,19 @@ func (s *Service) rows(wide bool) (rows [][]Cell) {
 			rows = append(rows, wrap("  ", mark+" "+text, Warn)...)
 		}
 	}
-	for j := range s.Ports {
-		sp := &s.Ports[j]
-		for i := range sp.Frontends {
-			f := &sp.Frontends[i]
-			row := append(cells(s.portName(sp), f.Kind, f.at(sp)), Cell{sp.count(f), countStyle(f)},
-				Cell{Text: connections(f)})
-			mark := "note:"
-			if f.wrong() {
-				mark = "PROBLEM"
-			}
-			if wide {
-				row = append(row, cells(f.policy(), affinity(sp))...)
-				rows = append(rows, append(row, Cell{f.note(sp, true), Warn}))
-				continue
-			}
-			rows = append(rows, row)
-			below(mark, f.note(sp, false))
+	for sp, f := range s.Frontends() {
+		mark, style := "note:", Plain
+		if f.wrong() {
+			mark, style = "PROBLEM", Bad
 		}
+		row := append(cells(s.portName(sp), f.Kind, f.at(sp)), Cell{sp.count(f), style}, Cell{Text: connections(f)})
+		if wide {
+			row = append(row, cells(f.policy(), affinity(sp))...)
+			rows = append(rows, append(row, Cell{f.note(sp, true), Warn}))
+			continue
+		}
+		rows = append(rows, row)
+		below(mark, f.note(sp, false))
 	}
 	if problems := s.problems(); len(problems) > 0 {
 		if len(rows) == 0 {
@@ -278,13 +282,6 @@ func (sp *ServicePort) share(f *Frontend) string {
 		return fmt.Sprintf("%d of %s", f.Endpoints, Count(all, "endpoint"))
 	}
 	return Count(f.Endpoints, "endpoint")
-}
-
-func countStyle(f *Frontend) Style {
-	if f.wrong() {
-		return Bad
-	}
-	return Plain
 }
 
 func affinity(sp *ServicePort) string {
@@ -388,11 +385,14 @@ func (v *Services) Detail(p *Printer) {
 
 // served reports whether new connections to each frontend reach an endpoint.
 func (v *Services) served() bool {
-	return !slices.ContainsFunc(v.Services, func(s Service) bool {
-		return slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
-			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.Reason != "" })
-		})
-	})
+	for i := range v.Services {
+		for _, f := range v.Services[i].Frontends() {
+			if f.Reason != "" {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // tried reports whether connections to endpoints were tried.
@@ -428,7 +428,7 @@ func (v *Services) detail(p *Printer, s *Service) {
 		p.Table(nil, endpointRows(s.Unusable, false))
 	}
 	if s.HealthCheckNodePort != 0 {
-		p.Printf("\n  health check node port %d, ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
+		p.Printf("\n  health check node port %d, ready endpoints on this node: %s\n", s.HealthCheckNodePort, byFamily("%[2]d %[1]s", s.LocalReady))
 	}
 	for _, list := range []struct {
 		what  string
@@ -449,11 +449,12 @@ func (v *Services) detail(p *Printer, s *Service) {
 	}
 }
 
-func families(n map[string]int) string {
+// byFamily formats numbers by IP family. The format has the family and the number.
+func byFamily(format string, n map[string]int) string {
 	var parts []string
 	for _, f := range []string{"IPv4", "IPv6"} {
 		if count, ok := n[f]; ok {
-			parts = append(parts, fmt.Sprintf("%d %s", count, f))
+			parts = append(parts, fmt.Sprintf(format, f, count))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -481,7 +482,11 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 		if f.onNode() {
 			address += " on " + strings.Join(v.nodePortAddresses(sp.Family, f.Loopback), ", ")
 		}
-		row := append(cells("    "+f.Kind, address, "policy "+f.policy()), Cell{sp.share(f), countStyle(f)})
+		style := Plain
+		if f.wrong() {
+			style = Bad
+		}
+		row := append(cells("    "+f.Kind, address, "policy "+f.policy()), Cell{sp.share(f), style})
 		if f.Connections != nil {
 			row = append(row, Cell{Text: Count(int(*f.Connections), "connection")})
 		}

@@ -209,12 +209,11 @@ func (s *Status) Text(p *Printer) {
 	if s.ServiceProxyName != "" {
 		row("", Plain, "only Services with the label service.kubernetes.io/service-proxy-name=%s", s.ServiceProxyName)
 	}
-	row("counts", Plain, "%s, %s, elements %s", Count(s.Counts.Services, "Service"), Count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
+	row("counts", Plain, "%s, %s, elements %s", Count(s.Counts.Services, "Service"), Count(s.Counts.Endpoints, "endpoint"), byFamily("%s %d", s.Counts.Elements))
 	if l := s.Loopback; l != nil {
 		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), Count(l.Listeners, "listener"), Count(l.Connections, "connection"))
 	}
 	s.apiRows(row)
-	s.snapshotRow(row)
 	if s.Loop != nil {
 		s.Loop.rows(s.Time, row)
 	}
@@ -285,9 +284,6 @@ func (s *Status) apiRows(row rowFunc) {
 	default:
 		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
 	}
-}
-
-func (s *Status) snapshotRow(row rowFunc) {
 	if at := s.API.FromSnapshot; at != nil {
 		row("snapshot", Warn, "serves the objects of %s, which the API server has not confirmed", at.UTC().Format(time.RFC3339))
 	}
@@ -361,16 +357,6 @@ func features(list []Feature, wide bool) string {
 		out += ", with: " + strings.Join(has, ", ")
 	}
 	return out
-}
-
-func elements(n map[string]int) string {
-	var parts []string
-	for _, f := range []string{"IPv4", "IPv6"} {
-		if count, ok := n[f]; ok {
-			parts = append(parts, fmt.Sprintf("%s %d", f, count))
-		}
-	}
-	return strings.Join(parts, ", ")
 }
 
 func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }

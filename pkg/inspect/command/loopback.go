@@ -25,23 +25,19 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 	if err := q.client().Get(ctx, control.PageServices, &v); err != nil {
 		return nil
 	}
+	addr, port := p.To.Addr(), strconv.Itoa(int(p.To.Port()))
 	for i := range v.Services {
 		s := &v.Services[i]
-		for j := range s.Ports {
-			for k := range s.Ports[j].Frontends {
-				f := &s.Ports[j].Frontends[k]
-				if s.Ports[j].Protocol != p.Protocol.String() || s.Ports[j].Family != inet.FamilyOf(p.To.Addr()).String() {
-					continue
-				}
-				if f.LoopbackRefused && f.Address == strconv.Itoa(int(p.To.Port())) {
-					t := newRelay(p, s, &s.Ports[j])
-					t.Ways = []trace.Way{{Probability: 1, Outcome: trace.Refused, To: p.To, Source: p.From, How: "with ICMP port unreachable",
-						Why: "node port on loopback: only TCP node ports are served there"}}
-					return t
-				}
-				if f.Loopback == p.To.Addr().String() && f.Address == strconv.Itoa(int(p.To.Port())) && f.LostTo == "" {
-					return relayed(p, s, &s.Ports[j], f, routes)
-				}
+		for sp, f := range s.Frontends() {
+			switch {
+			case sp.Protocol != p.Protocol.String() || sp.Family != inet.FamilyOf(addr).String() || f.Address != port:
+			case f.LoopbackRefused:
+				t := newRelay(p, s, sp)
+				t.Ways = []trace.Way{{Probability: 1, Outcome: trace.Refused, To: p.To, Source: p.From, How: "with ICMP port unreachable",
+					Why: "node port on loopback: only TCP node ports are served there"}}
+				return t
+			case f.Loopback == addr.String() && f.LostTo == "":
+				return relayed(p, s, sp, f, routes)
 			}
 		}
 	}

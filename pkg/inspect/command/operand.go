@@ -85,26 +85,24 @@ func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]stri
 	var list, inRange, ports []string
 	for _, s := range v.Services {
 		name = s.Namespace + "/" + s.Name
-		for _, sp := range s.Ports {
-			for _, f := range sp.Frontends {
-				single, last, ranged := strings.Cut(f.Address, "-") // an address with a port, or with a range of ports
-				at, err := netip.ParseAddrPort(single)
-				if err != nil || f.Kind != "ClusterIP" || protocol != "" && !strings.EqualFold(protocol, sp.Protocol) {
-					continue
-				}
-				numbers := fmt.Sprint(at.Port())
-				if ranged {
-					numbers += "-" + last
-				}
-				if known := strings.TrimPrefix(fmt.Sprintf("%s (%s/%s)", sp.Name, numbers, sp.Protocol), " "); !slices.Contains(ports, known) {
-					ports = append(ports, known)
-				}
-				switch n := portNumber(port); {
-				case !ranged && (port == "" || port == sp.Name || port == numbers):
-					list = append(list, f.Address+"/"+sp.Protocol)
-				case ranged && at.Port() <= n && n <= portNumber(last):
-					inRange = append(inRange, netip.AddrPortFrom(at.Addr(), n).String()+"/"+sp.Protocol)
-				}
+		for sp, f := range s.Frontends() {
+			single, last, ranged := strings.Cut(f.Address, "-") // an address with a port, or with a range of ports
+			at, err := netip.ParseAddrPort(single)
+			if err != nil || f.Kind != "ClusterIP" || protocol != "" && !strings.EqualFold(protocol, sp.Protocol) {
+				continue
+			}
+			numbers := fmt.Sprint(at.Port())
+			if ranged {
+				numbers += "-" + last
+			}
+			if known := strings.TrimPrefix(fmt.Sprintf("%s (%s/%s)", sp.Name, numbers, sp.Protocol), " "); !slices.Contains(ports, known) {
+				ports = append(ports, known)
+			}
+			switch n := portNumber(port); {
+			case !ranged && (port == "" || port == sp.Name || port == numbers):
+				list = append(list, f.Address+"/"+sp.Protocol)
+			case ranged && at.Port() <= n && n <= portNumber(last):
+				inRange = append(inRange, netip.AddrPortFrom(at.Addr(), n).String()+"/"+sp.Protocol)
 			}
 		}
 	}

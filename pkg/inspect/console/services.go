@@ -224,15 +224,12 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 		klog.V(2).InfoS("Numbers of connections may be old", "err", err)
 	}
 	for i := range v.Services {
-		for j := range v.Services[i].Ports {
-			fronts := v.Services[i].Ports[j].Frontends
-			for k := range fronts {
-				n := counts[0]
-				counts = counts[1:]
-				v.Services[i].Ports[j].Full = n[outcome.AtMaximum]
-				refused, dropped := n.OfFrontend()
-				fronts[k].Connections, fronts[k].Refused, fronts[k].Dropped = &n[outcome.Forwarded], &refused, dropped
-			}
+		for p, f := range v.Services[i].Frontends() {
+			n := counts[0]
+			counts = counts[1:]
+			p.Full = n[outcome.AtMaximum]
+			refused, dropped := n.OfFrontend()
+			f.Connections, f.Refused, f.Dropped = &n[outcome.Forwarded], &refused, dropped
 		}
 	}
 }
