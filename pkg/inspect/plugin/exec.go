@@ -75,14 +75,6 @@ func (c *cluster) podOf(ctx context.Context, node string) (proxyPod, error) {
 	return proxyPod{}, fmt.Errorf("no pod of kube-nftproxy runs on node %s (namespace %s, selector %q)", node, c.namespace, c.selector)
 }
 
-// streams are the streams of a command. A nil stream is not used.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-	// tty makes the command print for a terminal.
-	tty bool
-}
-
 // lockedWriter is a writer for several goroutines.
 type lockedWriter struct {
 	mu sync.Mutex
@@ -97,13 +89,13 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 }
 
 // run runs a command in a pod, and returns its exit code. It returns an error if it cannot run the command.
-func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s streams) (code int, err error) {
+func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s remotecommand.StreamOptions) (code int, err error) {
 	if p.phase != "" {
 		return exitUnable, fmt.Errorf("pod %s is %s", p.name, p.phase)
 	}
 	request := c.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(c.namespace).Name(p.name).SubResource("exec").
 		Param("container", p.container).Param("stdout", "true")
-	for name, wanted := range map[string]bool{"stdin": s.in != nil, "stderr": !s.tty, "tty": s.tty} {
+	for name, wanted := range map[string]bool{"stdin": s.Stdin != nil, "stderr": !s.Tty, "tty": s.Tty} {
 		if wanted {
 			request.Param(name, "true")
 		}
@@ -111,13 +103,12 @@ func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s streams)
 	for _, arg := range append([]string{program}, args...) {
 		request.Param("command", arg)
 	}
-	if s.out == s.err { // two goroutines write to it
-		both := &lockedWriter{to: s.out}
-		s.out, s.err = both, both
+	if s.Stdout == s.Stderr { // two goroutines write to it
+		both := &lockedWriter{to: s.Stdout}
+		s.Stdout, s.Stderr = both, both
 	}
-	options := remotecommand.StreamOptions{Stdin: s.in, Stdout: s.out, Stderr: s.err, Tty: s.tty}
-	if s.tty {
-		options.Stderr = nil
+	if s.Tty {
+		s.Stderr = nil
 	}
 	// An older API server, or a proxy before it, may support only SPDY. kubectl has the same fallback.
 	spdy, err := remotecommand.NewSPDYExecutor(c.config, "POST", request.URL())
@@ -134,7 +125,7 @@ func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s streams)
 	if err != nil {
 		return exitUnable, err
 	}
-	err = either.StreamWithContext(ctx, options)
+	err = either.StreamWithContext(ctx, s)
 	if ended := (exec.CodeExitError{}); errors.As(err, &ended) {
 		return ended.Code, nil
 	}

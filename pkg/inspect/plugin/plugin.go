@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // as in kubectl
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/remotecommand"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/usage"
 )
@@ -49,17 +50,11 @@ type options struct {
 	code       int
 	kubeconfig *clientcmd.ClientConfigLoadingRules
 	overrides  clientcmd.ConfigOverrides
-	connect    func(*options) error
-	now        func() time.Time
 }
 
 // Run runs the plugin with the arguments of a command line, and returns the exit code.
-func Run(version string, args []string, in io.Reader, out, err io.Writer) int {
-	o := &options{in: in, out: out, err: err, connect: (*options).dial, now: time.Now}
-	return o.execute(version, args)
-}
-
-func (o *options) execute(version string, args []string) int {
+func Run(version string, args []string, in io.Reader, out, errs io.Writer) int {
+	o := &options{in: in, out: out, err: errs}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	cmd := o.newCommand(version)
@@ -153,7 +148,7 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 	if o.namespace = o.overrides.Context.Namespace; o.namespace == "" {
 		o.namespace = metav1.NamespaceSystem
 	}
-	if err := o.connect(o); err != nil {
+	if err := o.dial(); err != nil {
 		return err
 	}
 	var err error
@@ -187,7 +182,7 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 	if err != nil {
 		return fmt.Errorf("%w%s", err, usage.DidYouMean(node, commands))
 	}
-	o.code, err = o.one(ctx, p, args, o.input(args), o.out, o.err)
+	o.code, err = o.one(ctx, p, args, remotecommand.StreamOptions{Stdin: o.input(args), Stdout: o.out, Stderr: o.err})
 	return err
 }
 
@@ -233,25 +228,24 @@ func (o *options) input(args []string) io.Reader {
 }
 
 // one runs a command in the pod of a node.
-func (o *options) one(ctx context.Context, p proxyPod, args []string, in io.Reader, out, errs io.Writer) (int, error) {
-	s := streams{in: in, out: out, err: errs}
+func (o *options) one(ctx context.Context, p proxyPod, args []string, s remotecommand.StreamOptions) (int, error) {
 	if args[0] == "bundle" && len(args) == 1 {
-		return o.bundle(ctx, p, out, errs)
+		return o.bundle(ctx, p, s.Stdout, s.Stderr)
 	}
-	if f, ok := out.(*os.File); ok && s.in == nil {
-		s.tty = term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor
+	if f, ok := s.Stdout.(*os.File); ok && s.Stdin == nil {
+		s.Tty = term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor
 	}
 	return o.cluster.run(ctx, p, args, s)
 }
 
 // bundle writes the archive of a node to a file, and prints its name.
 func (o *options) bundle(ctx context.Context, p proxyPod, out, errs io.Writer) (code int, err error) {
-	name := fmt.Sprintf("kube-nftproxy-%s-%s.tar.gz", p.node, o.now().UTC().Format("20060102-150405"))
+	name := fmt.Sprintf("kube-nftproxy-%s-%s.tar.gz", p.node, time.Now().UTC().Format("20060102-150405"))
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return exitUnable, err
 	}
-	code, err = o.cluster.run(ctx, p, []string{"bundle", "-o", "-"}, streams{out: file, err: errs})
+	code, err = o.cluster.run(ctx, p, []string{"bundle", "-o", "-"}, remotecommand.StreamOptions{Stdout: file, Stderr: errs})
 	if closed := file.Close(); err == nil {
 		err = closed
 	}
@@ -295,12 +289,12 @@ func (o *options) everywhere(ctx context.Context, args []string) error {
 	}
 	var mu sync.Mutex
 	o.each(list, func(_ int, p proxyPod) {
-		var in io.Reader
-		if from != nil {
-			in = bytes.NewReader(input)
-		}
 		var out bytes.Buffer
-		code, err := o.one(ctx, p, args, in, &out, &out)
+		s := remotecommand.StreamOptions{Stdout: &out, Stderr: &out}
+		if from != nil {
+			s.Stdin = bytes.NewReader(input)
+		}
+		code, err := o.one(ctx, p, args, s)
 		if err != nil {
 			fmt.Fprintf(&out, "%v\n", err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/tools/remotecommand"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -78,7 +79,7 @@ func (o *options) summary(ctx context.Context, q question) error {
 		}
 		o.code = max(o.code, r.code)
 		cells[i] = []view.Cell{
-			{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.facts[0])}, {Text: dash(r.facts[1])}, {},
+			{Text: r.node}, {Text: r.state, Style: style}, {Text: cmp.Or(r.facts[0], "-")}, {Text: cmp.Or(r.facts[1], "-")}, {},
 		}
 	}
 	left := 119 // the width of the last column: a line, without the other columns
@@ -117,8 +118,6 @@ func printReasons(p *view.Printer, rows []row) {
 	p.Table(nil, cells)
 }
 
-func dash(text string) string { return cmp.Or(text, "-") }
-
 // inShort returns the first problem and the number of the other problems, in at most the given number of characters. It truncates the problem.
 func inShort(problems []string, most int) string {
 	if len(problems) == 0 {
@@ -141,7 +140,7 @@ func (o *options) ask(ctx context.Context, q question, p proxyPod) row {
 	defer cancel()
 	r := row{node: p.node, state: "no answer", code: exitUnable}
 	var out, errs bytes.Buffer
-	code, err := o.cluster.run(ctx, p, q.args, streams{out: &out, err: &errs})
+	code, err := o.cluster.run(ctx, p, q.args, remotecommand.StreamOptions{Stdout: &out, Stderr: &errs})
 	if err == nil && code == exitUnable {
 		err = fmt.Errorf("%s", strings.TrimPrefix(strings.TrimSpace(errs.String()), "Error: "))
 	}
