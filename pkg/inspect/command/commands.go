@@ -76,22 +76,11 @@ func newStatusCommand() *cobra.Command {
 			if err := q.client().Get(cmd.Context(), control.PageStatus, &s); err != nil {
 				return err
 			}
-			return q.answer(&s, s.Text, s.Wrong())
+			return q.answer(os.Stdout, &s, s.Text, s.Wrong())
 		},
 	}
 	q.flags(cmd)
 	return cmd
-}
-
-// answer prints the answer of the daemon. It returns errWrong if the answer has a problem.
-func (q *question) answer(value any, text func(*view.Printer), wrong bool) error {
-	if err := q.print(os.Stdout, value, text); err != nil {
-		return err
-	}
-	if wrong {
-		return errWrong
-	}
-	return nil
 }
 
 func newVerifyCommand() *cobra.Command {
@@ -113,7 +102,7 @@ func newVerifyCommand() *cobra.Command {
 			if err := q.patient().Get(cmd.Context(), control.PageVerify, &v, params...); err != nil {
 				return err
 			}
-			return q.answer(&v, v.Text, v.Wrong())
+			return q.answer(os.Stdout, &v, v.Text, v.Wrong())
 		},
 	}
 	q.flags(cmd)

@@ -70,13 +70,7 @@ To find errors of the running program itself, use verify. If no program runs, se
 			if err != nil {
 				return err
 			}
-			if err := out.print(cmd.OutOrStdout(), v, v.Text); err != nil {
-				return err
-			}
-			if len(v.Differences) > 0 {
-				return errWrong
-			}
-			return nil
+			return out.answer(cmd.OutOrStdout(), v, v.Text, len(v.Differences) > 0)
 		},
 	}
 	manifestFlags(cmd, o, &from)

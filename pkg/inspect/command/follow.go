@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -45,11 +44,7 @@ func newWatchCommand() *cobra.Command {
 func (q *question) watch(ctx context.Context, s *selection) error {
 	p := q.printer(os.Stdout)
 	started := func() { fmt.Fprintln(os.Stderr, "Watching; press Ctrl-C to stop.") }
-	return q.client().Follow(ctx, control.PageWatch, started, func(line []byte) error {
-		var c view.Commit
-		if err := json.Unmarshal(line, &c); err != nil {
-			return fmt.Errorf("read a commit: %w", err)
-		}
+	return control.Follow(ctx, q.client(), control.PageWatch, started, func(c *view.Commit) error {
 		if s.namespace != "" || len(s.wanted) > 0 {
 			c.Services = slices.DeleteFunc(c.Services, func(change view.Change) bool { return !s.matches(change.Service) })
 			if len(c.Services) == 0 && c.More == 0 && c.Why == "" && c.Failed == "" {
@@ -58,16 +53,16 @@ func (q *question) watch(ctx context.Context, s *selection) error {
 		}
 		switch q.format {
 		case formatJSON:
-			b, err := object(&c)
+			b, err := object(c)
 			if err == nil {
 				_, err = os.Stdout.Write(append(b, '\n'))
 			}
 			return err
 		case formatYAML:
 			p.Printf("---\n")
-			return errors.Join(p.Err(), q.print(os.Stdout, &c, nil))
+			return errors.Join(p.Err(), q.print(os.Stdout, c, nil))
 		case formatJSONPath:
-			err := q.print(os.Stdout, &c, nil)
+			err := q.print(os.Stdout, c, nil)
 			if !isTerminal(os.Stdout) {
 				p.Printf("\n")
 			}

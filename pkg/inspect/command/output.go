@@ -196,6 +196,15 @@ func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error 
 	return err
 }
 
+// answer prints a value. It returns errWrong if the value has a problem.
+func (o *output) answer(to io.Writer, value any, text func(*view.Printer), wrong bool) error {
+	err := o.print(to, value, text)
+	if err == nil && wrong {
+		return errWrong
+	}
+	return err
+}
+
 // columnsOf parses NAME:PATH,...
 func columnsOf(template string) (header []string, paths []*jsonpath.JSONPath, err error) {
 	for column := range strings.SplitSeq(template, ",") {

@@ -62,18 +62,13 @@ func preflightCommand() *cobra.Command {
 			site.Hostname = strings.ToLower(host)
 			site.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)
 			v := doctor.Preflight(cmd.Context(), site)
-			if err := q.print(cmd.OutOrStdout(), v, v.Text); err != nil {
-				return err
-			}
-			if hold {
+			err := q.answer(cmd.OutOrStdout(), v, v.Text, !v.Ready)
+			if hold && (err == nil || errors.Is(err, errWrong)) {
 				ended, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 				defer stop()
 				<-ended.Done()
 			}
-			if !v.Ready {
-				return errWrong
-			}
-			return nil
+			return err
 		},
 	}
 	q.flags(cmd)

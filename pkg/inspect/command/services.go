@@ -197,11 +197,8 @@ func (l *lister) watch(ctx context.Context) error {
 		return err
 	}
 	var failed error
-	err := l.client().Follow(ctx, control.PageWatch, func() { failed = update() }, func(line []byte) error {
-		var c view.Commit
-		if err := json.Unmarshal(line, &c); err != nil {
-			return fmt.Errorf("read a commit: %w", err)
-		}
+	begun := func() { failed = update() }
+	err := control.Follow(ctx, l.client(), control.PageWatch, begun, func(c *view.Commit) error {
 		if failed != nil || c.Why != "" || c.More > 0 || c.Lost > 0 {
 			return cmp.Or(failed, update())
 		}

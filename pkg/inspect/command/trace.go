@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -71,10 +72,14 @@ code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule
 			if live {
 				return q.followLive(cmd.OutOrStdout(), p, from != sentByNode, timeout)
 			}
-			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
-				return printPrediction(cmd.OutOrStdout(), &q.output, t)
+			t := q.onLoopback(cmd.Context(), p, host.Routes{})
+			if t == nil {
+				t, _, _, err = predict(p, plan.Table(q.proxyName))
 			}
-			return q.tracePacket(cmd.OutOrStdout(), p)
+			if err != nil {
+				return err
+			}
+			return q.answerTrace(cmd.OutOrStdout(), t)
 		},
 	}
 	q.flags(cmd)
@@ -136,24 +141,12 @@ func predict(p trace.Packet, tables string) (*trace.Trace, *read.Table, []read.B
 	return t, table, chains, err
 }
 
-func (q *question) tracePacket(to io.Writer, p trace.Packet) error {
-	t, _, _, err := predict(p, plan.Table(q.proxyName))
-	if err != nil {
-		return err
-	}
-	return printPrediction(to, &q.output, t)
-}
-
-func printPrediction(to io.Writer, out *output, t *trace.Trace) error {
-	if err := out.print(to, newPacketTrace(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
-		return err
-	}
-	for _, w := range t.Ways {
-		if w.Outcome != trace.Translated || w.NoRoute {
-			return errWrong
-		}
-	}
-	return nil
+// answerTrace prints the possible paths of a packet. A path that does not lead to an endpoint is a problem.
+func (q *question) answerTrace(to io.Writer, t *trace.Trace) error {
+	wrong := slices.ContainsFunc(t.Ways, func(w trace.Way) bool { return w.Outcome != trace.Translated || w.NoRoute })
+	p := &t.Packet
+	value := packetTrace{p.From.String(), p.Interface, p.To.String(), p.Protocol.String(), t}
+	return q.answer(to, value, func(printer *view.Printer) { printTrace(printer, t) }, wrong)
 }
 
 // packetTrace is the JSON form of a trace.
@@ -165,10 +158,6 @@ type packetTrace struct {
 	*trace.Trace
 }
 
-func newPacketTrace(t *trace.Trace) packetTrace {
-	return packetTrace{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), t.Packet.Protocol.String(), t}
-}
-
 func printTrace(p *view.Printer, t *trace.Trace) {
 	how := "sent by this node"
 	switch {
@@ -178,9 +167,7 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 		how = "arrives by " + t.Packet.Interface
 	}
 	p.Printf("%s, %s\n", t.Packet, how)
-	if t.Frontend != "" {
-		p.Printf("Service port: %s\n", p.Paint(view.Bold, t.Frontend))
-	}
+	printPort(p, t)
 	if t.Why != "" {
 		p.Printf("%s\n", p.Paint(view.Bad, t.Why))
 	}
@@ -190,6 +177,12 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	printList(p, "Chains of other programs on the path (not evaluated):", t.Also)
 	if p.Wide && len(t.Ways) > 0 {
 		printSteps(p, t.Ways[0].Steps)
+	}
+}
+
+func printPort(p *view.Printer, t *trace.Trace) {
+	if t.Frontend != "" {
+		p.Printf("Service port: %s\n", p.Paint(view.Bold, t.Frontend))
 	}
 }
 
@@ -313,7 +306,7 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 		return err
 	}
 	if p.Own && p.NoRoute { // the kernel sends no packet
-		return printPrediction(to, &q.output, predicted)
+		return q.answerTrace(to, predicted)
 	}
 	what := read.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
 	if fromGiven {
@@ -343,17 +336,11 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	}
 	way := journey{events, own.Name, chains, p.Protocol, predicted}
 	end := way.end()
-	err = q.print(to, liveTrace{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
-		if predicted.Frontend != "" {
-			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, predicted.Frontend))
-		}
+	return q.answer(to, liveTrace{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+		printPort(printer, predicted)
 		printLive(printer, list, own.Name)
 		printer.Printf("%s\n", end.text)
-	})
-	if err == nil && end.stopped {
-		err = errWrong
-	}
-	return err
+	}, end.stopped)
 }
 
 // liveTrace is the JSON form of the events.

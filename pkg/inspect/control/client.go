@@ -71,8 +71,8 @@ func (c *Client) Copy(ctx context.Context, to io.Writer, page string, params ...
 	return err
 }
 
-// Follow calls f with each line of an endless answer. It calls begun as soon as no value can be missed.
-func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(line []byte) error) error {
+// Follow calls f with each value of an endless answer. It calls begun as soon as no value can be missed.
+func Follow[T any](ctx context.Context, c *Client, page string, begun func(), f func(*T) error) error {
 	body, err := c.ask(ctx, page, nil)
 	if err != nil {
 		return err
@@ -83,7 +83,11 @@ func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(l
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longest)
 	for lines.Scan() {
-		if err := f(lines.Bytes()); err != nil {
+		value := new(T)
+		if err := json.Unmarshal(lines.Bytes(), value); err != nil {
+			return fmt.Errorf("read a line of the running program: %w", err)
+		}
+		if err := f(value); err != nil {
 			return err
 		}
 	}

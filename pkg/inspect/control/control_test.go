@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
@@ -172,10 +171,10 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 		defer close(done)
 		Serve(ctx, path, Stream(&f, func(v *int, n uint64) { *v += 1000 * int(n) }))
 	}()
-	lines, ended, begun := make(chan string, 10), make(chan error, 1), make(chan struct{})
+	lines, ended, begun := make(chan int, 10), make(chan error, 1), make(chan struct{})
 	go func() {
 		for { // until it listens
-			err := NewClient(path).Follow(t.Context(), "watch", func() { close(begun) }, func(line []byte) error { lines <- string(line); return nil })
+			err := Follow(t.Context(), NewClient(path), "watch", func() { close(begun) }, func(n *int) error { lines <- *n; return nil })
 			if err == nil || !strings.Contains(err.Error(), "there is no socket") {
 				ended <- err
 				return
@@ -186,8 +185,8 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 	<-begun
 	for i := range 3 {
 		f.Publish(i)
-		if got := <-lines; got != fmt.Sprint(i) {
-			t.Errorf("line %q, want %d", got, i)
+		if got := <-lines; got != i {
+			t.Errorf("line %d, want %d", got, i)
 		}
 	}
 	cancel()
