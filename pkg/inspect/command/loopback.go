@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
@@ -17,7 +18,7 @@ import (
 
 // onLoopback returns the trace of a connection from this node to a node port on loopback. The program accepts such connections itself, or refuses them
 // with other tables, so the tables of Services do not show it. onLoopback returns nil for other packets, or if the program does not answer.
-func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.Routes) *trace.Trace {
+func (q *question) onLoopback(ctx context.Context, p trace.Packet) *trace.Trace {
 	if !p.Own || !p.To.Addr().IsLoopback() {
 		return nil
 	}
@@ -37,7 +38,7 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 					Why: "node port on loopback: only TCP node ports are served there"}}
 				return t
 			case f.Loopback == addr.String() && f.LostTo == "":
-				return relayed(p, s, sp, f, routes)
+				return relayed(p, s, sp, f)
 			}
 		}
 	}
@@ -54,7 +55,7 @@ func newRelay(p trace.Packet, s *view.Service, sp *view.ServicePort) *trace.Trac
 }
 
 // relayed returns the trace of a connection that the program accepts.
-func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Frontend, routes trace.Routes) *trace.Trace {
+func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Frontend) *trace.Trace {
 	t := newRelay(p, s, sp)
 	var to []netip.AddrPort
 	for i := range sp.Endpoints {
@@ -73,6 +74,7 @@ func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Fron
 	if sp.AffinitySeconds > 0 {
 		why += fmt.Sprintf("; with session affinity, all clients on this node share one endpoint until none has connected for %d s", sp.AffinitySeconds)
 	}
+	routes := host.Routes{}
 	for _, at := range to {
 		w := trace.Way{Probability: 1 / float64(len(to)), Outcome: trace.Translated, To: at, Why: why, Masqueraded: true,
 			MasqueradedWhy: "kube-nftproxy opens the connection"}

@@ -72,7 +72,7 @@ code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule
 			if live {
 				return q.followLive(cmd.OutOrStdout(), p, from != sentByNode, timeout)
 			}
-			t := q.onLoopback(cmd.Context(), p, host.Routes{})
+			t := q.onLoopback(cmd.Context(), p)
 			if t == nil {
 				t, _, _, err = predict(p, plan.Table(q.proxyName))
 			}

@@ -50,7 +50,7 @@ func (d *tableDiff) compare(want *nft.Table, elements map[string][]nft.Element, 
 	wanted := map[string]*nft.Set{}
 	for _, s := range want.Sets {
 		wanted[s.Name] = s
-		if err := d.set(s, elements[s.Name], slices.Contains(ignore, s.Name)); err != nil {
+		if err := d.set(s, elements[s.Name], s.Dynamic || slices.Contains(ignore, s.Name)); err != nil {
 			return err
 		}
 	}
@@ -74,7 +74,7 @@ func (d *tableDiff) shared(where string) {
 	}
 }
 
-// set compares the elements of a set.
+// set compares the form of a set and, unless they are ignored, its elements.
 func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error {
 	var there []nft.Element
 	info, exists := d.have.Infos[s.Name]
@@ -84,16 +84,13 @@ func (d *tableDiff) set(s *nft.Set, elements []nft.Element, ignored bool) error 
 	case !info.Is(s):
 		d.add(false, s.Head(), "of another form")
 		d.add(true, s.Head(), "")
-	default:
+	case !ignored:
 		var err error
-		if ignored || s.Dynamic {
-			return nil
-		}
 		if there, err = d.conn.Elements(s); err != nil {
 			return err
 		}
 	}
-	if s.Dynamic || ignored {
+	if ignored {
 		return nil
 	}
 	before := len(d.out.Differences)

@@ -209,15 +209,13 @@ func keyOf(e *nft.Element) string {
 // valueOf returns the data of an element in nft's form. For an element without data, it returns "an element" with the
 // comment.
 func valueOf(e *nft.Element) string {
-	text := e.String()
-	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {
-		value := strings.TrimSuffix(text[i+len(" : "):], " }")
-		if e.MaxConnections > 0 {
-			value += fmt.Sprintf(", at most %d connections", e.MaxConnections)
-		}
+	value, isMap := strings.CutPrefix(e.DataText(), " : ")
+	switch {
+	case isMap && e.MaxConnections > 0:
+		return fmt.Sprintf("%s, at most %d connections", value, e.MaxConnections)
+	case isMap:
 		return value
-	}
-	if e.Comment != "" {
+	case e.Comment != "":
 		return fmt.Sprintf("an element with comment %q", e.Comment)
 	}
 	return "an element"

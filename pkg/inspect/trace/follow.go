@@ -178,18 +178,13 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 
 // dropSteps removes the steps of all but the first of several similar paths, because there may be thousands of paths.
 func dropSteps(list []Way) {
-	type kind struct {
-		outcome     Outcome
-		masqueraded bool
-		why         string
-	}
-	seen := map[kind]bool{}
+	seen := map[sameWay]bool{}
 	for i, w := range list {
-		k := kind{w.Outcome, w.Masqueraded, w.Why}
-		if seen[k] {
+		kind := sameWay{outcome: w.Outcome, masqueraded: w.Masqueraded, why: w.Why}
+		if seen[kind] {
 			list[i].Steps = nil
 		}
-		seen[k] = true
+		seen[kind] = true
 	}
 }
 
