@@ -34,7 +34,7 @@ func preflightCommand() *cobra.Command {
 	var name string
 	var cidrs []string
 	var hold bool
-	site := doctor.Site{Lacks: lacks}
+	site := doctor.Site{Lacks: lacks, Table: plan.TableName, First: plan.FirstPriority}
 	cmd := &cobra.Command{
 		Use: "preflight", Short: "Check a node before the installation of kube-nftproxy", Args: cobra.NoArgs,
 		Long: "Check a node before the installation of kube-nftproxy.\n\n" +
@@ -60,7 +60,6 @@ func preflightCommand() *cobra.Command {
 			site.NodeName = strings.ToLower(cmp.Or(name, site.NodeName))
 			host, _ := os.Hostname() // after an error, the findings name no node
 			site.Hostname = strings.ToLower(host)
-			site.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)
 			v := doctor.Preflight(cmd.Context(), site)
 			err := q.answer(cmd.OutOrStdout(), v, v.Text, !v.Ready)
 			if hold && (err == nil || errors.Is(err, errWrong)) {

@@ -128,7 +128,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	text, err = host.Listing()
 	a.add("routes.txt", limited(text), err)
 	preflight := doctor.Preflight(ctx, doctor.Site{NodeName: c.NodeName, ServiceCIDRs: c.serviceNetworks().CIDRs,
-		Root: "/", Lacks: c.Lacks, Earlier: doctor.Earlier(plan.TableName, plan.FirstPriority)})
+		Root: "/", Lacks: c.Lacks, Table: plan.TableName, First: plan.FirstPriority})
 	a.addValue("preflight", preflight, preflight.Text, nil)
 	text, err = logEnd("/proc/self/fd/2")
 	a.add("log.txt", fmt.Appendf(text, elsewhere, c.NodeName), err)

@@ -51,7 +51,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 		NodePorts: c.NodePorts, Monitors: doctor.Monitors,
 	}
 	if c.ServiceProxyName == "" { // with a name, other chains are first, and the rules of kube-proxy are not leftovers
-		node.Earlier = doctor.Earlier(plan.TableName, plan.FirstPriority)
+		node.Table, node.First = plan.TableName, plan.FirstPriority
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
 	if older, newer, _ := c.Instances(); len(older)+len(newer) > 0 || s.Loop != nil && s.Loop.Other != "" {

@@ -10,7 +10,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -24,8 +23,10 @@ type Config struct {
 	Families []inet.Family
 	// Services are the networks of Services, which must not overlap with other networks.
 	Services ServiceNetworks
-	// Earlier returns the chains that may translate packets before the rules of Services.
-	Earlier func([]inet.Family) ([]read.BaseChain, error)
+	// Table is the name of the tables of Services, and First the priority of their first chains. Without a name, Look does
+	// not search for chains that the kernel evaluates before them.
+	Table string
+	First int32
 	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) takeover.Rival
@@ -50,8 +51,8 @@ func Look(ctx context.Context, c Config) (list []view.Finding) {
 	add("the networks of this node", slices.Concat(c.sysctls(&networks, dropped), c.overlaps(&networks)), err)
 	drops, err := Drops(c.Families)
 	add("chains of other programs", findings(drops, c.drop), err)
-	if c.Earlier != nil {
-		chains, err := c.Earlier(c.Families)
+	if c.Table != "" {
+		chains, err := c.chainsBefore()
 		add("the order of chains", findings(chains, c.earlier), err)
 	}
 	if c.Leftovers != nil {

@@ -200,7 +200,8 @@ func TestEarlierChains(t *testing.T) {
 		run(t, "nft", "add chain "+table+" empty { type nat hook prerouting priority -150; }; "+
 			"add chain "+table+" filter { type filter hook prerouting priority -150; }; add rule "+table+" filter counter")
 	}
-	chains, err := Earlier(plan.TableName, plan.FirstPriority)(inet.Families[:])
+	c := Config{Families: inet.Families[:], Table: plan.TableName, First: plan.FirstPriority}
+	chains, err := c.chainsBefore()
 	lab.Must(t, err)
 	var got, want []string
 	for i := range chains {

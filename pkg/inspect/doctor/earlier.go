@@ -5,7 +5,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -23,22 +22,18 @@ func (c *Config) earlier(ch *read.BaseChain) view.Finding {
 	}
 }
 
-// Earlier returns a function that returns the chains of other tables than own that may translate packets before chains with a priority.
-func Earlier(own string, priority int32) func([]inet.Family) ([]read.BaseChain, error) {
-	return func(families []inet.Family) ([]read.BaseChain, error) { return chainsBefore(families, own, priority) }
-}
-
-func chainsBefore(families []inet.Family, own string, priority int32) (list []read.BaseChain, err error) {
+// chainsBefore returns the chains of other tables that may translate packets before the rules of Services.
+func (c *Config) chainsBefore() (list []read.BaseChain, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	chains, err := read.BaseChains(conn, families...)
+	chains, err := read.BaseChains(conn, c.Families...)
 	for i := range chains {
 		ch := &chains[i]
 		before := ch.Hook == unix.NF_INET_PRE_ROUTING || ch.Hook == unix.NF_INET_LOCAL_OUT
-		if before && ch.Table != own && ch.MayTranslateBefore(priority) {
+		if before && ch.Table != c.Table && ch.MayTranslateBefore(c.First) {
 			list = append(list, *ch)
 		}
 	}

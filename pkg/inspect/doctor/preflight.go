@@ -33,8 +33,9 @@ type Site struct {
 	Root string
 	// Lacks queries the kernel for features that IP families need.
 	Lacks func([]inet.Family) ([]probe.Missing, error)
-	// Earlier returns the chains that may translate packets before the rules of Services, see [Config].
-	Earlier func([]inet.Family) ([]read.BaseChain, error)
+	// Table and First are those of [Config].
+	Table string
+	First int32
 }
 
 // The ports of the program, and of kube-proxy.
@@ -51,7 +52,7 @@ func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
 	families := usedFamilies()
 	c := Config{
-		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Earlier: s.Earlier,
+		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Table: s.Table, First: s.First,
 	}
 	s.kernel(v, families)
 	holder, err := instance.Find(instance.Name)
