@@ -108,6 +108,12 @@ type Finding struct {
 	Affects string `json:"affects"`
 }
 
+// NewFinding returns a finding. The texts have the order of the output: the fact, its impact, the fix, and everything
+// else that the fix affects.
+func NewFinding(severity Severity, reason Reason, object, what, impact, fix, affects string) Finding {
+	return Finding{severity, reason, object, what, impact, fix, affects}
+}
+
 // Absorb adds a finding that follows from this one. The finding then has the higher severity of the two.
 func (f *Finding) Absorb(effect *Finding) {
 	f.Severity = severities[min(slices.Index(severities, f.Severity), slices.Index(severities, effect.Severity))]

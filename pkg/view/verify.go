@@ -33,12 +33,11 @@ func ReportAndRestart(node string) string {
 func (v *Verification) Conclude(node string) {
 	v.Findings = []Finding{}
 	if v.Total > 0 {
-		v.Findings = append(v.Findings, Finding{
-			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node,
-			What:   plural(v.Total, "rule or element differs", "rules or elements differ") + " from the plan",
-			Impact: fmt.Sprintf("connections to %s may fail or reach a wrong endpoint", v.affected()),
-			Fix:    ReportAndRestart(node), Affects: "only the program on this node, which then rewrites its tables",
-		})
+		v.Findings = append(v.Findings, NewFinding(Wrong, TablesDiffer, "Node "+node,
+			plural(v.Total, "rule or element differs", "rules or elements differ")+" from the plan",
+			fmt.Sprintf("connections to %s may fail or reach a wrong endpoint", v.affected()),
+			ReportAndRestart(node),
+			"only the program on this node, which then rewrites its tables"))
 	}
 	if v.Flows != nil {
 		v.Findings = append(v.Findings, v.Flows.findings(node)...)

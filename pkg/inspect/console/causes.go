@@ -162,11 +162,11 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 		return view.Note
 	}
 	if family, appeared := c.Appeared(); appeared {
-		return []view.Finding{{
-			Severity: severity(family), Reason: view.FamilyAppeared, Object: c.node(), What: fmt.Sprintf("this host got %s after the program started", family),
-			Impact: fmt.Sprintf("no %s Service is served", family), Fix: "wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
-			Affects: onlyProgram,
-		}}
+		return []view.Finding{view.NewFinding(severity(family), view.FamilyAppeared, c.node(),
+			fmt.Sprintf("this host got %s after the program started", family),
+			fmt.Sprintf("no %s Service is served", family),
+			"wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
+			onlyProgram)}
 	}
 	families := host.Families()
 	if len(families) <= len(c.Families) {
@@ -178,10 +178,11 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 	}
 	what, fix := probe.Advice(lacks)
 	missing := slices.DeleteFunc(slices.Clone(families), func(f inet.Family) bool { return slices.Contains(c.Families, f) })
-	return []view.Finding{{
-		Severity: severity(missing[0]), Reason: view.FamilyNotServed, Object: c.node(), What: what, Impact: "only Services of " + fmt.Sprint(c.Families) + " are served",
-		Fix: fix, Affects: "the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start",
-	}}
+	return []view.Finding{view.NewFinding(severity(missing[0]), view.FamilyNotServed, c.node(),
+		what,
+		"only Services of "+fmt.Sprint(c.Families)+" are served",
+		fix,
+		"the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start")}
 }
 
 // configuration reports a configuration file that is not in force. It also reports settings without effect that need attention, such as gates and
@@ -191,18 +192,17 @@ func (c *Console) configuration() (list []view.Finding) {
 	object := "file " + c.File
 	switch {
 	case err != nil:
-		list = append(list, view.Finding{
-			Severity: view.Wrong, Reason: view.ConfigurationUnread, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
-			Impact:  "the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
-			Fix:     "correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
-			Affects: "all nodes that use the same ConfigMap",
-		})
+		list = append(list, view.NewFinding(view.Wrong, view.ConfigurationUnread, object,
+			fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
+			"the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
+			"correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
+			"all nodes that use the same ConfigMap"))
 	case changed:
-		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: view.ConfigurationNotUsed, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
-			Impact: "the program runs with the configuration of its start", Fix: fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
-			Affects: "only the program on this node, which then uses the new configuration. Connections stay",
-		})
+		list = append(list, view.NewFinding(view.Warning, view.ConfigurationNotUsed, object,
+			fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
+			"the program runs with the configuration of its start",
+			fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
+			"only the program on this node, which then uses the new configuration. Connections stay"))
 	}
 	return append(list, unmet(c.Notes, object)...)
 }
@@ -210,11 +210,11 @@ func (c *Console) configuration() (list []view.Finding) {
 func unmet(notes []config.Note, object string) (list []view.Finding) {
 	for _, n := range notes {
 		if n.Finding {
-			list = append(list, view.Finding{
-				Severity: view.Warning, Reason: view.ConfigurationIgnored, Object: object, What: "configuration, " + n.Subject + ": " + n.Text,
-				Impact: "all other settings of the configuration are in force", Fix: "remove it from the configuration, or update kube-nftproxy to a version that has it",
-				Affects: "nothing now: the setting has no effect",
-			})
+			list = append(list, view.NewFinding(view.Warning, view.ConfigurationIgnored, object,
+				"configuration, "+n.Subject+": "+n.Text,
+				"all other settings of the configuration are in force",
+				"remove it from the configuration, or update kube-nftproxy to a version that has it",
+				"nothing now: the setting has no effect"))
 		}
 	}
 	return list
@@ -231,11 +231,11 @@ func (c *Console) unbound(s *view.Status) (list []view.Finding) {
 			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and load balancers may avoid this node"
 		}
 		_, port, _ := net.SplitHostPort(p.Address) // the address has been validated
-		list = append(list, view.Finding{
-			Severity: view.Wrong, Reason: view.PortNotBound, Object: c.node(), What: fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
-			Impact: impact, Fix: fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it to another port", c.NodeName, port),
-			Affects: "only this process. The program tries again every 5 seconds",
-		})
+		list = append(list, view.NewFinding(view.Wrong, view.PortNotBound, c.node(),
+			fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
+			impact,
+			fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it to another port", c.NodeName, port),
+			"only this process. The program tries again every 5 seconds"))
 	}
 	return list
 }
@@ -251,7 +251,8 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		impact = c.impactOfWaiting()
 	}
 	add := func(severity view.Severity, reason view.Reason, what, fix, affects string) {
-		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: "API server " + s.API.Source, What: what, Impact: impact, Fix: fix, Affects: affects})
+		list = append(list, view.NewFinding(severity, reason, "API server "+s.API.Source,
+			what, impact, fix, affects))
 	}
 	if !s.API.Answers {
 		fix, affects := reach(&s.API)
@@ -270,13 +271,12 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
 		switch {
 		case f.Forbidden && f.Resource == podsResource:
-			list = append(list, view.Finding{
-				Severity: view.Wrong, Reason: view.APIForbidden, Object: "API server " + s.API.Source, What: what,
-				Impact: "the program serves no host port whose pod it has not read. Services are not affected",
-				Fix: "apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program " +
+			list = append(list, view.NewFinding(view.Wrong, view.APIForbidden, "API server "+s.API.Source,
+				what,
+				"the program serves no host port whose pod it has not read. Services are not affected",
+				"apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program "+
 					"to list and watch pods. Or remove the flag --host-ports",
-				Affects: "only the program, which may then read all pods",
-			})
+				"only the program, which may then read all pods"))
 		case f.Forbidden:
 			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
@@ -302,15 +302,13 @@ func fromSnapshot(api *view.API) []view.Finding {
 	if api.FromSnapshot == nil {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.ServingSnapshot, Object: "API server " + api.Source,
-		What: "the Services and endpoints are those of a snapshot of " + api.FromSnapshot.UTC().Format(time.RFC3339) +
+	return []view.Finding{view.NewFinding(view.Warning, view.ServingSnapshot, "API server "+api.Source,
+		"the Services and endpoints are those of a snapshot of "+api.FromSnapshot.UTC().Format(time.RFC3339)+
 			": the API server has not confirmed them since the start of this process",
-		Impact: "connections fail if they are sent to an endpoint that was removed since then. " +
+		"connections fail if they are sent to an endpoint that was removed since then. "+
 			"Pods of this node have other addresses after a reboot",
-		Fix:     "none on this node: the program gets the changes since the snapshot as soon as the API server answers",
-		Affects: "nothing",
-	}}
+		"none on this node: the program gets the changes since the snapshot as soon as the API server answers",
+		"nothing")}
 }
 
 // users are the programs that a change of a kubeconfig affects.
@@ -375,13 +373,11 @@ func (c *Console) rivals(s *view.Status) []view.Finding {
 	if times < often {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Wrong, Reason: view.TablesFoughtOver, Object: c.node(),
-		What:    fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
-		Impact:  "all Services: the rules alternate between the two programs",
-		Fix:     fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep kube-nftproxy", c.NodeName),
-		Affects: "only the stopped one: the other one serves all Services",
-	}}
+	return []view.Finding{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
+		fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
+		"all Services: the rules alternate between the two programs",
+		fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep kube-nftproxy", c.NodeName),
+		"only the stopped one: the other one serves all Services")}
 }
 
 // podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without duplicates.
@@ -395,8 +391,8 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
-// unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is used, and local pods with other
-// addresses.
+// unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is
+// used, and local pods with other addresses.
 func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list []view.Finding) {
 	mode := c.Config.DetectLocalMode
 	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
@@ -414,10 +410,11 @@ func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list []vi
 		fix = "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
 	}
 	add := func(reason view.Reason, what, impact, fix string) {
-		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: reason, Object: "configuration of node " + c.NodeName, What: what, Impact: impact, Fix: fix,
-			Affects: "the source addresses of new connections, on all nodes that use the same configuration",
-		})
+		list = append(list, view.NewFinding(view.Warning, reason, "configuration of node "+c.NodeName,
+			what,
+			impact,
+			fix,
+			"the source addresses of new connections, on all nodes that use the same configuration"))
 	}
 	all, _ := config.Masquerading(c.Config)
 	unknown := mode == config.NodeCIDR && c.Source.Node() == nil
@@ -464,13 +461,11 @@ func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 			if !slices.ContainsFunc(pods, behind) {
 				continue
 			}
-			list = append(list, view.Finding{
-				Severity: view.Wrong, Reason: view.BridgeBypassesRules, Object: c.node(),
-				What:    fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
-				Impact:  fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
-				Fix:     fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
-				Affects: "the rules of all firewalls on this node apply to packets on all its bridges, until the next boot",
-			})
+			list = append(list, view.NewFinding(view.Wrong, view.BridgeBypassesRules, c.node(),
+				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
+				fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
+				fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
+				"the rules of all firewalls on this node apply to packets on all its bridges, until the next boot"))
 		}
 	}
 	return list

@@ -30,10 +30,11 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) []vie
 	case node == nil:
 		return []view.Finding{c.nodeMissing(own, everywhere)}
 	case !s.Eligible:
-		return []view.Finding{{
-			Severity: view.Warning, Reason: view.NodeBeingDeleted, Object: c.node(), What: "the Node is being deleted: /healthz fails, so that load balancers send no new connections",
-			Impact: "none for Services: connections continue, and the program serves all Services", Fix: "none, if the deletion is intended", Affects: "nothing",
-		}}
+		return []view.Finding{view.NewFinding(view.Warning, view.NodeBeingDeleted, c.node(),
+			"the Node is being deleted: /healthz fails, so that load balancers send no new connections",
+			"none for Services: connections continue, and the program serves all Services",
+			"none, if the deletion is intended",
+			"nothing")}
 	case len(model.InternalIPs(node)) > 0 && len(nodesAt(own, node)) == 0:
 		return []view.Finding{c.nodeElsewhere(own, node)}
 	}
@@ -76,20 +77,20 @@ func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string)
 	if c.API == nil {
 		fix = "add the Node with an InternalIP in status.addresses to the manifests, or set --bind-address of this program to the address of this node"
 	}
-	return []view.Finding{{
-		Severity: severity, Reason: view.NodeAddressUnknown, Object: c.node(), What: why + ", so " + everywhere,
-		Impact: "clients reach node ports also at addresses that are not meant for them, for example in the pod network. All other addresses of Services work as usual",
-		Fix:    fix, Affects: "the addresses of node ports on this node",
-	}}
+	return []view.Finding{view.NewFinding(severity, view.NodeAddressUnknown, c.node(),
+		why+", so "+everywhere,
+		"clients reach node ports also at addresses that are not meant for them, for example in the pod network. All other addresses of Services work as usual",
+		fix,
+		"the addresses of node ports on this node")}
 }
 
 // nodeMissing reports that there is no Node with the name of this program.
 func (c *Console) nodeMissing(own []netip.Addr, everywhere string) view.Finding {
-	f := view.Finding{
-		Severity: view.Wrong, Reason: view.NodeMissing, Object: c.node(), What: fmt.Sprintf("there is no Node %q", c.NodeName),
-		Impact: "policy Local and topology hints do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
-		Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
-	}
+	f := view.NewFinding(view.Wrong, view.NodeMissing, c.node(),
+		fmt.Sprintf("there is no Node %q", c.NodeName),
+		"policy Local and topology hints do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
+		"set --hostname-override to the name of this machine in the output of kubectl get nodes",
+		"only the program on this node")
 	if everywhere != "" {
 		f.Impact += ". " + strings.ToUpper(everywhere[:1]) + everywhere[1:]
 	}
@@ -104,14 +105,12 @@ func (c *Console) nodeMissing(own []netip.Addr, everywhere string) view.Finding 
 // nodeElsewhere reports that this host has no address of the Node.
 func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Finding {
 	internal := view.Texts(model.InternalIPs(node))
-	return view.Finding{
-		Severity: view.Wrong, Reason: view.NodeAddressElsewhere, Object: c.node(),
-		What: fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
-		Impact: "if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy " +
+	return view.NewFinding(view.Wrong, view.NodeAddressElsewhere, c.node(),
+		fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
+		"if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy "+
 			"Local do not work. If a gateway outside of the node translates the Node's addresses, none",
-		Fix:     "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node" + theName(nodesAt(own, c.Source.Nodes()...)),
-		Affects: "all pods with the same spec",
-	}
+		"set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node"+theName(nodesAt(own, c.Source.Nodes()...)),
+		"all pods with the same spec")
 }
 
 // nodesAt returns the names of the Nodes with an internal address of this host.

@@ -20,8 +20,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// notes returns facts that the ports and endpoints of a Service do not show: those that are no errors, in the order of the Service's fields, and those
-// that are errors. own are this node's addresses.
+// notes returns facts that the ports and endpoints of a Service do not show: those that are no errors, in the order of
+// the Service's fields, and those that are errors. own are this node's addresses.
 func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Addr) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {

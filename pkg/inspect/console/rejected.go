@@ -20,9 +20,11 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		if a.count() == 0 {
 			return
 		}
-		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: reason, Object: "Service " + view.Names(a.names, a.more), What: fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
-		})
+		list = append(list, view.NewFinding(view.Warning, reason, "Service "+view.Names(a.names, a.more),
+			fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first),
+			impact,
+			fix,
+			"only clients of these Services"))
 	}
 	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
 		"clients cannot use the rejected parts. All other parts of these Services are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
@@ -41,14 +43,12 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",
 		"connections to this address and port reach the other Service", outcome.Rows[outcome.Conflict].Fix)
 	if failures := c.LoopbackState().Failures; failures > 0 {
-		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(),
-			What: fmt.Sprintf("node ports are not served on loopback, because other processes have the ports, "+
+		list = append(list, view.NewFinding(view.Warning, view.LoopbackPortTaken, c.node(),
+			fmt.Sprintf("node ports are not served on loopback, because other processes have the ports, "+
 				"or a limit of file descriptors is reached: %d", failures),
-			Impact:  "processes of this node cannot reach these node ports at 127.0.0.1 or ::1",
-			Fix:     "to list the ports, reasons and remedies: kube-nftproxy services --wrong",
-			Affects: "only these processes",
-		})
+			"processes of this node cannot reach these node ports at 127.0.0.1 or ::1",
+			"to list the ports, reasons and remedies: kube-nftproxy services --wrong",
+			"only these processes"))
 	}
 	return append(list, c.crowded()...)
 }
@@ -57,10 +57,11 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 func (c *Console) crowded() (list []view.Finding) {
 	for _, s := range c.Clients() {
 		if s.Crowded {
-			list = append(list, view.Finding{
-				Severity: view.Warning, Reason: view.AffinityFull, Object: "Service " + s.Service.String(), What: s.What(), Impact: s.Impact(), Fix: affinity.Fix,
-				Affects: "only clients of this Service",
-			})
+			list = append(list, view.NewFinding(view.Warning, view.AffinityFull, "Service "+s.Service.String(),
+				s.What(),
+				s.Impact(),
+				affinity.Fix,
+				"only clients of this Service"))
 		}
 	}
 	return list
@@ -73,11 +74,11 @@ func (c *Console) rejectedFiles() (list []view.Finding) {
 	}
 	problems := c.Rejected()
 	for _, p := range problems[:min(len(problems), view.MostNamed)] {
-		list = append(list, view.Finding{
-			Severity: view.Wrong, Reason: view.ManifestRejected, Object: doctor.Object(p), What: fmt.Sprintf("%s: %s", doctor.Object(p), p.Text()),
-			Impact: "the objects of the document are not served, or are served as before the change", Fix: "correct the file. The program reads it again at once",
-			Affects: "only the objects of this file",
-		})
+		list = append(list, view.NewFinding(view.Wrong, view.ManifestRejected, doctor.Object(p),
+			fmt.Sprintf("%s: %s", doctor.Object(p), p.Text()),
+			"the objects of the document are not served, or are served as before the change",
+			"correct the file. The program reads it again at once",
+			"only the objects of this file"))
 	}
 	if more := len(problems) - view.MostNamed; more > 0 {
 		list[view.MostNamed-1].What += fmt.Sprintf(" (and %d more problems of files; the log has all)", more)

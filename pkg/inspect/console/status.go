@@ -109,7 +109,8 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
 	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
+		list = append(list, view.NewFinding(severity, reason, c.node(),
+			what, impact, fix, affects))
 	}
 	restart := view.ReportAndRestart(c.NodeName)
 	if s.Loop == nil {

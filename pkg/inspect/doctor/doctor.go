@@ -40,10 +40,11 @@ type Config struct {
 func Look(ctx context.Context, c Config) (list []view.Finding) {
 	add := func(subject string, found []view.Finding, err error) {
 		if list = append(list, found...); err != nil {
-			list = append(list, view.Finding{
-				Severity: view.Warning, Reason: view.CheckFailed, Object: c.node(), What: fmt.Sprintf("cannot check %s: %v", subject, err), Impact: "unknown",
-				Fix: "run the program with the capability NET_ADMIN in the node's network namespace", Affects: "only the program on this node",
-			})
+			list = append(list, view.NewFinding(view.Warning, view.CheckFailed, c.node(),
+				fmt.Sprintf("cannot check %s: %v", subject, err),
+				"unknown",
+				"run the program with the capability NET_ADMIN in the node's network namespace",
+				"only the program on this node"))
 		}
 	}
 	networks, err := host.ReadNetworks()
@@ -99,26 +100,24 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view
 		if there != "" {
 			there = " (" + there + ")"
 		}
-		return []view.Finding{{
-			Severity: view.Wrong, Reason: view.KubeProxyRunning, Object: c.node(),
-			What:   fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
-			Impact: "both programs translate connections to Services. The rules of kube-nftproxy are evaluated first", Fix: fix, Affects: affects,
-		}}
+		return []view.Finding{view.NewFinding(view.Wrong, view.KubeProxyRunning, c.node(),
+			fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
+			"both programs translate connections to Services. The rules of kube-nftproxy are evaluated first",
+			fix,
+			affects)}
 	case rival.Unknown != nil:
-		return []view.Finding{{
-			Severity: view.Warning, Reason: view.KubeProxyUnknown, Object: c.node(),
-			What:   fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
-			Impact: "if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
-			Fix:    c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"), Affects: "only this process",
-		}}
+		return []view.Finding{view.NewFinding(view.Warning, view.KubeProxyUnknown, c.node(),
+			fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
+			"if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
+			c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"),
+			"only this process")}
 	case there != "":
-		return []view.Finding{{
-			Severity: view.Warning, Reason: view.KubeProxyLeftovers, Object: c.node(), What: "a kube-proxy has left rules on this node: " + there,
-			Impact: "packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules of kube-proxy. Some IPVS entries stay until their connections end",
-			Fix: fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
+		return []view.Finding{view.NewFinding(view.Warning, view.KubeProxyLeftovers, c.node(),
+			"a kube-proxy has left rules on this node: "+there,
+			"packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules of kube-proxy. Some IPVS entries stay until their connections end",
+			fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
 				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save | grep KUBE-", c.NodeName),
-			Affects: "only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay",
-		}}
+			"only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay")}
 	}
 	return nil
 }
@@ -136,10 +135,11 @@ func counts(left takeover.Leftovers) string {
 
 // nodePort converts a collision to a finding.
 func nodePort(p *model.Problem) view.Finding {
-	f := view.Finding{
-		Severity: view.Warning, Reason: view.NodePortTaken, Object: Object(*p), What: p.Reason, Impact: p.Impact, Fix: p.Fix,
-		Affects: "the clients of this process, or of this node port on all nodes",
-	}
+	f := view.NewFinding(view.Warning, view.NodePortTaken, Object(*p),
+		p.Reason,
+		p.Impact,
+		p.Fix,
+		"the clients of this process, or of this node port on all nodes")
 	if p.Event == "NodePortInEphemeralRange" {
 		f.Severity, f.Reason, f.Affects = view.Note, view.NodePortEphemeral, "ports of outgoing connections of this node"
 	}

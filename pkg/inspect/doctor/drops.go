@@ -29,15 +29,13 @@ func (c *Config) drop(d *Drop) view.Finding {
 	if d.Firewall != "" {
 		until += ", or until " + d.Firewall + " loads its rules again: add the same rule to its configuration"
 	}
-	f := view.Finding{
-		Severity: view.Warning, Reason: view.ForwardPolicyDrop, Object: d.Chain,
-		What: fmt.Sprintf("%s drops forwarded packets that none of its rules accepts (policy drop)", d.Chain),
-		Impact: "pods and external clients cannot reach Services, unless the rules of the pod network accept the packets. Connections of the node " +
+	f := view.NewFinding(view.Warning, view.ForwardPolicyDrop, d.Chain,
+		fmt.Sprintf("%s drops forwarded packets that none of its rules accepts (policy drop)", d.Chain),
+		"pods and external clients cannot reach Services, unless the rules of the pod network accept the packets. Connections of the node "+
 			"itself are not affected",
-		Fix: c.on(d.Command),
-		Affects: "only forwarded connections whose destination a rule of this node has translated: to Services, and to ports that other programs publish. All " +
-			"other packets are dropped as before. " + until,
-	}
+		c.on(d.Command),
+		"only forwarded connections whose destination a rule of this node has translated: to Services, and to ports that other programs publish. All "+
+			"other packets are dropped as before. "+until)
 	if !d.Rules {
 		f.Severity = view.Wrong
 		f.What = fmt.Sprintf("%s drops all forwarded packets (policy drop, and it has no rules)", d.Chain)

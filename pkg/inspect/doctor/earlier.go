@@ -12,14 +12,12 @@ import (
 
 // earlier reports a chain of another program that may decide about packets to Services before the rules of the program.
 func (c *Config) earlier(ch *read.BaseChain) view.Finding {
-	return view.Finding{
-		Severity: view.Warning, Reason: view.OtherChainFirst, Object: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
-		What:   ch.String() + " is evaluated before the rules of Services",
-		Impact: "if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. kube-nftproxy trace --live shows the path of a packet",
-		Fix: c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority dstnat (-100)",
+	return view.NewFinding(view.Warning, view.OtherChainFirst, fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
+		ch.String()+" is evaluated before the rules of Services",
+		"if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. kube-nftproxy trace --live shows the path of a packet",
+		c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority dstnat (-100)",
 			ch.Family, ch.Table, ch.Name)),
-		Affects: "only the program that made the chain: its rules no longer affect packets to Services",
-	}
+		"only the program that made the chain: its rules no longer affect packets to Services")
 }
 
 // chainsBefore returns the chains of other tables that may translate packets before the rules of Services.

@@ -35,11 +35,11 @@ func (c *Config) slowCommits(list []Monitor) []view.Finding {
 	if len(list) == 0 {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.SlowCommits, Object: c.node(), What: "a program monitors nftables on this node: " + view.Names(view.Texts(list), 0),
-		Impact: "the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
-		Fix:    c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"), Affects: "only this program",
-	}}
+	return []view.Finding{view.NewFinding(view.Warning, view.SlowCommits, c.node(),
+		"a program monitors nftables on this node: "+view.Names(view.Texts(list), 0),
+		"the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
+		c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"),
+		"only this program")}
 }
 
 // Monitors returns the programs of this network namespace, except this process, that receive the kernel's announcements about nftables.

@@ -20,11 +20,11 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 	name, plugins, err := s.readNetwork()
 	switch {
 	case err != nil:
-		v.Add("pod network", fmt.Sprintf("unknown: %v", err), view.Finding{
-			Severity: view.Warning, Reason: view.NetworkNotFound, Object: s.node(), What: err.Error(),
-			Impact: "pods on this node have no network, if its container runtime reads this folder. kube-nftproxy still serves the processes of the node",
-			Fix:    "install a pod network. If this command runs in a container, mount the node's root folder, and set --root to its path", Affects: "the pods of this node",
-		})
+		v.Add("pod network", fmt.Sprintf("unknown: %v", err), view.NewFinding(view.Warning, view.NetworkNotFound, s.node(),
+			err.Error(),
+			"pods on this node have no network, if its container runtime reads this folder. kube-nftproxy still serves the processes of the node",
+			"install a pod network. If this command runs in a container, mount the node's root folder, and set --root to its path",
+			"the pods of this node"))
 		return
 	}
 	text := fmt.Sprintf("%s (%s)", name, strings.Join(plugins, ", "))
@@ -35,7 +35,8 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 	}
 	var list []view.Finding
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: "pod network " + name, What: what, Impact: impact, Fix: fix, Affects: affects})
+		list = append(list, view.NewFinding(severity, reason, "pod network "+name,
+			what, impact, fix, affects))
 	}
 	switch {
 	case is("ovn-k8s"):

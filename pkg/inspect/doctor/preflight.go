@@ -100,10 +100,11 @@ func (s *Site) services(v *view.Preflight, present string) ServiceNetworks {
 func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	release := host.Release()
 	if err := host.CheckKernel(); err != nil {
-		v.Add("kernel", release, view.Finding{
-			Severity: view.Wrong, Reason: view.KernelTooOld, Object: s.node(), What: err.Error(), Impact: "the program does not start",
-			Fix: "install a newer kernel on this node", Affects: "this node, which has to reboot",
-		})
+		v.Add("kernel", release, view.NewFinding(view.Wrong, view.KernelTooOld, s.node(),
+			err.Error(),
+			"the program does not start",
+			"install a newer kernel on this node",
+			"this node, which has to reboot"))
 	} else {
 		v.Add("kernel", release)
 	}
@@ -112,28 +113,31 @@ func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	dup := slices.Clone(lacks)
 	if dup = slices.DeleteFunc(dup, func(m probe.Missing) bool { return !m.Dup() }); len(dup) > 0 {
 		what, fix := probe.Advice(dup)
-		v.Add("direct server return", what, view.Finding{
-			Severity: view.Note, Reason: view.ModulesMissing, Object: s.node(), What: what,
-			Impact: "no Service can have direct server return: all Services use NAT", Fix: fix, Affects: "the kernel of this node",
-		})
+		v.Add("direct server return", what, view.NewFinding(view.Note, view.ModulesMissing, s.node(),
+			what,
+			"no Service can have direct server return: all Services use NAT",
+			fix,
+			"the kernel of this node"))
 	}
 	lacks = slices.DeleteFunc(lacks, probe.Missing.Dup)
 	switch {
 	case err != nil:
-		v.Add("features", "unknown", view.Finding{
-			Severity: view.Wrong, Reason: view.CheckFailed, Object: s.node(), What: fmt.Sprintf("cannot query the kernel for features: %v", err),
-			Impact: "unknown", Fix: "run this command with the capability NET_ADMIN, in the node's network namespace", Affects: "nothing",
-		})
+		v.Add("features", "unknown", view.NewFinding(view.Wrong, view.CheckFailed, s.node(),
+			fmt.Sprintf("cannot query the kernel for features: %v", err),
+			"unknown",
+			"run this command with the capability NET_ADMIN, in the node's network namespace",
+			"nothing"))
 	case len(lacks) > 0:
 		what, fix := probe.Advice(lacks)
 		severity := view.Note
 		if slices.ContainsFunc(lacks, func(m probe.Missing) bool { return slices.Contains(used, m.Family) }) {
 			severity = view.Wrong
 		}
-		v.Add("features", what, view.Finding{
-			Severity: severity, Reason: view.ModulesMissing, Object: s.node(), What: what, Impact: "Services of these IP families are not served",
-			Fix: fix, Affects: "the kernel of this node",
-		})
+		v.Add("features", what, view.NewFinding(severity, view.ModulesMissing, s.node(),
+			what,
+			"Services of these IP families are not served",
+			fix,
+			"the kernel of this node"))
 	default:
 		v.Add("features", "all for "+strings.Join(view.Texts(families), " and "))
 	}
@@ -192,12 +196,11 @@ func (s *Site) ports(v *view.Preflight, proxyRuns bool) {
 	case proxyRuns:
 		v.Add("ports", strings.Join(used, " and ")+" are in use by the running proxy")
 	default:
-		v.Add("ports", "in use: "+strings.Join(used, ", "), view.Finding{
-			Severity: view.Wrong, Reason: view.PortInUse, Object: s.node(), What: "another process listens at " + strings.Join(used, " and "),
-			Impact:  "kube-nftproxy cannot answer probes, load balancers or Prometheus there",
-			Fix:     fmt.Sprintf("on node %s: ss -ltnp 'sport = :%d or sport = :%d' shows the process. Stop it, or move it to another port", s.NodeName, metricsPort, healthPort),
-			Affects: "only this process",
-		})
+		v.Add("ports", "in use: "+strings.Join(used, ", "), view.NewFinding(view.Wrong, view.PortInUse, s.node(),
+			"another process listens at "+strings.Join(used, " and "),
+			"kube-nftproxy cannot answer probes, load balancers or Prometheus there",
+			fmt.Sprintf("on node %s: ss -ltnp 'sport = :%d or sport = :%d' shows the process. Stop it, or move it to another port", s.NodeName, metricsPort, healthPort),
+			"only this process"))
 	}
 }
 
@@ -212,13 +215,12 @@ func (s *Site) firewalls(v *view.Preflight) {
 		v.Add("firewalls", "neither firewalld nor ufw nor Docker")
 		return
 	}
-	v.Add("firewalls", strings.Join(found, ", "), view.Finding{
-		Severity: view.Note, Reason: view.FirewallFound, Object: s.node(), What: strings.Join(found, " and ") + " has rules on this node",
-		Impact: "if its chains drop packets to this node, load balancers get no answer at port 10256 and at health check node ports. A reload that flushes all " +
+	v.Add("firewalls", strings.Join(found, ", "), view.NewFinding(view.Note, view.FirewallFound, s.node(),
+		strings.Join(found, " and ")+" has rules on this node",
+		"if its chains drop packets to this node, load balancers get no answer at port 10256 and at health check node ports. A reload that flushes all "+
 			"tables makes new connections to Services fail for up to a second",
-		Fix:     fmt.Sprintf("in the firewall's chain for packets to this node, accept TCP port %d and the health check node ports of your Services", healthPort),
-		Affects: "only these ports",
-	})
+		fmt.Sprintf("in the firewall's chain for packets to this node, accept TCP port %d and the health check node ports of your Services", healthPort),
+		"only these ports"))
 }
 
 func (s *Site) findFirewalls() (found []string, err error) {

@@ -25,15 +25,13 @@ func (c *Config) disguises(list []host.Disguise) []view.Finding {
 		}
 		routes = append(routes, text)
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.MasqueradeSource, Object: c.node(),
-		What: "masqueraded IPv4 packets to these networks do not get the source address of the route: " + view.Names(routes, 0),
-		Impact: "if endpoints or clients in these networks cannot send replies to this source, masqueraded connections to them time out. The kernel masquerades with an " +
+	return []view.Finding{view.NewFinding(view.Warning, view.MasqueradeSource, c.node(),
+		"masqueraded IPv4 packets to these networks do not get the source address of the route: "+view.Names(routes, 0),
+		"if endpoints or clients in these networks cannot send replies to this source, masqueraded connections to them time out. The kernel masquerades with an "+
 			"address of the interface, and not of the route",
-		Fix: c.on(fmt.Sprintf("ip address add ADDRESS/32 dev %s. ADDRESS is an address of this node that the network routes back to it, such as the InternalIP of "+
+		c.on(fmt.Sprintf("ip address add ADDRESS/32 dev %s. ADDRESS is an address of this node that the network routes back to it, such as the InternalIP of "+
 			"the Node. If another address of the interface precedes it, remove that address first", list[0].Device)),
-		Affects: "packets of the node and masqueraded packets that leave by " + list[0].Device + ", until the next boot",
-	}}
+		"packets of the node and masqueraded packets that leave by "+list[0].Device+", until the next boot")}
 }
 
 // localnet reports that each host on the node's networks can reach the ports at 127.0.0.1 of the node. guarded reports whether the rule of the kubelet or of
@@ -43,12 +41,10 @@ func (c *Config) localnet(guarded bool) []view.Finding {
 	if n, ok := c.number(name); !ok || n == 0 || guarded {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.LoopbackExposed, Object: c.node(),
-		What: fmt.Sprintf("this node routes packets of its networks to 127.0.0.0/8 (%s = 1), and the chain KUBE-FIREWALL, which drops them, is missing", dotted(name)),
-		Impact: "each host on a network of this node can reach ports that listen only on 127.0.0.1, unless another rule drops the packets. Services are not affected. " +
+	return []view.Finding{view.NewFinding(view.Warning, view.LoopbackExposed, c.node(),
+		fmt.Sprintf("this node routes packets of its networks to 127.0.0.0/8 (%s = 1), and the chain KUBE-FIREWALL, which drops them, is missing", dotted(name)),
+		"each host on a network of this node can reach ports that listen only on 127.0.0.1, unless another rule drops the packets. Services are not affected. "+
 			"kube-proxy in mode iptables sets this sysctl, and kube-nftproxy does not need it",
-		Fix:     c.on("sysctl -w " + dotted(name) + "=0"),
-		Affects: "rules that translate packets to 127.0.0.0/8, such as those of host ports on loopback, unless route_localnet of their interface is 1",
-	}}
+		c.on("sysctl -w "+dotted(name)+"=0"),
+		"rules that translate packets to 127.0.0.0/8, such as those of host ports on loopback, unless route_localnet of their interface is 1")}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// sysctls checks the sysctls. dropped is the number of packets that the kernel has dropped by reverse path filtering. It skips missing sysctls, because the kernel then lacks the feature.
+// sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature. dropped is the number
+// of packets that the kernel has dropped by reverse path filtering.
 func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list []view.Finding) {
 	if c.serves(inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
@@ -40,12 +41,11 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 	if n, ok := c.number(name); !ok || n != 0 {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Wrong, Reason: view.ForwardingDisabled, Object: c.node(),
-		What:   fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
-		Impact: "pods and external clients cannot reach Services. Processes on the node are not affected", Fix: c.on("sysctl -w " + dotted(name) + "=1"),
-		Affects: "all " + family + " packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting",
-	}}
+	return []view.Finding{view.NewFinding(view.Wrong, view.ForwardingDisabled, c.node(),
+		fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
+		"pods and external clients cannot reach Services. Processes on the node are not affected",
+		c.on("sysctl -w "+dotted(name)+"=1"),
+		"all "+family+" packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting")}
 }
 
 // someForward finds interfaces that do not forward IPv4. For IPv6, the setting of an interface has another meaning.
@@ -62,13 +62,11 @@ func (c *Config) someForward() []view.Finding {
 	if len(names) == 0 {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Warning, Reason: view.InterfaceForwardingDisabled, Object: c.node(),
-		What:    fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", view.Names(names, 0)),
-		Impact:  "pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
-		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1"),
-		Affects: "all IPv4 packets that arrive by " + names[0] + ", until the interface is deleted or the node reboots",
-	}}
+	return []view.Finding{view.NewFinding(view.Warning, view.InterfaceForwardingDisabled, c.node(),
+		fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", view.Names(names, 0)),
+		"pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
+		c.on("sysctl -w net.ipv4.conf."+strings.ReplaceAll(names[0], ".", "/")+".forwarding=1"),
+		"all IPv4 packets that arrive by "+names[0]+", until the interface is deleted or the node reboots")}
 }
 
 // interfaces returns the names of the interfaces that have IPv4 settings, except loopback.
@@ -103,25 +101,23 @@ func (c *Config) connections() []view.Finding {
 	if 100*n >= full*most {
 		severity = view.Wrong
 	}
-	return []view.Finding{{
-		Severity: severity, Reason: view.ConntrackFull, Object: c.node(), What: fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
-		Impact: "when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
-		Fix:    c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
-		Affects: fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its next start, unless conntrack.maxPerCore is 0",
-			most*entrySize>>20),
-	}}
+	return []view.Finding{view.NewFinding(severity, view.ConntrackFull, c.node(),
+		fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
+		"when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
+		c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
+		fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its next start, unless conntrack.maxPerCore is 0",
+			most*entrySize>>20))}
 }
 
 func (c *Config) liberal() []view.Finding {
 	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_be_liberal"); !ok || n != 0 {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Note, Reason: view.ConntrackStrict, Object: c.node(), What: "the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
-		Impact:  "long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
-		Fix:     c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
-		Affects: "all TCP connections of this node: rules that drop packets in state invalid no longer match such packets",
-	}}
+	return []view.Finding{view.NewFinding(view.Note, view.ConntrackStrict, c.node(),
+		"the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
+		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
+		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
+		"all TCP connections of this node: rules that drop packets in state invalid no longer match such packets")}
 }
 
 // loose reports that the program cannot terminate connections with this setting of the kernel.
@@ -129,12 +125,11 @@ func (c *Config) loose() []view.Finding {
 	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_loose"); !ok || n != 0 {
 		return nil
 	}
-	return []view.Finding{{
-		Severity: view.Note, Reason: view.ConntrackNotLoose, Object: c.node(), What: "the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
-		Impact:  "with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
-		Fix:     c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
-		Affects: "TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them",
-	}}
+	return []view.Finding{view.NewFinding(view.Note, view.ConntrackNotLoose, c.node(),
+		"the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
+		"with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
+		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
+		"TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them")}
 }
 
 // dotted returns the name of a sysctl with dots, as the command sysctl prints it.
