@@ -20,7 +20,7 @@ import (
 func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
 	const between = 2500 * time.Millisecond // long enough for the end of a pass of the reconciler, and for another pass
 	first, err := c.searchFlows(ctx, nil)
-	if err != nil || first.stale.total == 0 {
+	if err != nil || len(first.stale.ids) == 0 {
 		return first.view(), err
 	}
 	select {
@@ -45,24 +45,22 @@ type search struct {
 	// removed are established TCP connections to endpoints that no EndpointSlice has.
 	removed found
 	// before has the IDs of the stale flows of the first search; it is nil in the first search.
-	before map[uint32]struct{}
+	before map[uint32]bool
 	// endpoints are the addresses of all endpoints, ready or not, of the Services that were looked up.
-	endpoints map[types.NamespacedName]map[netip.Addr]struct{}
+	endpoints map[types.NamespacedName]map[netip.Addr]bool
 }
 
-// found are flows of one kind: the IDs, the first flows, and their number.
+// found are flows of one kind: their IDs, and the first flows.
 type found struct {
-	ids   map[uint32]struct{}
-	list  []view.Flow
-	total int
+	ids  map[uint32]bool
+	list []view.Flow
 }
 
 func (f *found) add(flow *conntrack.Flow, service string) {
-	if _, twice := f.ids[flow.ID]; twice || len(f.ids) == mostStale {
+	if f.ids[flow.ID] || len(f.ids) == mostStale {
 		return
 	}
-	f.ids[flow.ID] = struct{}{}
-	if f.total++; len(f.list) < mostFlows {
+	if f.ids[flow.ID] = true; len(f.list) < mostFlows {
 		f.list = append(f.list, view.Flow{
 			Protocol: flow.Protocol.String(), Client: flow.Source.String(), Frontend: flow.Destination.String(), Endpoint: flow.Server.String(),
 			Service: service, Replied: flow.Replied,
@@ -75,7 +73,7 @@ func (s *search) view() *view.Flows {
 		return nil
 	}
 	return &view.Flows{
-		Read: s.seen, Partial: s.partial, Stale: s.stale.list, StaleTotal: s.stale.total, Removed: s.removed.list, RemovedTotal: s.removed.total,
+		Read: s.seen, Partial: s.partial, Stale: s.stale.list, StaleTotal: len(s.stale.ids), Removed: s.removed.list, RemovedTotal: len(s.removed.ids),
 	}
 }
 
@@ -88,7 +86,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	facts := c.Loop.Facts()
 	desired := &conntrack.Desired{}
 	s := &search{
-		endpoints: map[types.NamespacedName]map[netip.Addr]struct{}{}, stale: found{ids: map[uint32]struct{}{}}, removed: found{ids: map[uint32]struct{}{}},
+		endpoints: map[types.NamespacedName]map[netip.Addr]bool{}, stale: found{ids: map[uint32]bool{}}, removed: found{ids: map[uint32]bool{}},
 	}
 	if first != nil {
 		s.before = first.stale.ids
@@ -124,25 +122,25 @@ func (s *search) judge(c *Console, p *plan.Planner, desired *conntrack.Desired, 
 	name := policy.Port
 	switch {
 	case desired.Stale(flow):
-		if _, before := s.before[flow.ID]; s.before == nil || before {
+		if s.before == nil || s.before[flow.ID] {
 			s.stale.add(flow, name.String())
 		}
 	case flow.Established && flow.DNAT:
-		if _, exists := s.endpointsOf(c, name.NamespacedName)[flow.Server.Addr()]; !exists {
+		if !s.endpointsOf(c, name.NamespacedName)[flow.Server.Addr()] {
 			s.removed.add(flow, name.String())
 		}
 	}
 }
 
 // endpointsOf returns the addresses of all endpoints of a Service, ready or not.
-func (s *search) endpointsOf(c *Console, name types.NamespacedName) map[netip.Addr]struct{} {
+func (s *search) endpointsOf(c *Console, name types.NamespacedName) map[netip.Addr]bool {
 	if known, ok := s.endpoints[name]; ok {
 		return known
 	}
-	all := map[netip.Addr]struct{}{}
+	all := map[netip.Addr]bool{}
 	of := c.Source.Get(name)
 	for _, addr := range model.Addresses(slices.Concat(of.Slices, of.Redirect), "") {
-		all[addr] = struct{}{}
+		all[addr] = true
 	}
 	s.endpoints[name] = all
 	return all

@@ -101,8 +101,10 @@ func (c *Console) notServedAt(ctx context.Context, namespace, want string, addre
 		return fmt.Sprintf("the program cannot know whether a Service has %s: it has not read %s yet", want, strings.Join(unread, ", "))
 	}
 	others, known := c.API.others(ctx, namespace, c.ServiceProxyName)
+	facts := c.Loop.Facts()
 	for i := range others {
-		if d := declaredAs(&others[i], c.ServiceProxyName); d.WhyNot != "" && claims(&others[i], address) {
+		o := model.Objects{Service: &others[i]}
+		if d := declaredAs(o.Service, c.ServiceProxyName); d.WhyNot != "" && mentions(o, facts.Node, c.ModelOptions(), address) {
 			return fmt.Sprintf("Service %s has %s, and is not served by kube-nftproxy: %s", d.Name, want, d.WhyNot)
 		}
 	}
@@ -110,7 +112,7 @@ func (c *Console) notServedAt(ctx context.Context, namespace, want string, addre
 	if known {
 		text = fmt.Sprintf("no Service has %s, and no endpoint of a Service that this node serves", want)
 	}
-	if address.Addr.IsValid() && within(c.Loop.Facts().ServiceCIDRs[inet.FamilyOf(address.Addr)], address.Addr) {
+	if address.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(address.Addr)], address.Addr) {
 		then := "so this node drops packets to it, unless another program translates them"
 		if c.Tables.RouteUnused {
 			then = "and in mode " + string(c.Config.Mode) + ", packets to it follow the routes of this node"

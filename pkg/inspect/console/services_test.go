@@ -206,8 +206,9 @@ func TestPodsAndLabels(t *testing.T) {
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "mesh", Name: "web", Labels: map[string]string{labelServiceProxyName: "other"}}, Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.0.21", ClusterIPs: []string{"10.96.0.21", "fd00:10:96::21"}, ExternalIPs: []string{"203.0.113.21"},
-			Ports: []corev1.ServicePort{{Port: 443, NodePort: 30443}},
+			Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.21", ClusterIPs: []string{"10.96.0.21", "fd00:10:96::21"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, ExternalIPs: []string{"203.0.113.21"},
+			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 443, NodePort: 30443}},
 		}},
 	)
 	c.API = NewAPI(func() string { return "" }, &kubeapi.Client{
