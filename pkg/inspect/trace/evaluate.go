@@ -80,11 +80,9 @@ func (w *world) note(f Fact) { w.facts = append(w.facts, f) }
 
 // evaluator evaluates rules for many worlds at a time, so that it needs few requests for elements.
 type evaluator struct {
-	packet   Packet
-	table    *read.Table
-	elements Elements
-	routes   Routes
-	depth    int
+	Config
+	packet Packet
+	depth  int
 	// finished holds the worlds that left the current base chain by a final verdict, such as accept or drop.
 	finished []*world
 }
@@ -113,7 +111,7 @@ const maxDepth = 16
 
 // chain sends worlds through a chain, and returns the worlds that return from it.
 func (e *evaluator) chain(name string, worlds []*world) (back []*world, err error) {
-	ch := e.table.Chains[name]
+	ch := e.Table.Chains[name]
 	if ch == nil {
 		return nil, fmt.Errorf("there is no chain %s", name)
 	}
@@ -167,7 +165,7 @@ func (e *evaluator) rule(ch *read.Chain, r *read.Rule, worlds []*world) (next, b
 			return true
 		})
 	}
-	line := e.table.RuleText(r)
+	line := e.Table.RuleText(r)
 	for _, w := range slices.Concat(active, decided) {
 		w.step(ch, r, line)
 	}

@@ -238,7 +238,7 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 		w.unsupported("fib")
 		return nil
 	}
-	typ, err := e.routes.Type(addr)
+	typ, err := e.Routes.Type(addr)
 	if err != nil {
 		return err
 	}
@@ -248,13 +248,13 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 
 // leavesByArrival stores 1 if the packet would leave by the interface by which it arrives, otherwise 0.
 func (e *evaluator) leavesByArrival(register uint32, w *world) error {
-	typ, err := e.routes.Type(w.to.Addr())
+	typ, err := e.Routes.Type(w.to.Addr())
 	if err != nil {
 		return err
 	}
 	var same uint32
 	if typ == unix.RTN_UNICAST {
-		device, _, err := e.routes.Out(w.to.Addr())
+		device, _, err := e.Routes.Out(w.to.Addr())
 		if err != nil {
 			return err
 		}
@@ -396,7 +396,7 @@ func portChances(chances []float64, key []byte, port int, x *expr.Hash) {
 
 // lookup looks up elements for all worlds in one request.
 func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
-	s := e.table.Sets[x.SetName]
+	s := e.Table.Sets[x.SetName]
 	if s == nil {
 		return fmt.Errorf("there is no set %s", x.SetName)
 	}
@@ -416,7 +416,7 @@ func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 		}
 		of[i] = at
 	}
-	found, err := e.elements.Get(s, keys)
+	found, err := e.Elements.Get(s, keys)
 	if err != nil {
 		return err
 	}
@@ -475,7 +475,7 @@ func (w *world) nat(family inet.Family, x *expr.NAT) {
 
 // masquerade replaces the source with this machine's address.
 func (e *evaluator) masquerade(w *world) error {
-	source, err := e.routes.Masquerade(w.to.Addr())
+	source, err := e.Routes.Masquerade(w.to.Addr())
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ type Config struct {
 // Follow returns all possible paths of a packet.
 func Follow(c Config, p Packet) (*Trace, error) {
 	t := &Trace{Packet: p}
-	e := &evaluator{packet: p, table: c.Table, elements: c.Elements, routes: c.Routes}
+	e := &evaluator{Config: c, packet: p}
 	w := &world{chance: 1, source: p.From, to: p.To, in: p.Interface}
 	worlds := []*world{w}
 	var err error
@@ -58,7 +58,7 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	} else if t.Hints, err = e.hints(t, worlds); err != nil {
 		return nil, fmt.Errorf("follow %s: %w", p, err)
 	}
-	t.Also = e.also(c, worlds)
+	t.Also = e.also(worlds)
 	return t, nil
 }
 
@@ -92,7 +92,7 @@ func (e *evaluator) through(worlds []*world) ([]*world, error) {
 // at sends worlds through the chains of a hook. After a chain of type nat has translated a packet, it skips all later
 // chains of this type.
 func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) bool) ([]*world, error) {
-	for _, ch := range chainsAt(e.table, hook) {
+	for _, ch := range chainsAt(e.Table, hook) {
 		var meet, pass []*world
 		for _, w := range worlds {
 			if w.outcome != "" || ch.Type == "nat" && translated(w) {
@@ -112,7 +112,7 @@ func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) boo
 
 // route sets the interface through which a packet leaves. A packet to this machine has none.
 func (e *evaluator) route(w *world) error {
-	typ, err := e.routes.Type(w.to.Addr())
+	typ, err := e.Routes.Type(w.to.Addr())
 	switch {
 	case err != nil:
 		return err
@@ -124,7 +124,7 @@ func (e *evaluator) route(w *world) error {
 		w.noRoute = true
 		return nil
 	}
-	w.out, _, err = e.routes.Out(w.to.Addr())
+	w.out, _, err = e.Routes.Out(w.to.Addr())
 	return err
 }
 
@@ -160,7 +160,7 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 			list[i].Probability += way.Probability
 			continue
 		}
-		typ, err := e.routes.Type(way.To.Addr())
+		typ, err := e.Routes.Type(way.To.Addr())
 		if err != nil {
 			return nil, err
 		}
@@ -212,7 +212,7 @@ func (w *world) way() Way {
 }
 
 // also lists the chains of other tables that may affect the packet. Follow does not evaluate their rules.
-func (e *evaluator) also(c Config, worlds []*world) (list []string) {
+func (e *evaluator) also(worlds []*world) (list []string) {
 	hooks := map[uint32]bool{unix.NF_INET_PRE_ROUTING: !e.packet.Own, unix.NF_INET_LOCAL_OUT: e.packet.Own}
 	for _, w := range worlds {
 		switch {
@@ -225,8 +225,8 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		}
 	}
 	var other []string
-	for _, ch := range c.Chains {
-		if !hooks[ch.Hook] || ch.Family == c.Table.Family.Keyword() && ch.Table == c.Table.Name {
+	for _, ch := range e.Chains {
+		if !hooks[ch.Hook] || ch.Family == e.Table.Family.Keyword() && ch.Table == e.Table.Name {
 			continue
 		}
 		switch {
@@ -248,7 +248,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 // reached returns the priority of the last chain of the program at a hook in which a rule matched the packet. If no
 // rule matched, it returns the priority of the first chain.
 func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
-	for i, ch := range chainsAt(e.table, hook) {
+	for i, ch := range chainsAt(e.Table, hook) {
 		matched := func(s Step) bool { return s.Chain == ch.Name && s.Comment != plan.NoServiceAddress }
 		if i == 0 || slices.ContainsFunc(worlds, func(w *world) bool { return slices.ContainsFunc(w.steps, matched) }) {
 			priority = ch.Priority

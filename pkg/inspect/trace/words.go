@@ -186,11 +186,11 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 
 // nameOf returns the comment of the element with a key in a set, or "".
 func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
-	s := e.table.Sets[set]
+	s := e.Table.Sets[set]
 	if s == nil || s.KeyLen() != len(key.Bytes()) {
 		return "", nil
 	}
-	found, err := e.elements.Get(s, []nft.Value{key})
+	found, err := e.Elements.Get(s, []nft.Value{key})
 	if err != nil || found[0] == nil {
 		return "", err
 	}
