@@ -158,10 +158,7 @@ func wrap(indent, text string, style Style) (rows [][]Cell) {
 
 // Count returns a number with a noun, such as 1 endpoint or 2 endpoints.
 func Count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return plural(n, thing, thing+"s")
 }
 
 // Texts returns the texts of values.

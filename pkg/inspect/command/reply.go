@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,11 +97,8 @@ func (j *journey) stopper(e read.TraceEvent) string {
 		return fmt.Sprintf("Stopped by chain %s of table %s.", e.Chain, e.Table)
 	}
 	family := ""
-	for _, ch := range j.chains {
-		if ch.Table == e.Table {
-			family = ch.Family
-			break
-		}
+	if i := slices.IndexFunc(j.chains, func(ch read.BaseChain) bool { return ch.Table == e.Table }); i >= 0 {
+		family = j.chains[i].Family
 	}
 	what := fmt.Sprintf("rule %d of chain %s", e.Handle, e.Chain)
 	if e.Policy {
@@ -141,12 +139,7 @@ func (j *journey) lastAddress() (to netip.AddrPort) {
 
 // own reports whether any rule of this program was evaluated for the packet.
 func (j *journey) own() bool {
-	for _, e := range j.events {
-		if e.Table == j.table {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(j.events, func(e read.TraceEvent) bool { return e.Table == j.table })
 }
 
 // replies is the time to wait for an answer. look is the time between two lookups of the connection.

@@ -141,12 +141,12 @@ func (w *writer) expression(given Expr) {
 	case *expr.NAT:
 		w.nat(e)
 	case *expr.Masq:
-		w.words = append(w.words, "masquerade")
+		w.say("masquerade")
 		if e.FullyRandom {
-			w.words = append(w.words, "fully-random")
+			w.say("fully-random")
 		}
 	case *expr.Counter:
-		w.words = append(w.words, "counter")
+		w.say("counter")
 	case *expr.Objref:
 		w.say("%s", cmp.Or(nft.TimeoutsText(e), "?objref?"))
 	case *expr.Reject:
@@ -473,9 +473,9 @@ func (w *writer) reject(e *expr.Reject) {
 	}
 	switch {
 	case e.Type == unix.NFT_REJECT_TCP_RST:
-		w.words = append(w.words, "reject with tcp reset")
+		w.say("reject with tcp reset")
 	case e.Code == portUnreachable:
-		w.words = append(w.words, "reject")
+		w.say("reject")
 	default:
 		w.say("reject with %s code %d", [...]string{"icmp", "icmpv6"}[w.family], e.Code)
 	}
