@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -34,19 +35,19 @@ func newGate() *gate { return &gate{turn: make(chan struct{}, 1)} }
 // paced searches for answers of one page, and caches the last ones.
 type paced[Q comparable] struct {
 	*gate
-	search func(context.Context, Q) ([]byte, error)
+	search func(context.Context, Q) (any, error)
 
 	mu   sync.Mutex
 	kept map[Q]kept
 }
 
-// kept is an answer, and the time of its search.
+// kept is an answer as JSON, and the time of its search.
 type kept struct {
 	data []byte
 	at   time.Time
 }
 
-func newPaced[Q comparable](g *gate, search func(context.Context, Q) ([]byte, error)) *paced[Q] {
+func newPaced[Q comparable](g *gate, search func(context.Context, Q) (any, error)) *paced[Q] {
 	return &paced[Q]{gate: g, search: search, kept: map[Q]kept{}}
 }
 
@@ -115,7 +116,10 @@ func (p *paced[Q]) try(ctx context.Context, q Q) (data []byte, pause time.Durati
 	// Other clients get this answer, too, so it must not depend on this client's connection.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), searchTime)
 	defer cancel()
-	data, err = p.search(ctx, q)
+	value, err := p.search(ctx, q)
+	if err == nil {
+		data, err = json.Marshal(value)
+	}
 	end := time.Now()
 	p.next = end.Add(share * end.Sub(start))
 	p.keep(q, kept{data, end}, err)

@@ -3,7 +3,6 @@ package statuspage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,7 +17,7 @@ type slow struct {
 	err      error
 }
 
-func (s *slow) search(ctx context.Context, _ int) ([]byte, error) {
+func (s *slow) search(ctx context.Context, _ int) (any, error) {
 	select {
 	case <-time.After(s.takes):
 	case <-ctx.Done():
@@ -26,7 +25,7 @@ func (s *slow) search(ctx context.Context, _ int) ([]byte, error) {
 	}
 	s.searches++
 	s.spent += s.takes
-	return fmt.Append(nil, s.searches), s.err
+	return s.searches, s.err
 }
 
 // TestManyAskersCostLittle: 150 clients of three pages send queries continuously, some of them equal. The searches of all pages

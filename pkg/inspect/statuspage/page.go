@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -86,11 +85,23 @@ func Install(on *http.ServeMux, c Config) {
 		_, _ = w.Write(text) // the client has closed the connection
 	})
 	all := newGate()
-	status := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return c.status(ctx) })
+	status := newPaced(all, func(ctx context.Context, _ struct{}) (any, error) {
+		s := c.Status(ctx)
+		return struct {
+			*view.Status
+			Health string `json:"health"` // the sentence about the node's health
+		}{s, s.Health()}, nil
+	})
 	mux.HandleFunc("GET "+dataPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, status, struct{}{}) })
-	syncs := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return c.syncs(ctx) })
+	syncs := newPaced(all, func(ctx context.Context, _ struct{}) (any, error) { return c.Syncs(ctx) })
 	mux.HandleFunc("GET "+syncsPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, syncs, struct{}{}) })
-	services := newPaced(all, c.services)
+	services := newPaced(all, func(ctx context.Context, q Query) (any, error) {
+		found, err := c.Services(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		return shorten(found, q.Offset), nil
+	})
 	mux.HandleFunc("GET "+servicesPath, func(w http.ResponseWriter, r *http.Request) {
 		q, err := parse(r.URL.RawQuery)
 		if err != nil {
@@ -190,29 +201,4 @@ func answer[Q comparable](w http.ResponseWriter, r *http.Request, from *paced[Q]
 	protect(w.Header())
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(data) // the client has closed the connection
-}
-
-// status is that of the command, with the sentence about the node's health.
-func (c *Config) status(ctx context.Context) ([]byte, error) {
-	s := c.Status(ctx)
-	return json.Marshal(struct {
-		*view.Status
-		Health string `json:"health"`
-	}{s, s.Health()})
-}
-
-func (c *Config) syncs(ctx context.Context) ([]byte, error) {
-	list, err := c.Syncs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(list)
-}
-
-func (c *Config) services(ctx context.Context, q Query) ([]byte, error) {
-	found, err := c.Services(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(shorten(found, q.Offset))
 }
