@@ -166,31 +166,22 @@ func (d *tableDiff) chain(name string, have *read.Chain, want *nft.Chain, wantRu
 	}
 }
 
-// ordered compares short lists whose order matters. Items outside the longest common subsequence are differences.
+// ordered compares short lists whose order matters.
 func (d *tableDiff) ordered(where string, have, want []string) {
-	longest := make([][]int, len(have)+1)
-	for i := range longest {
-		longest[i] = make([]int, len(want)+1)
-	}
-	for i := len(have) - 1; i >= 0; i-- {
-		for j := len(want) - 1; j >= 0; j-- {
-			longest[i][j] = max(longest[i+1][j], longest[i][j+1])
-			if have[i] == want[j] {
-				longest[i][j] = longest[i+1][j+1] + 1
-			}
+	for _, item := range have {
+		at := slices.Index(want, item)
+		if at < 0 {
+			d.add(false, where, item)
+			continue
 		}
+		d.missing(where, want[:at])
+		want = want[at+1:]
 	}
-	i, j := 0, 0
-	for i < len(have) || j < len(want) {
-		switch {
-		case i < len(have) && j < len(want) && have[i] == want[j]:
-			i, j = i+1, j+1
-		case j == len(want) || i < len(have) && longest[i+1][j] >= longest[i][j+1]:
-			d.add(false, where, have[i])
-			i++
-		default:
-			d.add(true, where, want[j])
-			j++
-		}
+	d.missing(where, want)
+}
+
+func (d *tableDiff) missing(where string, items []string) {
+	for _, item := range items {
+		d.add(true, where, item)
 	}
 }
