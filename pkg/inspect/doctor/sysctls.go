@@ -16,15 +16,36 @@ import (
 // sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature. dropped is the number
 // of packets that the kernel has dropped by reverse path filtering.
 func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list []view.Finding) {
+	ifZero := func(name string, finding view.Finding) {
+		if n, ok := c.number(name); ok && n == 0 {
+			list = append(list, finding)
+		}
+	}
+	for f, name := range [...]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if family := inet.Family(f); c.serves(family) {
+			ifZero(name, view.NewFinding(view.Wrong, view.ForwardingDisabled, c.node(),
+				fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
+				"pods and external clients cannot reach Services. Processes on the node are not affected",
+				c.on("sysctl -w "+dotted(name)+"=1"),
+				fmt.Sprintf("all %s packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting", family)))
+		}
+	}
 	if c.serves(inet.IPv4) {
-		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
-		list = append(list, c.someForward()...)
-		list = append(list, c.reversePath(networks, dropped)...)
+		list = slices.Concat(list, c.someForward(), c.reversePath(networks, dropped))
 	}
-	if c.serves(inet.IPv6) {
-		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
-	}
-	return slices.Concat(list, c.connections(), c.liberal(), c.loose())
+	list = append(list, c.connections()...)
+	ifZero("net/netfilter/nf_conntrack_tcp_be_liberal", view.NewFinding(view.Note, view.ConntrackStrict, c.node(),
+		"the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
+		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
+		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
+		"all TCP connections of this node: rules that drop packets in state invalid no longer match such packets"))
+	// With this setting of the kernel, the program cannot terminate connections.
+	ifZero("net/netfilter/nf_conntrack_tcp_loose", view.NewFinding(view.Note, view.ConntrackNotLoose, c.node(),
+		"the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
+		"with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
+		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
+		"TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them"))
+	return list
 }
 
 // number reads a sysctl. ok is false if the sysctl is missing, or is not a number.
@@ -35,17 +56,6 @@ func (c *Config) number(name string) (n int, ok bool) {
 	}
 	n, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	return n, err == nil
-}
-
-func (c *Config) forwarding(family, name string) []view.Finding {
-	if n, ok := c.number(name); !ok || n != 0 {
-		return nil
-	}
-	return []view.Finding{view.NewFinding(view.Wrong, view.ForwardingDisabled, c.node(),
-		fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
-		"pods and external clients cannot reach Services. Processes on the node are not affected",
-		c.on("sysctl -w "+dotted(name)+"=1"),
-		"all "+family+" packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting")}
 }
 
 // someForward finds interfaces that do not forward IPv4. For IPv6, the setting of an interface has another meaning.
@@ -107,29 +117,6 @@ func (c *Config) connections() []view.Finding {
 		c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
 		fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its next start, unless conntrack.maxPerCore is 0",
 			most*entrySize>>20))}
-}
-
-func (c *Config) liberal() []view.Finding {
-	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_be_liberal"); !ok || n != 0 {
-		return nil
-	}
-	return []view.Finding{view.NewFinding(view.Note, view.ConntrackStrict, c.node(),
-		"the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
-		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
-		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
-		"all TCP connections of this node: rules that drop packets in state invalid no longer match such packets")}
-}
-
-// loose reports that the program cannot terminate connections with this setting of the kernel.
-func (c *Config) loose() []view.Finding {
-	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_loose"); !ok || n != 0 {
-		return nil
-	}
-	return []view.Finding{view.NewFinding(view.Note, view.ConntrackNotLoose, c.node(),
-		"the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
-		"with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
-		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
-		"TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them")}
 }
 
 // dotted returns the name of a sysctl with dots, as the command sysctl prints it.
