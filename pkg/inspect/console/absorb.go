@@ -9,33 +9,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// causesOf has the causes of findings, the most likely one first. The fix of a cause is also the fix of the finding.
-var causesOf = map[view.Reason][]view.Reason{
-	view.PortNotBound: {view.KubeProxyRunning, view.OlderInstance, view.StandingBy},
-}
-
-// absorb adds each finding whose cause is another finding to that finding.
-func absorb(list []view.Finding) (out []view.Finding) {
-	causeOf := func(f *view.Finding) int {
-		if f.Reason == view.PortNotBound && !strings.Contains(f.What, unix.EADDRINUSE.Error()) {
-			return -1
+// absorb adds the finding that a port is in use to the finding about the program that has the port. The fix of this one is
+// also the fix of the other one.
+func absorb(list []view.Finding) []view.Finding {
+	inUse := func(f view.Finding) bool {
+		return f.Reason == view.PortNotBound && strings.Contains(f.What, unix.EADDRINUSE.Error())
+	}
+	for _, cause := range []view.Reason{view.KubeProxyRunning, view.OlderInstance, view.StandingBy} { // the most likely one first
+		at := slices.IndexFunc(list, func(f view.Finding) bool { return f.Reason == cause })
+		if at < 0 {
+			continue
 		}
-		for _, reason := range causesOf[f.Reason] {
-			if i := slices.IndexFunc(list, func(f view.Finding) bool { return f.Reason == reason }); i >= 0 {
-				return i
+		for i := range list {
+			if inUse(list[i]) {
+				list[at].Absorb(&list[i])
 			}
 		}
-		return -1
+		return slices.DeleteFunc(list, inUse)
 	}
-	for i := range list {
-		if at := causeOf(&list[i]); at >= 0 {
-			list[at].Absorb(&list[i])
-		}
-	}
-	for i := range list {
-		if causeOf(&list[i]) < 0 {
-			out = append(out, list[i])
-		}
-	}
-	return out
+	return list
 }
