@@ -82,10 +82,8 @@ func serveOn(ctx context.Context, s *socket, handler http.Handler) {
 
 // wait returns early if the context ends.
 func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

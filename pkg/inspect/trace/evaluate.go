@@ -1,11 +1,11 @@
 package trace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -266,10 +266,7 @@ func chainsAt(t *read.Table, hook uint32) (list []*read.Chain) {
 		}
 	}
 	slices.SortFunc(list, func(a, b *read.Chain) int {
-		if a.Priority != b.Priority {
-			return int(a.Priority) - int(b.Priority)
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Name, b.Name))
 	})
 	return list
 }
