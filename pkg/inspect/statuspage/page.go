@@ -48,11 +48,13 @@ type Query struct {
 // Found is the result of a query: Matching of Total Services, and a part of these. WithProblem is the number of Services with a
 // problem whose names match, or -1 if it is not known yet. They precede the other ones.
 type Found struct {
-	Total, Matching, WithProblem int
-	NodeAddresses                []string
-	Services                     []view.Service
+	Total         int            `json:"total"`
+	Matching      int            `json:"matching"`
+	WithProblem   int            `json:"withProblem"`
+	NodeAddresses []string       `json:"nodePortAddresses"`
+	Services      []view.Service `json:"-"`
 	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are incomplete.
-	Unread []string
+	Unread []string `json:"unread,omitempty"`
 }
 
 // Limits of a query.

@@ -14,13 +14,9 @@ const (
 
 // services is a page of Services in the answer.
 type services struct {
-	Total         int       `json:"total"`
-	Matching      int       `json:"matching"`
-	WithProblem   int       `json:"withProblem"`
-	Offset        int       `json:"offset"`
-	NodeAddresses []string  `json:"nodePortAddresses"`
-	Services      []service `json:"services"`
-	Unread        []string  `json:"unread,omitempty"`
+	*Found
+	Offset   int       `json:"offset"`
+	Services []service `json:"services"`
 }
 
 // service is one Service in the answer. Items beyond the limits are only counted.
@@ -45,7 +41,8 @@ type shortener struct{ lines int }
 
 func shorten(f *Found, offset int) services {
 	s := shortener{mostLines}
-	out := services{f.Total, f.Matching, f.WithProblem, offset, few(&s, f.NodeAddresses), make([]service, 0, len(f.Services)), f.Unread}
+	f.NodeAddresses = few(&s, f.NodeAddresses)
+	out := services{f, offset, make([]service, 0, len(f.Services))}
 	for i := range f.Services {
 		out.Services = append(out.Services, s.service(&f.Services[i]))
 	}
