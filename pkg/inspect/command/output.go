@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
@@ -260,21 +260,16 @@ func (o *output) printer(to io.Writer) *view.Printer {
 // isTerminal reports whether the output is a terminal.
 func isTerminal(to io.Writer) bool {
 	f, ok := to.(*os.File)
-	if !ok || os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
 // columns returns the width of the terminal, or 0 if the output is no terminal.
 func columns(to io.Writer) int {
-	if isTerminal(to) {
-		if size, err := unix.IoctlGetWinsize(int(to.(*os.File).Fd()), unix.TIOCGWINSZ); err == nil {
-			return int(size.Col)
-		}
+	if !isTerminal(to) {
+		return 0
 	}
-	return 0
+	width, _, _ := term.GetSize(int(to.(*os.File).Fd())) // 0 after an error
+	return width
 }
 
 // oneOf is a flag for one of a few words.

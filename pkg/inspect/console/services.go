@@ -150,10 +150,7 @@ func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
-	list, err := c.Loop.Behaviours(ctx, names)
-	if err != nil {
-		return nil
-	}
+	list, _ := c.Loop.Behaviours(ctx, names) // none after an error
 	return list
 }
 
@@ -201,7 +198,10 @@ func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[c
 	for _, f := range conflicts {
 		lost[claim{f.Loser, f.Key}] = f.WinnerText()
 	}
-	return lost, ctxErrorOnly(err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil
+	}
+	return lost, err
 }
 
 // startsInTime returns the starting endpoints of all Services. It returns none if the loop is busy.
@@ -232,14 +232,6 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 			f.Connections, f.Refused, f.Dropped = &n[outcome.Forwarded], &refused, dropped
 		}
 	}
-}
-
-// ctxErrorOnly returns nil for the error of a busy loop, and other errors unchanged.
-func ctxErrorOnly(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return nil
-	}
-	return err
 }
 
 // split returns the namespace and the name in NAMESPACE/NAME or NAME. The name of a pod with host ports is pod/NAME.

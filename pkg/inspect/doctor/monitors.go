@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -52,12 +53,10 @@ func Monitors() ([]Monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	var others []uint32
-	for _, inode := range members(table) {
-		if _, mine := own[inode]; !mine {
-			others = append(others, inode)
-		}
-	}
+	others := slices.DeleteFunc(members(table), func(inode uint32) bool {
+		_, mine := own[inode]
+		return mine
+	})
 	if len(others) == 0 {
 		return nil, nil
 	}

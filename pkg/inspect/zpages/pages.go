@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -46,12 +47,7 @@ func Flagz(fs *pflag.FlagSet, shown func(*pflag.Flag) string) http.Handler {
 		return flagz{metav1.ObjectMeta{Name: component}, valuesOf(fs, shown)}
 	}, text: func(w io.Writer) {
 		values := valuesOf(fs, shown)
-		names := make([]string, 0, len(values))
-		for name := range values {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(values)) {
 			fmt.Fprintf(w, "%s=%s\n", name, values[name])
 		}
 	}}
