@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -274,4 +275,22 @@ func sameRegister(got, sent []byte) bool {
 	}
 	reg := netlink.Uint32(sent)
 	return reg >= 8 && reg%4 == 0 && netlink.Uint32(got) == reg/4-1
+}
+
+// Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the
+// kernel.
+func Fingerprint(t *Table) uint64 {
+	b := NewBatch(64 << 10)
+	b.AddTable(t)
+	for _, s := range t.Sets {
+		unsized := *s
+		unsized.Size = 0
+		b.AddSet(&unsized)
+	}
+	for _, c := range t.Chains {
+		b.AddChain(t, c)
+		b.AddRules(t, c)
+	}
+	b.Finish(b.last)
+	return xxhash.Sum64(b.Buf)
 }
