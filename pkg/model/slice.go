@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/printable"
 )
 
 // Objects are a Service and its EndpointSlices, as the program stores them. They never change: do not write to them.
@@ -326,4 +327,20 @@ func (e *Endpoint) object(address string) discoveryv1.Endpoint {
 		}
 	}
 	return out
+}
+
+// longestZone is the length in bytes of the longest zone, the limit of a label's value. Longer zones are truncated.
+const longestZone = 63
+
+// Zones returns the zones of the endpoints of slices, by address; "" for an endpoint without one. Slices are those of
+// one Service. The texts are printable: the API server does not validate zones, and metrics show them.
+func Zones(slices []*Slice) map[netip.Addr]string {
+	zones := map[netip.Addr]string{}
+	for _, s := range slices {
+		for i := range s.Endpoints {
+			zone := s.Endpoints[i].Zone()
+			zones[s.Endpoints[i].Addr] = printable.Text(zone[:min(len(zone), longestZone)])
+		}
+	}
+	return zones
 }
