@@ -3,9 +3,11 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
@@ -177,263 +179,80 @@ func (s PlannedService) Excess() []Excess {
 	return s.lacks.list
 }
 
-// form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the
-// planner takes the next lower one. So a Service first loses what it adds to a plain service port, and a cluster IP is
-// always served.
-type form uint8
-
-const (
-	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy
-	// Local, drop packets. If a service port has only cluster IPs, and one endpoint, it asks for no other form.
-	formSingle form = iota
-	// formEqual chooses endpoints at random, with equal shares.
-	formEqual
-	// formWeighted has the weights and the algorithm of the Service.
-	formWeighted
-	// formAffine also has session affinity, a connection limit or port ranges.
-	formAffine
-)
-
-// Forms in which the kinds of service ports are planned, the one that a port asks for first.
-var (
-	formsOfRanges   = []form{formAffine}
-	formsOfWeighted = []form{formAffine, formWeighted, formEqual, formSingle}
-	formsOfAffine   = []form{formAffine, formEqual, formSingle}
-)
-
-// formsOf returns the forms in which a service port may be planned, the one that it asks for first. To count the
-// connections of endpoints, and to set timeouts, all forms need a number.
-func (p *Planner) formsOf(sp *model.ServicePort) []form {
-	affine := sp.Affinity > 0 || sp.MaxConnections > 0
-	weighted := sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
-	numbered := p.rules.options.CountEndpoints || sp.Timeouts != model.Timeouts{}
-	switch {
-	case sp.Ranged():
-		return formsOfRanges
-	case affine && weighted:
-		return formsOfWeighted
-	case affine:
-		return formsOfAffine
-	case weighted:
-		return formsOfWeighted[1:]
-	case len(sp.Cluster)+len(sp.Local) == 1 && !slices.ContainsFunc(sp.Frontends, isOutside) &&
-		!numbered:
-		return formsOfAffine[2:]
+// fits reports whether there may be room now for at least one part of a Service that is left out.
+func (p *Planner) fits(s *service) bool {
+	if s.lacks.forOthers {
+		return true
 	}
-	return formsOfAffine[1:]
-}
-
-func isOutside(f model.Frontend) bool { return f.Kind != model.ClusterIP }
-
-// reduce returns a service port without the properties that the form lacks.
-func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
-	out := *sp
-	if f < formWeighted {
-		out.Method, out.ClusterWeights, out.LocalWeights, out.Direct = balance.Method{}, nil, nil, nil
-	}
-	if f < formAffine {
-		out.Affinity, out.MaxConnections = 0, 0
-	}
-	return &out
-}
-
-// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
-// counted: there are at most two for each frontend.
-func (f form) elements(sp *model.ServicePort) int {
-	endpoints, frontends := len(sp.Cluster)+len(sp.Local), len(sp.Frontends)
-	if (sp.Timeouts != model.Timeouts{}) {
-		frontends += mostTimeoutsElements
-	}
-	switch f {
-	case formSingle:
-		return 0
-	case formEqual:
-		return frontends + endpoints
-	case formAffine:
-		n := frontends + sp.Slots() + endpoints
-		if sp.MaxConnections > 0 && !sp.Limited() {
-			n += endpoints // an element that counts, and one that session affinity uses
-		}
-		return n
-	}
-	if sp.Direct != nil {
-		return 3*frontends + 4*sp.Slots()
-	}
-	return frontends + sp.Slots()
-}
-
-// admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
-// earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
-// Service is then served without them.
-func (p *Planner) admit(s *service, n, before *port) bool {
-	reason := ""
-	for i, f := range p.formsOf(n.ServicePort) {
-		refused := p.tryForm(s, n, before, f)
-		if refused == "" {
-			if i > 0 {
-				p.lack(s, n, reason)
-				n.ServicePort = f.reduce(n.ServicePort)
-			}
+	for q, more := range s.lacks.least {
+		if p.rooms[q].Lacks(s.name.Namespace, 0, more) == room.None {
 			return true
 		}
-		reason = refused
 	}
-	p.lack(s, n, reason)
 	return false
 }
 
-// tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
-// takes nothing.
-func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
-	needed, affine := f.elements(n.ServicePort), f == formAffine
-	if p.recalled != nil && f > p.recalled.had(n.id(), n.ServicePort) {
-		return waitsForOthers
+// TakeWaiting returns up to most Services that wait for room and may have room now, the oldest first. Plan them again
+// in this order; then the next call may return more. If no room became free since the last call, it checks no Service
+// and returns nil.
+func (p *Planner) TakeWaiting(most int) (names []types.NamespacedName) {
+	if !p.freed {
+		return nil
 	}
-	var count *counted
-	if n.MaxConnections > 0 && affine {
-		count = p.count(before, n)
-		idle := perIdle * len(count.idle)
-		if p.rooms[ofElements].Lacks(s.name.Namespace, before.elements, needed+idle) == room.None {
-			needed += idle
-		} else {
-			count = count.withoutIdle()
+	p.freed = false
+	var list []*service
+	for name := range p.waiting {
+		if s := p.services[name]; p.fits(s) {
+			list = append(list, s)
 		}
 	}
-	if needed > before.elements {
-		if reason = p.refusal(s, ofElements, before.elements, needed); reason != "" {
-			return reason
-		}
+	slices.SortFunc(list, (*service).compareAge)
+	for _, s := range list[:min(most, len(list))] {
+		names = append(names, s.name)
 	}
-	n.ids, n.number = nil, 0
-	switch {
-	case f == formSingle:
-	case before.number != 0 && affine == (before.ids != nil):
-		n.ids, n.number = before.ids, before.number
-	default:
-		if n.number, reason = p.number(s, n.id(), affine); reason != "" {
-			return reason
-		}
-		if affine {
-			n.ids = newAffinePort(n.number)
-		}
-	}
-	if needed != before.elements {
-		p.request(s, ofElements, before.elements, needed)
-	}
-	n.form, n.elements, n.counted = f, needed, count
-	return ""
+	p.freed = len(list) > most
+	return names
 }
 
-// waitsForOthers is the reason of a refusal while the planner recalls numbers: what an earlier process granted comes
-// first.
-const waitsForOthers = "other Services have been served before"
-
-// lack records that a service port is planned in a lower form than its Service asks for, or not at all. The Service
-// then waits for the elements that the port would need in addition.
-func (p *Planner) lack(s *service, n *port, reason string) {
-	sp := n.ServicePort
-	for _, f := range p.formsOf(sp) {
-		if p.rooms[ofElements].Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
-			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
-		}
-	}
-	field := "spec.ports"
-	what := "is served by one endpoint only, and not at node ports or with the external policy Local"
-	switch {
-	case sp.Ranged():
-		field, what = model.PortRangesField, "is not served"
-	case n.form == formSingle:
-	case sp.Affinity > 0:
-		field, what = "spec.sessionAffinity", "has no session affinity"
-	case sp.MaxConnections > 0:
-		field, what = model.MaximumField, "has no connection limit"
-	default:
-		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
-	}
-	l := s.lacking()
-	if l.forOthers = l.forOthers || reason == waitsForOthers; l.parts < mostExcess { // else it is only counted
-		reason = fmt.Sprintf("%s port %q %s: %s", n.Family, n.Name.Port, what, reason)
-	}
-	s.leaveOut(field, reason)
+// compareAge orders Services by age. The names only make the order of manifests without times and UIDs definite.
+func (s *service) compareAge(o *service) int {
+	return cmp.Or(s.age.Compare(o.age), model.CompareNames(s.name, o.name))
 }
 
-// number assigns a number to a service port or to source ranges, if possible the number that an earlier process
-// assigned. It returns the reason of a refusal.
-func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
-	q := numbersOf(id.family, affine)
-	if reason = p.request(s, q, 0, 1); reason != "" {
-		s.lacking().needs(q, 1)
-		return 0, reason
+// Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the
+// room that an earlier process had granted, see [Planner.Recall]. All other room goes to the oldest Services. So
+// Services that were created later take nothing from Services that were served before, and new nodes decide alike.
+func (p *Planner) Begin(names []types.NamespacedName, age func(types.NamespacedName) model.Age,
+	set func([]types.NamespacedName)) {
+	if p.recalled == nil {
+		names = byAge(names, age)
 	}
-	if n = p.recallNumber(id, affine); n == 0 {
-		n = p.numbers[id.family].assign(affine)
+	if len(p.services) == 0 { // the growth of Go maps takes as long as the planning
+		p.services = make(map[types.NamespacedName]*service, len(names))
+		p.claims.byKey = make(map[model.Key][]claim, len(names))
 	}
-	if n == 0 { // the batch also frees numbers; until then, they are in use
-		p.request(s, q, 1, 0)
-		s.lacking().needs(q, 1)
-		return 0, fmt.Sprintf("all %d %s are in use", p.rooms[q].Limit(), p.rooms[q].units)
+	set(names)
+	p.endRecall()
+	for again := p.TakeWaiting(len(names)); len(again) > 0; again = p.TakeWaiting(len(names)) {
+		set(again)
 	}
-	return n, ""
+	p.Conflicts().Settle(math.MaxInt)
+	p.begun = true
 }
 
-func numbersOf(f inet.Family, affine bool) quantity {
-	if affine {
-		return ofAffine.in(f)
+// byAge returns names in the order of age.
+func byAge(names []types.NamespacedName, age func(types.NamespacedName) model.Age) []types.NamespacedName {
+	type aged struct {
+		types.NamespacedName
+		model.Age
 	}
-	return ofNumbers.in(f)
-}
-
-// uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number
-// or no elements: after a restart, nothing in the kernel would show that the Service had this room.
-func (s *service) uses() (n takes) {
-	for _, port := range s.ports {
-		n[ofElements] += port.elements
-		if port.number != 0 {
-			n[numbersOf(port.Family, port.ids != nil)]++
-		}
-		if q := ofHolders.in(port.Family); port.holds {
-			n[q] = s.takes[q]
-		}
-		if port.Ranged() {
-			n[ofPortRanges] = s.takes[ofPortRanges]
-		}
+	list, sorted := make([]aged, len(names)), make([]types.NamespacedName, len(names))
+	for i, n := range names {
+		list[i] = aged{n, age(n)}
 	}
-	for f, sources := range s.sources {
-		if sources != nil {
-			n[ofSourceRanges] += sources.count()
-			if sources.number != 0 {
-				n[ofNumbers.in(inet.Family(f))]++
-			}
-		}
+	slices.SortStableFunc(list, func(a, b aged) int { return a.Age.Compare(b.Age) })
+	for i := range list {
+		sorted[i] = list[i].NamespacedName
 	}
-	return n
-}
-
-// giveBack frees the room, the numbers and the ids of endpoints that a Service does not need any more.
-func (p *Planner) giveBack(old, now *service) {
-	for q, n := range now.uses() {
-		if now.takes[q] != n {
-			p.request(now, quantity(q), now.takes[q], n)
-		}
-	}
-	for _, o := range old.ports {
-		n := now.port(o.id())
-		if o.number != n.number {
-			p.numbers[o.Family].giveBack(o.number)
-		}
-		if o.ids != nil && o.ids == n.ids {
-			gone, _ := difference(o.identified(), n.identified())
-			for _, e := range gone {
-				n.ids.remove(e)
-			}
-		}
-	}
-	for f, sources := range old.sources {
-		if sources == nil {
-			continue
-		}
-		if n := now.sources[f]; n == nil || n.number != sources.number {
-			p.numbers[f].giveBack(sources.number)
-		}
-	}
+	return sorted
 }

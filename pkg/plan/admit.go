@@ -1,0 +1,272 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
+)
+
+// form is the form in which a service port is planned. If there is no room for the form that a Service asks for, the
+// planner takes the next lower one. So a Service first loses what it adds to a plain service port, and a cluster IP is
+// always served.
+type form uint8
+
+const (
+	// formSingle has no number. Each frontend has one endpoint. Node ports, and frontends with the external policy
+	// Local, drop packets. If a service port has only cluster IPs, and one endpoint, it asks for no other form.
+	formSingle form = iota
+	// formEqual chooses endpoints at random, with equal shares.
+	formEqual
+	// formWeighted has the weights and the algorithm of the Service.
+	formWeighted
+	// formAffine also has session affinity, a connection limit or port ranges.
+	formAffine
+)
+
+// Forms in which the kinds of service ports are planned, the one that a port asks for first.
+var (
+	formsOfRanges   = []form{formAffine}
+	formsOfWeighted = []form{formAffine, formWeighted, formEqual, formSingle}
+	formsOfAffine   = []form{formAffine, formEqual, formSingle}
+)
+
+// formsOf returns the forms in which a service port may be planned, the one that it asks for first. To count the
+// connections of endpoints, and to set timeouts, all forms need a number.
+func (p *Planner) formsOf(sp *model.ServicePort) []form {
+	affine := sp.Affinity > 0 || sp.MaxConnections > 0
+	weighted := sp.Method.Key != balance.Chance || sp.ClusterWeights != nil || sp.LocalWeights != nil
+	numbered := p.rules.options.CountEndpoints || sp.Timeouts != model.Timeouts{}
+	switch {
+	case sp.Ranged():
+		return formsOfRanges
+	case affine && weighted:
+		return formsOfWeighted
+	case affine:
+		return formsOfAffine
+	case weighted:
+		return formsOfWeighted[1:]
+	case len(sp.Cluster)+len(sp.Local) == 1 && !slices.ContainsFunc(sp.Frontends, isOutside) &&
+		!numbered:
+		return formsOfAffine[2:]
+	}
+	return formsOfAffine[1:]
+}
+
+func isOutside(f model.Frontend) bool { return f.Kind != model.ClusterIP }
+
+// reduce returns a service port without the properties that the form lacks.
+func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
+	out := *sp
+	if f < formWeighted {
+		out.Method, out.ClusterWeights, out.LocalWeights, out.Direct = balance.Method{}, nil, nil, nil
+	}
+	if f < formAffine {
+		out.Affinity, out.MaxConnections = 0, 0
+	}
+	return &out
+}
+
+// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
+// counted: there are at most two for each frontend.
+func (f form) elements(sp *model.ServicePort) int {
+	endpoints, frontends := len(sp.Cluster)+len(sp.Local), len(sp.Frontends)
+	if (sp.Timeouts != model.Timeouts{}) {
+		frontends += mostTimeoutsElements
+	}
+	switch f {
+	case formSingle:
+		return 0
+	case formEqual:
+		return frontends + endpoints
+	case formAffine:
+		n := frontends + sp.Slots() + endpoints
+		if sp.MaxConnections > 0 && !sp.Limited() {
+			n += endpoints // an element that counts, and one that session affinity uses
+		}
+		return n
+	}
+	if sp.Direct != nil {
+		return 3*frontends + 4*sp.Slots()
+	}
+	return frontends + sp.Slots()
+}
+
+// admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
+// earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
+// Service is then served without them.
+func (p *Planner) admit(s *service, n, before *port) bool {
+	reason := ""
+	for i, f := range p.formsOf(n.ServicePort) {
+		refused := p.tryForm(s, n, before, f)
+		if refused == "" {
+			if i > 0 {
+				p.lack(s, n, reason)
+				n.ServicePort = f.reduce(n.ServicePort)
+			}
+			return true
+		}
+		reason = refused
+	}
+	p.lack(s, n, reason)
+	return false
+}
+
+// tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
+// takes nothing.
+func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
+	needed, affine := f.elements(n.ServicePort), f == formAffine
+	if p.recalled != nil && f > p.recalled.had(n.id(), n.ServicePort) {
+		return waitsForOthers
+	}
+	var count *counted
+	if n.MaxConnections > 0 && affine {
+		count = p.count(before, n)
+		idle := perIdle * len(count.idle)
+		if p.rooms[ofElements].Lacks(s.name.Namespace, before.elements, needed+idle) == room.None {
+			needed += idle
+		} else {
+			count = count.withoutIdle()
+		}
+	}
+	if needed > before.elements {
+		if reason = p.refusal(s, ofElements, before.elements, needed); reason != "" {
+			return reason
+		}
+	}
+	n.ids, n.number = nil, 0
+	switch {
+	case f == formSingle:
+	case before.number != 0 && affine == (before.ids != nil):
+		n.ids, n.number = before.ids, before.number
+	default:
+		if n.number, reason = p.number(s, n.id(), affine); reason != "" {
+			return reason
+		}
+		if affine {
+			n.ids = newAffinePort(n.number)
+		}
+	}
+	if needed != before.elements {
+		p.request(s, ofElements, before.elements, needed)
+	}
+	n.form, n.elements, n.counted = f, needed, count
+	return ""
+}
+
+// waitsForOthers is the reason of a refusal while the planner recalls numbers: what an earlier process granted comes
+// first.
+const waitsForOthers = "other Services have been served before"
+
+// lack records that a service port is planned in a lower form than its Service asks for, or not at all. The Service
+// then waits for the elements that the port would need in addition.
+func (p *Planner) lack(s *service, n *port, reason string) {
+	sp := n.ServicePort
+	for _, f := range p.formsOf(sp) {
+		if p.rooms[ofElements].Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
+			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
+		}
+	}
+	field := "spec.ports"
+	what := "is served by one endpoint only, and not at node ports or with the external policy Local"
+	switch {
+	case sp.Ranged():
+		field, what = model.PortRangesField, "is not served"
+	case n.form == formSingle:
+	case sp.Affinity > 0:
+		field, what = "spec.sessionAffinity", "has no session affinity"
+	case sp.MaxConnections > 0:
+		field, what = model.MaximumField, "has no connection limit"
+	default:
+		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
+	}
+	l := s.lacking()
+	if l.forOthers = l.forOthers || reason == waitsForOthers; l.parts < mostExcess { // else it is only counted
+		reason = fmt.Sprintf("%s port %q %s: %s", n.Family, n.Name.Port, what, reason)
+	}
+	s.leaveOut(field, reason)
+}
+
+// number assigns a number to a service port or to source ranges, if possible the number that an earlier process
+// assigned. It returns the reason of a refusal.
+func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
+	q := numbersOf(id.family, affine)
+	if reason = p.request(s, q, 0, 1); reason != "" {
+		s.lacking().needs(q, 1)
+		return 0, reason
+	}
+	if n = p.recallNumber(id, affine); n == 0 {
+		n = p.numbers[id.family].assign(affine)
+	}
+	if n == 0 { // the batch also frees numbers; until then, they are in use
+		p.request(s, q, 1, 0)
+		s.lacking().needs(q, 1)
+		return 0, fmt.Sprintf("all %d %s are in use", p.rooms[q].Limit(), p.rooms[q].units)
+	}
+	return n, ""
+}
+
+func numbersOf(f inet.Family, affine bool) quantity {
+	if affine {
+		return ofAffine.in(f)
+	}
+	return ofNumbers.in(f)
+}
+
+// uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number
+// or no elements: after a restart, nothing in the kernel would show that the Service had this room.
+func (s *service) uses() (n takes) {
+	for _, port := range s.ports {
+		n[ofElements] += port.elements
+		if port.number != 0 {
+			n[numbersOf(port.Family, port.ids != nil)]++
+		}
+		if q := ofHolders.in(port.Family); port.holds {
+			n[q] = s.takes[q]
+		}
+		if port.Ranged() {
+			n[ofPortRanges] = s.takes[ofPortRanges]
+		}
+	}
+	for f, sources := range s.sources {
+		if sources != nil {
+			n[ofSourceRanges] += sources.count()
+			if sources.number != 0 {
+				n[ofNumbers.in(inet.Family(f))]++
+			}
+		}
+	}
+	return n
+}
+
+// giveBack frees the room, the numbers and the ids of endpoints that a Service does not need any more.
+func (p *Planner) giveBack(old, now *service) {
+	for q, n := range now.uses() {
+		if now.takes[q] != n {
+			p.request(now, quantity(q), now.takes[q], n)
+		}
+	}
+	for _, o := range old.ports {
+		n := now.port(o.id())
+		if o.number != n.number {
+			p.numbers[o.Family].giveBack(o.number)
+		}
+		if o.ids != nil && o.ids == n.ids {
+			gone, _ := difference(o.identified(), n.identified())
+			for _, e := range gone {
+				n.ids.remove(e)
+			}
+		}
+	}
+	for f, sources := range old.sources {
+		if sources == nil {
+			continue
+		}
+		if n := now.sources[f]; n == nil || n.number != sources.number {
+			p.numbers[f].giveBack(sources.number)
+		}
+	}
+}

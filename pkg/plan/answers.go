@@ -1,0 +1,165 @@
+package plan
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Present has the frontends of a Service, and the endpoints of all its ports. Both are sorted and free of duplicates.
+type Present struct {
+	Frontends []model.Key
+	Endpoints []netip.AddrPort
+}
+
+// PlannedService answers questions about a Service as it is in the plan now. If the plan does not have the Service, the
+// answers are those for a Service without ports.
+type PlannedService struct {
+	*service
+	planner *Planner
+}
+
+// noService stands for all Services that the plan does not have. Nothing changes it.
+var noService = service{}
+
+// Service returns the planned Service with a name.
+func (p *Planner) Service(name types.NamespacedName) PlannedService {
+	return PlannedService{cmp.Or(p.services[name], &noService), p}
+}
+
+// Exists reports whether the plan has the Service.
+func (s PlannedService) Exists() bool { return s.service != &noService }
+
+// Age returns the age of the Service.
+func (s PlannedService) Age() model.Age { return s.age }
+
+// Releases reports whether the Service gives up a frontend if [Planner.Set] replaces it by next; nil stands for a
+// deleted Service.
+func (s PlannedService) Releases(next *model.Service) bool {
+	kept := map[model.Key]bool{}
+	if next != nil {
+		for _, port := range next.Ports {
+			for i := range port.Frontends {
+				kept[port.Frontends[i].Key] = true
+			}
+		}
+	}
+	released := false
+	s.eachFrontend(func(c claim) { released = released || !kept[c.frontend.Key] })
+	return released
+}
+
+// Elements returns the number of elements that the Service takes of [Room].
+func (s PlannedService) Elements() int { return s.takes[ofElements] }
+
+// Present returns the planned frontends and endpoints of the Service.
+func (s PlannedService) Present() Present {
+	var out model.Service
+	for _, port := range s.ports {
+		out.Ports = append(out.Ports, port.ServicePort)
+	}
+	return PresentOf(&out)
+}
+
+// PresentOf returns the frontends and endpoints of a Service that is not planned yet.
+func PresentOf(s *model.Service) (out Present) {
+	for _, port := range s.Ports {
+		for i := range port.Frontends {
+			out.Frontends = append(out.Frontends, port.Frontends[i].Key)
+		}
+		out.Endpoints = append(append(out.Endpoints, port.Cluster...), port.Local...)
+	}
+	slices.SortFunc(out.Endpoints, netip.AddrPort.Compare)
+	slices.SortFunc(out.Frontends, compareKeys)
+	out.Endpoints, out.Frontends = slices.Compact(out.Endpoints), slices.Compact(out.Frontends)
+	return out
+}
+
+func compareKeys(a, b model.Key) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last),
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Family, b.Family))
+}
+
+// Totals are numbers of the whole plan.
+type Totals struct {
+	// Services and Conflicts are the numbers of planned Services, and of frontends that a Service claims and another
+	// Service has.
+	Services, Conflicts int
+	// NoLocal has the numbers of each family's service ports without local endpoints.
+	NoLocal [2]NoLocal
+	// Next is the number at which a family starts its next search for a free number for service ports that are not
+	// affine.
+	Next [2]uint32
+	// Freed is true if a Service that waits for room may have room since the last call of [Planner.TakeWaiting].
+	Freed bool
+}
+
+// NoLocal counts a family's service ports that have endpoints, but none on this node, although their internal or
+// external traffic policy is Local (kube-proxy: sync_proxy_rules_no_local_endpoints_total).
+type NoLocal struct{ Internal, External int }
+
+// Totals returns the numbers of the plan.
+func (p *Planner) Totals() Totals {
+	t := Totals{
+		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal,
+		Freed: p.freed && len(p.waiting) > 0,
+	}
+	for _, f := range p.rules.options.Families {
+		t.Next[f] = p.numbers[f].others.next
+	}
+	return t
+}
+
+// Owned is a property of service ports whose Services the planner reports, see [Planner.TakeOwners].
+type Owned uint8
+
+const (
+	// Holding: the service port holds packets.
+	Holding Owned = iota
+	// Remembering: the service port remembers clients.
+	Remembering
+	owned
+)
+
+// owners are the Services of the service ports with a property.
+type owners struct {
+	names map[Number]types.NamespacedName
+	// changed are the service ports that may have got or lost their Service since the last call of TakeOwners.
+	changed map[Number]struct{}
+}
+
+func newOwners() owners {
+	return owners{names: map[Number]types.NamespacedName{}, changed: map[Number]struct{}{}}
+}
+
+// note records that a service port belongs to a Service, or does not any more.
+func (o *owners) note(port Number, service types.NamespacedName, present bool) {
+	o.changed[port] = struct{}{}
+	if present {
+		o.names[port] = service
+	} else if o.names[port] == service {
+		delete(o.names, port)
+	}
+}
+
+// TakeOwners returns the service ports that got or lost a property since the last call. The name is that of the
+// Service, or the zero name if the service port lost the property.
+func (p *Planner) TakeOwners(of Owned) map[Number]types.NamespacedName {
+	o := &p.owners[of]
+	taken := make(map[Number]types.NamespacedName, len(o.changed))
+	for port := range o.changed {
+		taken[port] = o.names[port]
+	}
+	clear(o.changed)
+	return taken
+}
+
+// NumberOfClient returns the service port of a remembered client, an element of a map [AffinitySet].
+func NumberOfClient(e *nft.Element) Number {
+	return Number{e.Set.Family, e.Key.AsUint32() & affineBits}
+}
