@@ -1,14 +1,22 @@
 package proxy
 
 import (
+	"context"
+	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // A round ends after roundElements elements: to plan and commit them takes some ten milliseconds. It also ends after
@@ -100,4 +108,160 @@ func (p *Proxy) enqueue(names []types.NamespacedName) {
 	for _, name := range names {
 		p.queue.push(name, max(least, p.Planner.Service(name).Elements(), p.Source.Get(name).Size()))
 	}
+}
+
+// absorb reads the Node and the ServiceCIDRs if they changed. Then it puts the changed Services into the queue, plans
+// a round of them, and returns the planned Services. Before the first sync, it plans all Services.
+func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
+	// At the start, all Services are dirty already.
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Totals().Services > 0 {
+		dirty.Services = p.withAll(dirty.Services)
+	}
+	if dirty.ServiceCIDRs {
+		p.absorbServiceCIDRs()
+	}
+	if dirty.Node || dirty.ServiceCIDRs {
+		p.publish()
+	}
+	names := slices.SortedFunc(maps.Keys(dirty.Services), model.CompareNames)
+	switch {
+	case p.started:
+		p.enqueue(names)
+		return p.planRound()
+	case p.Planner.Totals().Services > 0: // the first sync has failed
+		p.planFirst(names)
+		return names
+	}
+	if err := p.Kernel.Recall(p.Planner, nil); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; "+
+			"session affinity of some clients may be lost")
+	}
+	age := func(name types.NamespacedName) model.Age { return p.Source.Get(name).Age() }
+	p.Planner.Begin(names, age, p.planFirst)
+	return names
+}
+
+// absorbNode reads this Node. It reports whether a field that affects the plan of Services has changed.
+func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
+	object := p.Source.Node()
+	node := model.NodeOf(p.NodeName, object)
+	if object == nil && p.facts.Node.Name != "" {
+		node = p.facts.Node // a deleted Node registers again; until then, its last addresses and zone remain valid
+	} else if node.IPs == ([2]netip.Addr{}) {
+		node.IPs = p.facts.Node.IPs // a Node gets its addresses some time after it registers
+	}
+	node = node.WithIP(p.NodeIP)
+	if node.IPs != p.facts.Node.IPs {
+		message := "NodeIPs changed for the node" // both messages are kube-proxy's
+		if p.facts.Node.IPs == ([2]netip.Addr{}) {
+			message = "Successfully retrieved NodeIPs"
+		}
+		klog.FromContext(ctx).Info(message, "NodeIPs", node.IPs)
+	}
+	p.absorbAddresses(ctx, object, node)
+	if p.NodeCIDR && object != nil {
+		p.absorbPodCIDRs(ctx, object)
+	}
+	changed = node != p.facts.Node
+	p.facts.Node = node
+	return changed
+}
+
+// withAll adds the names of all Services.
+func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.NamespacedName]struct{} {
+	if dirty == nil {
+		dirty = map[types.NamespacedName]struct{}{}
+	}
+	for _, n := range p.Source.Services() {
+		dirty[n] = struct{}{}
+	}
+	return dirty
+}
+
+// absorbAddresses passes the addresses of this node to the planner, and announces the reading of the Node. If it
+// cannot read the addresses of a family, the planner keeps the previous addresses.
+func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node model.Node) {
+	for _, f := range p.Families {
+		addrs, err := p.NodePorts.Addresses(f, node)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, "+
+				"services with nodeport may not work as intended",
+				"ipFamily", f)
+			p.addressesAt = p.Now().Add(addressesRetry)
+			continue
+		}
+		p.Planner.SetNodeAddresses(f, addrs)
+		p.facts.NodeAddresses[f], p.sockets[f] = addrs, addrs
+		if p.NodePorts.Everywhere(f, node) {
+			p.sockets[f] = []netip.Addr{inet.Unspecified[f]}
+		}
+	}
+	if none := node.IPs == ([2]netip.Addr{}); none != p.unaddressed {
+		fallback := func(f inet.Family) bool { return p.NodePorts.Fallback(f, node) }
+		if p.unaddressed = none; none && slices.ContainsFunc(p.Families, fallback) {
+			klog.FromContext(ctx).Info("The address of this Node is unknown; node ports are served on all addresses "+
+				"of this host", "node", node.Name, "addresses", slices.Concat(p.facts.NodeAddresses[:]...))
+		}
+	}
+	p.Health.Node(object)
+	reading := &beside.Node{Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
+	p.concerned(beside.AllKinds, func(l *beside.Listener) {
+		if l.Node != nil {
+			l.Node(reading)
+		}
+	})
+	p.changed = beside.AllKinds
+}
+
+// absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example
+// because it has just registered again, the planner keeps the previous prefixes.
+func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
+	cidrs, problems := model.PodCIDRs(object)
+	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
+	if cidrs == p.facts.PodCIDRs || cidrs == ([2]netip.Prefix{}) {
+		return
+	}
+	klog.FromContext(ctx).Info("Recognising pods of this node by their addresses", "podCIDRs", object.Spec.PodCIDRs)
+	p.facts.PodCIDRs = cidrs
+	for _, f := range p.Families {
+		p.Planner.Rules().SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
+	}
+}
+
+func (p *Proxy) absorbServiceCIDRs() {
+	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())
+	p.reportNew(types.NamespacedName{}, problems)
+	p.facts.ServiceCIDRs = cidrs
+	for _, f := range p.Families {
+		p.Planner.SetServiceCIDRs(f, cidrs[f])
+	}
+}
+
+// planService announces a Service to the listeners, plans it, and reports its new problems. nil removes the Service
+// from the plan. The planner gets the Service last, so that listeners can compare it with its planned form.
+func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
+	p.Metrics.Planned(name)
+	kinds := beside.KindsOf(s)
+	changed := kinds | p.kinds[name]
+	p.changed |= changed
+	if kinds != 0 {
+		p.kinds[name] = kinds
+	} else {
+		delete(p.kinds, name)
+	}
+	p.concerned(changed, func(l *beside.Listener) {
+		if l.Service != nil {
+			l.Service(name, s)
+		}
+	})
+	p.Planner.Set(name, s)
+	var problems []model.Problem
+	if s != nil {
+		problems = slices.Clip(s.Problems) // the list belongs to the Service, so append must copy it
+	}
+	for _, e := range p.Planner.Service(name).Excess() {
+		kind, object := model.ObjectOf(name)
+		problems = append(problems, model.Problem{Kind: kind, Name: object, Field: e.Field, Reason: e.Reason})
+	}
+	p.reportNew(name, problems)
 }
