@@ -8,7 +8,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
 // Sink receives each change of the wanted elements. To replace an element, the planner first removes it. It may also
@@ -41,11 +40,11 @@ func (noSink) Discard(nft.Element) {}
 func (noSink) ChangeRules()        {}
 
 // wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
-// other elements, which have no data: pro and contra are votes for and against an element.
+// other elements, which have no data. Those of leads lead to the chains of classes. pro and contra are votes for and
+// against an element.
 type wants struct {
-	own         []nft.Element
+	own, leads  []nft.Element
 	pro, contra []nft.ID
-	leads       []lead
 }
 
 // empty returns w without its content. It keeps the memory, except that of a large Service.
@@ -58,29 +57,47 @@ func (w *wants) empty() *wants {
 	return w
 }
 
-// lead stands for an element that leads to the chain of a class at a step.
-type lead struct {
-	*layout
-	at    step
-	class class
-}
-
-func (l lead) element() nft.Element { return l.dispatchElement(l.at, l.class) }
-
 // leadTo adds the element that leads to a class at a step, unless every plan has it.
 func (w *wants) leadTo(l *layout, c class, st step) {
 	if !c.isFixed(st) {
-		w.leads = append(w.leads, lead{l, st, c})
+		w.leads = append(w.leads, l.dispatchElement(st, c))
 	}
 }
 
 // vote adds a vote for the element with a key.
 func (w *wants) vote(s *nft.Set, key nft.Value) { w.pro = append(w.pro, nft.ID{Set: s, Key: key}) }
 
+// votes has the numbers of votes for and against each thing that several owners may want. A thing is wanted while there
+// is at least one vote for it, and none against it.
+type votes[K comparable] map[K]struct{ pro, contra int32 }
+
+// cast adds votes for and against a thing, or withdraws them if the numbers are negative. It reports whether the thing
+// was wanted before, and whether it is now.
+func (v votes[K]) cast(k K, pro, contra int32) (was, is bool) {
+	was = v.wanted(k)
+	of := v[k]
+	of.pro, of.contra = of.pro+pro, of.contra+contra
+	if v[k] = of; of.pro == 0 && of.contra == 0 {
+		delete(v, k)
+	}
+	return was, v.wanted(k)
+}
+
+func (v votes[K]) wanted(k K) bool { return v[k].pro > 0 && v[k].contra == 0 }
+
+// each calls f for each wanted thing.
+func (v votes[K]) each(f func(K)) {
+	for k := range v {
+		if v.wanted(k) {
+			f(k)
+		}
+	}
+}
+
 // replace replaces what an owner wants. It adds the new votes before it withdraws the old ones, because an element that
 // stays wanted would change twice otherwise.
 func (p *Planner) replace(old, now *wants) {
-	removed, added := want.Difference(old.own, now.own)
+	removed, added := replaced(old.own, now.own)
 	for _, e := range removed {
 		p.sink.Remove(e)
 	}
@@ -91,36 +108,59 @@ func (p *Planner) replace(old, now *wants) {
 	p.vote(old, -1)
 }
 
+// nearby is the distance up to which replaced finds a moved element.
+const nearby = 16
+
+// replaced returns the elements that only old has, and the elements that only now has. Few elements may be new or
+// missing between those that both lists have, which are in the same order. An element that has moved further than
+// that may be in both results.
+func replaced[E comparable](old, now []E) (removed, added []E) {
+	if len(old) == 0 {
+		return nil, now
+	}
+	for _, e := range now {
+		i := slices.Index(old[:min(len(old), nearby)], e)
+		if i < 0 {
+			added = append(added, e)
+			continue
+		}
+		removed = append(removed, old[:i]...)
+		old = old[i+1:]
+	}
+	return append(removed, old...), added
+}
+
 // vote adds the votes of an owner, or withdraws them if n is -1.
 func (p *Planner) vote(w *wants, n int32) {
-	for _, l := range w.leads {
-		if change := p.leads.Vote(l, n, 0); change != want.Same {
-			p.report(l.element(), change)
-		}
+	for _, e := range w.leads {
+		was, is := p.leads.cast(e, n, 0)
+		p.report(e, was, is)
 	}
 	for _, id := range w.pro {
-		if change := p.shared.Vote(id, n, 0); change != want.Same {
-			p.report(sharedElement(id), change)
-		}
+		was, is := p.shared.cast(id, n, 0)
+		p.report(sharedElement(id), was, is)
 	}
 	for _, id := range w.contra {
-		if change := p.shared.Vote(id, 0, n); change != want.Same {
-			p.report(sharedElement(id), change)
-		}
+		was, is := p.shared.cast(id, 0, n)
+		p.report(sharedElement(id), was, is)
 	}
 }
 
 // report reports the effect of a vote. If an address does not refuse unused ports any more, it also forgets the element
 // that packets may have added. A change of the cluster IPs may change the winners of other Services' claims.
-func (p *Planner) report(e nft.Element, change want.Change) {
+func (p *Planner) report(e nft.Element, was, is bool) {
+	if was == is {
+		return
+	}
 	l := p.rules.layouts[e.Set.Family]
-	if change == want.Wanted {
+	if is {
 		p.sink.Put(e)
 	} else if p.sink.Remove(e); e.Set == l.clusterIPs || e.Set == l.refused {
 		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
 	}
 	if e.Set == l.clusterIPs {
-		p.claims.unsettle(addrOf(e.Key), nil)
+		addr, _ := netip.AddrFromSlice(e.Key.Bytes())
+		p.claims.unsettle(addr, nil)
 	}
 }
 
@@ -157,9 +197,9 @@ func (p *Planner) frontendElements(c claim, to *wants) {
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
 	classes := [2]map[class]bool{{}, {}}
-	p.leads.Each(func(l lead) {
-		if c, onDemand := classOf(l.family, l.class.chain()); onDemand {
-			classes[l.family][c] = true
+	p.leads.each(func(e nft.Element) {
+		if c, onDemand := classOf(e.Set.Family, e.Chain); onDemand {
+			classes[e.Set.Family][c] = true
 		}
 	})
 	for _, f := range p.rules.options.Families {
@@ -201,9 +241,9 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for k := range p.deleted {
 		each(p.deletedElement(k))
 	}
-	p.leads.Each(func(l lead) { each(l.element()) })
+	p.leads.each(each)
 	shared := func(last bool) {
-		p.shared.Each(func(id nft.ID) {
+		p.shared.each(func(id nft.ID) {
 			if namedRows()[id.Set.Name].last == last {
 				each(sharedElement(id))
 			}
@@ -260,7 +300,7 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 		for _, e := range l.fixed() {
 			only(e)
 		}
-		p.leads.Each(func(l lead) { only(l.element()) })
+		p.leads.each(only)
 	case s == l.ranges || s == l.restrictedRanges:
 		for _, keys := range p.claims.rangesAt {
 			for k := range keys {
@@ -289,10 +329,4 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 	for _, e := range found.own {
 		only(e)
 	}
-}
-
-// addrOf returns the address that is a whole key.
-func addrOf(key nft.Value) netip.Addr {
-	a, _ := netip.AddrFromSlice(key.Bytes())
-	return a
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/want"
 )
 
 // Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it
@@ -26,8 +25,8 @@ type Planner struct {
 	// external policy Local.
 	noLocal [2]NoLocal
 	// shared and leads have the votes of all owners, see [wants].
-	shared  want.Table[nft.ID]
-	leads   want.Table[lead]
+	shared  votes[nft.ID]
+	leads   votes[nft.Element]
 	numbers [2]*numbers
 	rooms   rooms
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
@@ -106,8 +105,8 @@ func New(o Options) *Planner {
 	p := &Planner{
 		rules:    Rules{options: o},
 		services: map[types.NamespacedName]*service{},
-		shared:   want.Table[nft.ID]{},
-		leads:    want.Table[lead]{},
+		shared:   votes[nft.ID]{},
+		leads:    votes[nft.Element]{},
 		rooms:    newRooms(o.Room),
 		waiting:  map[types.NamespacedName]struct{}{},
 		owners:   [owned]owners{newOwners(), newOwners()},
@@ -118,7 +117,7 @@ func New(o Options) *Planner {
 	}
 	p.rules.changed = func() { p.sink.ChangeRules() }
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
-		return p.shared.Has(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
+		return p.shared.wanted(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
 	})
 	for _, f := range o.Families {
 		p.rules.layouts[f], p.numbers[f] = newLayout(f, &p.rules.options), newNumbers()

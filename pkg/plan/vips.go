@@ -131,7 +131,7 @@ func (s PlannedService) Behaviours() (refused, pinged []netip.Addr) {
 		l := p.rules.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
 			id := nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
-			return s != nil && c.frontend.Addr.IsValid() && p.shared.Has(id)
+			return s != nil && c.frontend.Addr.IsValid() && p.shared.wanted(id)
 		}
 		if has(l.refused) {
 			refused = append(refused, c.frontend.Addr)

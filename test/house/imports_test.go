@@ -24,14 +24,13 @@ var pipeline = map[string][]string{
 	"pkg/nft/read":         {"pkg/inet", "pkg/netlink", "pkg/nft"},
 	"pkg/track":            {},
 	"pkg/room":             {},
-	"pkg/want":             {},
 	"pkg/kubeapi":          {},
 	"pkg/schedule":         {},
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch/snapshot"},
 	"pkg/watch/snapshot":   {"pkg/kubeapi"},
 	"pkg/watch/manifests":  {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch"},
-	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/room", "pkg/want"},
+	"pkg/plan":             {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/room"},
 	"pkg/probe":            {"pkg/inet", "pkg/nft"},
 	"pkg/apply":            {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe"},
 	"pkg/beside":           {"pkg/apply", "pkg/model", "pkg/nft"},
@@ -86,7 +85,7 @@ var pipeline = map[string][]string{
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
 var pure = []string{
-	"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/room", "pkg/track", "pkg/want",
+	"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/room", "pkg/track",
 }
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}

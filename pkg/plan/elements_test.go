@@ -1,4 +1,4 @@
-package want
+package plan
 
 import (
 	"slices"
@@ -8,33 +8,32 @@ import (
 )
 
 func TestVotes(t *testing.T) {
-	table := Table[string]{}
+	table := votes[string]{}
 	for i, step := range []struct {
 		pro, contra int32
-		want        Change
-		wanted      bool
+		was, is     bool
 	}{
-		{1, 0, Wanted, true},
-		{1, 0, Same, true},
-		{0, 1, Unwanted, false},
-		{-1, 0, Same, false},
-		{0, -1, Wanted, true},
-		{-1, 0, Unwanted, false},
-		{0, 1, Same, false},
-		{1, -1, Wanted, true},
-		{-1, 0, Unwanted, false},
+		{1, 0, false, true},
+		{1, 0, true, true},
+		{0, 1, true, false},
+		{-1, 0, false, false},
+		{0, -1, false, true},
+		{-1, 0, true, false},
+		{0, 1, false, false},
+		{1, -1, false, true},
+		{-1, 0, true, false},
 	} {
-		got := table.Vote("e", step.pro, step.contra)
+		was, is := table.cast("e", step.pro, step.contra)
 		listed := false
-		table.Each(func(found string) { listed = found == "e" })
-		lab.Same(t, step.want, got, "change", i)
-		lab.Same(t, step.wanted, listed, "is listed", i)
-		lab.Same(t, step.wanted, table.Has("e"), "is wanted", i)
+		table.each(func(found string) { listed = found == "e" })
+		lab.Same(t, step.was, was, "was wanted", i)
+		lab.Same(t, step.is, is, "is wanted", i)
+		lab.Same(t, step.is, listed, "is listed", i)
 	}
 	lab.Same(t, 0, len(table), "elements with votes at the end")
 }
 
-func TestDifference(t *testing.T) {
+func TestReplaced(t *testing.T) {
 	far := slices.Repeat([]int{0}, 2*nearby)
 	for _, c := range []struct{ old, now, removed, added []int }{
 		{},
@@ -46,7 +45,7 @@ func TestDifference(t *testing.T) {
 		{old: []int{1, 2, 3, 4}, now: []int{2, 4}, removed: []int{1, 3}},
 		{old: append(slices.Clone(far), 1), now: []int{1}, removed: append(slices.Clone(far), 1), added: []int{1}},
 	} {
-		removed, added := Difference(c.old, c.now)
+		removed, added := replaced(c.old, c.now)
 		lab.Same(t, true, slices.Equal(c.removed, removed), "removed", c.old, c.now, removed)
 		lab.Same(t, true, slices.Equal(c.added, added), "added", c.old, c.now, added)
 	}
