@@ -278,10 +278,7 @@ func (l *layout) placeElements(p, other *port, to *wants) {
 
 // ttl: ip ttl OP VALUE, or ip6 hoplimit OP VALUE
 func (l *layout) ttl(op expr.CmpOp, value byte) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ttlOffset[l.family], Len: 1},
-		&expr.Cmp{Op: op, Register: reg, Data: []byte{value}},
-	}
+	return []expr.Any{network(ttlOffset[l.family]), test(op, value)}
 }
 
 // ttlOffset is the offset of the TTL in the header, and of the hop limit.
@@ -300,7 +297,7 @@ func (l *layout) setTTL(value byte) []expr.Any {
 	}
 	write.Len, write.CsumType, write.CsumOffset = 2, expr.CsumTypeInet, checksum
 	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: write.Offset, Len: 2},
+		nft.Network(write.Offset, write.Len).Load(reg),
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0, 0xff}, Xor: []byte{value, 0}},
 		write,
 	}
@@ -309,20 +306,12 @@ func (l *layout) setTTL(value byte) []expr.Any {
 // onlyFIN: tcp flags & (fin | syn | rst) == fin
 func onlyFIN() []expr.Any {
 	const flags, fin, syn, rst = 13, 0x01, 0x02, 0x04
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{fin | syn | rst}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{fin}},
-	}
+	return []expr.Any{transport(flags), and(fin | syn | rst), test(expr.CmpOpEq, fin)}
 }
 
 // icmpError: icmp type & 247 == 3 (destination unreachable and time exceeded), or icmpv6 type & 252 == 0 (the same and
 // packet too big; no packet has type 0)
 func (l *layout) icmpError() []expr.Any {
 	match := [...]struct{ mask, value byte }{inet.IPv4: {0xf7, 3}, inet.IPv6: {0xfc, 0}}[l.family]
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{match.mask}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{match.value}},
-	}
+	return []expr.Any{transport(0), and(match.mask), test(expr.CmpOpEq, match.value)}
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -56,8 +55,8 @@ func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
 	if at < 0 {
 		return nil
 	}
-	icmp := inet.Protocol(echo(l.family).protocol)
-	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(icmp), Data: nft.Value{}.Addr(addrs[at])}}
+	key := nft.Value{}.OnlyProto(icmpOf(l.family))
+	return []nft.Element{{Set: l.pingHost, Key: key, Data: nft.Value{}.Addr(addrs[at])}}
 }
 
 // behaviourElements adds the votes of a frontend for and against the behaviours of its address. Only a frontend that
@@ -89,21 +88,10 @@ func (p *port) serves(f *model.Frontend) bool {
 	return p.HasEndpoints && (p.number != 0 || f.Kind == model.ClusterIP) && len(p.endpointsOf(f)) > 0
 }
 
-// echo returns the number of the ICMP protocol of a family, and its type of echo requests.
-func echo(f inet.Family) (e struct{ protocol, request byte }) {
-	e.protocol, e.request = unix.IPPROTO_ICMP, 8
-	if f == inet.IPv6 {
-		e.protocol, e.request = unix.IPPROTO_ICMPV6, 128
-	}
-	return e
-}
-
 // echoRequest: icmp type echo-request, or icmpv6 type echo-request
 func echoRequest(f inet.Family) []expr.Any {
-	e := echo(f)
-	return append(protocol(inet.Protocol(e.protocol)),
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{e.request}})
+	request := [...]byte{inet.IPv4: 8, inet.IPv6: 128}[f]
+	return append(protocol(icmpOf(f)), transport(0), test(expr.CmpOpEq, request))
 }
 
 // dnatAddress: dnat ip to KEY map @set
@@ -116,7 +104,7 @@ func dnatAddress(f inet.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
 func inLoop() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagIIF: true, FlagPRESENT: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(1)},
+		test(expr.CmpOpEq, word(1)...),
 	}
 }
 

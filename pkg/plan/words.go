@@ -31,6 +31,22 @@ func rule(comment string, words ...[]expr.Any) nft.Rule {
 	return r
 }
 
+// test: OP VALUE, of loaded bytes
+func test(op expr.CmpOp, value ...byte) expr.Any {
+	return &expr.Cmp{Op: op, Register: reg, Data: value}
+}
+
+// and: & MASK, of loaded bytes
+func and(mask ...byte) expr.Any {
+	return &expr.Bitwise{
+		SourceRegister: reg, DestRegister: reg, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask)),
+	}
+}
+
+// network loads a byte of the network header, and transport a byte of the transport header.
+func network(offset uint32) expr.Any   { return nft.Network(offset, 1).Load(reg) }
+func transport(offset uint32) expr.Any { return nft.Transport(offset, 1).Load(reg) }
+
 // key loads fields in the layout of nft's concatenations: each field takes whole registers.
 func key(fields ...nft.Field) []expr.Any {
 	var out []expr.Any
@@ -146,12 +162,8 @@ func markPacket(bit uint32) []expr.Any { return changeMark(^bit, bit) }
 
 // unmarkPacket: meta mark & bit == bit meta mark set meta mark ^ bit
 func unmarkPacket(bit uint32) []expr.Any {
-	test := []expr.Any{
-		nft.Mark().Load(reg),
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(bit)},
-	}
-	return append(test, changeMark(^uint32(0), bit)...)
+	isMarked := []expr.Any{nft.Mark().Load(reg), and(word(bit)...), test(expr.CmpOpEq, word(bit)...)}
+	return append(isMarked, changeMark(^uint32(0), bit)...)
 }
 
 func changeMark(mask, xor uint32) []expr.Any {
@@ -174,17 +186,17 @@ func priorityBits(at, mask uint32) []expr.Any {
 
 // hasBits: meta priority & mask != none
 func hasBits(mask uint32) []expr.Any {
-	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+	return append(priorityBits(reg, mask), test(expr.CmpOpNeq, word(0)...))
 }
 
 // hasNoBits: meta priority & mask == none
 func hasNoBits(mask uint32) []expr.Any {
-	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)})
+	return append(priorityBits(reg, mask), test(expr.CmpOpEq, word(0)...))
 }
 
 // hasRoute: meta priority & 0:700 == ROUTE, of a word with a direct or affinity class
 func hasRoute(r route) []expr.Any {
-	return append(priorityBits(reg, routeBits), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(r.bits())})
+	return append(priorityBits(reg, routeBits), test(expr.CmpOpEq, word(r.bits())...))
 }
 
 // remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }, or the same with delete,
@@ -212,11 +224,7 @@ func masquerade() []expr.Any { return []expr.Any{&expr.Masq{FullyRandom: true}} 
 // dnatted: ct status dnat
 func dnatted() []expr.Any {
 	const ipsDstNAT = 1 << 5
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(ipsDstNAT), Xor: word(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
-	}
+	return inConntrack(expr.CtKeySTATUS, ipsDstNAT, expr.CmpOpNeq)
 }
 
 // related: ct state related, or with CmpOpEq: ct state & related == 0. The kernel sends the reset that refuses a
@@ -231,12 +239,10 @@ const (
 )
 
 // inState: ct state STATE, or with CmpOpEq: ct state & STATE == 0
-func inState(bit uint32, op expr.CmpOp) []expr.Any {
-	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},
-		&expr.Cmp{Op: op, Register: reg, Data: word(0)},
-	}
+func inState(bit uint32, op expr.CmpOp) []expr.Any { return inConntrack(expr.CtKeySTATE, bit, op) }
+
+func inConntrack(field expr.CtKey, bit uint32, op expr.CmpOp) []expr.Any {
+	return []expr.Any{&expr.Ct{Key: field, Register: reg}, and(word(bit)...), test(op, word(0)...)}
 }
 
 // sourceIsThisNode: fib saddr type local
@@ -250,17 +256,17 @@ func destinationIsThisNode(op expr.CmpOp) []expr.Any {
 }
 
 func addressType(fib *expr.Fib, op expr.CmpOp) []expr.Any {
-	return []expr.Any{fib, &expr.Cmp{Op: op, Register: reg, Data: word(unix.RTN_LOCAL)}}
+	return []expr.Any{fib, test(op, word(unix.RTN_LOCAL)...)}
 }
 
 // protocol: meta l4proto P
 func protocol(p inet.Protocol) []expr.Any {
-	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{uint8(p)}})
+	return append(key(nft.L4Proto()), test(expr.CmpOpEq, uint8(p)))
 }
 
 // notProtocol: meta l4proto != P
 func notProtocol(p inet.Protocol) []expr.Any {
-	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{uint8(p)}})
+	return append(key(nft.L4Proto()), test(expr.CmpOpNeq, uint8(p)))
 }
 
 // address: FIELD P, or FIELD != P
@@ -270,7 +276,7 @@ func address(f nft.Field, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	if p.Bits() < p.Addr().BitLen() {
 		words = append(words, masked(reg, len(addr), p.Bits()))
 	}
-	return append(words, &expr.Cmp{Op: op, Register: reg, Data: addr})
+	return append(words, test(op, addr...))
 }
 
 // inputInterface: iifname "NAME", or with a prefix iifname "NAME*"
@@ -280,51 +286,37 @@ func inputInterface(op expr.CmpOp, name string, prefix bool) []expr.Any {
 		const ifNameSize = 16
 		data = append(data, bytes.Repeat([]byte{0}, ifNameSize-len(name))...)
 	}
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Cmp{Op: op, Register: reg, Data: data},
-	}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, test(op, data...)}
 }
 
 // marked: meta mark != 0
 func marked() []expr.Any {
-	return append(key(nft.Mark()), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+	return append(key(nft.Mark()), test(expr.CmpOpNeq, word(0)...))
 }
 
 // notForwarded: fib daddr . mark oif missing
 func notForwarded() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagMARK: true, FlagPRESENT: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)},
+		test(expr.CmpOpEq, word(0)...),
 	}
 }
 
 // typeOfService: @nh,8,8 & 0x18 == VALUE
 func typeOfService(value byte) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 1, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{0x18}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{value}},
-	}
+	return []expr.Any{network(1), and(0x18), test(expr.CmpOpEq, value)}
 }
 
 // withoutSYN: tcp flags & syn == 0
 func withoutSYN() []expr.Any {
 	const flags, syn = 13, 0x02
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
-		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{syn}, Xor: []byte{0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}},
-	}
+	return []expr.Any{transport(flags), and(syn), test(expr.CmpOpEq, 0)}
 }
 
 // withoutINIT: @th,96,8 != 0x01, the type of the first SCTP chunk
 func withoutINIT() []expr.Any {
 	const chunk, initiation = 12, 1
-	return []expr.Any{
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: chunk, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{initiation}},
-	}
+	return []expr.Any{transport(chunk), test(expr.CmpOpNeq, initiation)}
 }
 
 // accept: accept
