@@ -33,7 +33,7 @@ type claims struct {
 	// lost counts the claims that lost to another Service.
 	lost int
 	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range.
-	rangesAt, singlesAt keysByPlace
+	rangesAt, singlesAt groups[model.AddrProtocol, model.Key]
 	places              places
 	// isClusterIP reports whether an address of a family is a cluster IP of a Service.
 	isClusterIP func(inet.Family, netip.Addr) bool
@@ -49,8 +49,8 @@ type contest struct {
 
 func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 	return &claims{
-		byKey: map[model.Key][]claim{}, rangesAt: keysByPlace{}, places: newPlaces(), isClusterIP: isClusterIP,
-		losers: map[types.NamespacedName]struct{}{},
+		byKey: map[model.Key][]claim{}, rangesAt: groups[model.AddrProtocol, model.Key]{}, places: newPlaces(),
+		isClusterIP: isClusterIP, losers: map[types.NamespacedName]struct{}{},
 	}
 }
 
@@ -122,7 +122,8 @@ func find(list []claim, c claim) (at int, found bool) {
 func (cs *claims) withdraw(c claim) {
 	k := c.frontend.Key
 	if c.elsewhere() {
-		cs.places.unshare(k.Addr, c.service)
+		cs.places.sharing.remove(k.Addr, c.service)
+		delete(cs.places.unsettled, c.service)
 	}
 	switch i, found := find(cs.byKey[k], c); {
 	case !found: // another port of the Service has claimed the key
@@ -131,16 +132,15 @@ func (cs *claims) withdraw(c claim) {
 		cs.lost--
 	default:
 		delete(cs.byKey, k)
-		if cs.singlesAt != nil {
-			cs.claimPlace(k, false)
-		}
+		cs.rangesAt.remove(k.AddrProtocol(), k)
+		cs.singlesAt.remove(k.AddrProtocol(), k)
 	}
 }
 
 func (cs *claims) claim(c claim) {
 	k := c.frontend.Key
 	if c.elsewhere() {
-		cs.places.share(k.Addr, c.service)
+		cs.places.sharing.add(k.Addr, c.service)
 	}
 	i, found := find(cs.byKey[k], c)
 	switch {
@@ -148,8 +148,11 @@ func (cs *claims) claim(c claim) {
 		return
 	case len(cs.byKey[k]) > 0:
 		cs.lost++
-	case k.Last != 0 || cs.singlesAt != nil:
-		cs.claimPlace(k, true)
+	case k.Last != 0:
+		cs.rangesAt.add(k.AddrProtocol(), k)
+		cs.indexSingles()
+	case cs.singlesAt != nil:
+		cs.singlesAt.add(k.AddrProtocol(), k)
 	}
 	cs.byKey[k] = slices.Insert(cs.byKey[k], i, c)
 }

@@ -31,17 +31,17 @@ type places struct {
 	// fronts has the programmed single ports in a range of another Service, with the range. inFrontOf has the same by
 	// range.
 	fronts    map[model.Key]model.Key
-	inFrontOf map[model.Key]map[model.Key]struct{}
+	inFrontOf groups[model.Key, model.Key]
 	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
 	// [Conflicts.Settle].
-	sharing   map[netip.Addr]map[*service]struct{}
+	sharing   groups[netip.Addr, *service]
 	unsettled map[*service]struct{}
 }
 
 func newPlaces() places {
 	return places{
 		beaten: map[model.Key]model.Key{}, won: map[model.AddrProtocol][]claim{}, fronts: map[model.Key]model.Key{},
-		inFrontOf: map[model.Key]map[model.Key]struct{}{}, sharing: map[netip.Addr]map[*service]struct{}{},
+		inFrontOf: groups[model.Key, model.Key]{}, sharing: groups[netip.Addr, *service]{},
 		unsettled: map[*service]struct{}{},
 	}
 }
@@ -49,22 +49,6 @@ func newPlaces() places {
 // sharePlaces reports whether there are Services that may share a place with another one. In a cluster without port
 // ranges, load-balancer IPs and external IPs, there are none.
 func (cs *claims) sharePlaces() bool { return len(cs.rangesAt)+len(cs.places.sharing) > 0 }
-
-// share records that a Service claims a port of an address that is not its cluster IP.
-func (p *places) share(a netip.Addr, s *service) {
-	if p.sharing[a] == nil {
-		p.sharing[a] = map[*service]struct{}{}
-	}
-	p.sharing[a][s] = struct{}{}
-}
-
-// unshare records that a Service has no claim to an address any more.
-func (p *places) unshare(a netip.Addr, s *service) {
-	delete(p.unsettled, s)
-	if delete(p.sharing[a], s); len(p.sharing[a]) == 0 {
-		delete(p.sharing, a)
-	}
-}
 
 // elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
 func (c claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
@@ -230,19 +214,14 @@ func (cs *claims) setFront(k, r model.Key) {
 	}
 	if old != (model.Key{}) {
 		delete(cs.places.fronts, k)
-		if delete(cs.places.inFrontOf[old], k); len(cs.places.inFrontOf[old]) == 0 {
-			delete(cs.places.inFrontOf, old)
-		}
+		cs.places.inFrontOf.remove(old, k)
 		cs.noteLoser(old)
 	}
 	if r == (model.Key{}) {
 		return
 	}
 	cs.places.fronts[k] = r
-	if cs.places.inFrontOf[r] == nil {
-		cs.places.inFrontOf[r] = map[model.Key]struct{}{}
-	}
-	cs.places.inFrontOf[r][k] = struct{}{}
+	cs.places.inFrontOf.add(r, k)
 	cs.noteLoser(r)
 }
 
@@ -253,36 +232,31 @@ func (cs *claims) noteLoser(k model.Key) {
 	}
 }
 
-// claimPlace adds a claimed key to the keys of its place, or removes a key that no Service claims any more. The first
-// range begins the index of single ports.
-func (cs *claims) claimPlace(k model.Key, claimed bool) {
-	if k.Last != 0 {
-		if cs.rangesAt.set(k, claimed); cs.singlesAt == nil && claimed {
-			cs.singlesAt = keysByPlace{}
-			for single := range cs.byKey {
-				if single.Last == 0 {
-					cs.singlesAt.set(single, true)
-				}
-			}
+// indexSingles begins the index of single ports, which only ranges need.
+func (cs *claims) indexSingles() {
+	if cs.singlesAt != nil {
+		return
+	}
+	cs.singlesAt = groups[model.AddrProtocol, model.Key]{}
+	for k := range cs.byKey {
+		if k.Last == 0 {
+			cs.singlesAt.add(k.AddrProtocol(), k)
 		}
-	} else if cs.singlesAt != nil {
-		cs.singlesAt.set(k, claimed)
 	}
 }
 
-// keysByPlace are claimed keys.
-type keysByPlace map[model.AddrProtocol]map[model.Key]struct{}
+// groups has the values of each key.
+type groups[K, V comparable] map[K]map[V]struct{}
 
-func (m keysByPlace) set(k model.Key, claimed bool) {
-	at := k.AddrProtocol()
-	switch {
-	case !claimed:
-		if delete(m[at], k); len(m[at]) == 0 {
-			delete(m, at)
-		}
-	case m[at] == nil:
-		m[at] = map[model.Key]struct{}{k: {}}
-	default:
-		m[at][k] = struct{}{}
+func (g groups[K, V]) add(k K, v V) {
+	if g[k] == nil {
+		g[k] = map[V]struct{}{}
+	}
+	g[k][v] = struct{}{}
+}
+
+func (g groups[K, V]) remove(k K, v V) {
+	if delete(g[k], v); len(g[k]) == 0 {
+		delete(g, k)
 	}
 }
