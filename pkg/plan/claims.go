@@ -131,9 +131,10 @@ func (cs *claims) withdraw(c claim) {
 		cs.byKey[k] = slices.Delete(cs.byKey[k], i, i+1)
 		cs.lost--
 	default:
-		delete(cs.byKey, k)
-		cs.rangesAt.remove(k.AddrProtocol(), k)
-		cs.singlesAt.remove(k.AddrProtocol(), k)
+		if delete(cs.byKey, k); cs.singlesAt != nil { // since the first range
+			cs.rangesAt.remove(k.AddrProtocol(), k)
+			cs.singlesAt.remove(k.AddrProtocol(), k)
+		}
 	}
 }
 

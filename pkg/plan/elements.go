@@ -40,12 +40,21 @@ func (noSink) Discard(nft.Element) {}
 func (noSink) ChangeRules()        {}
 
 // wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
-// other elements, which have no data. Those of leads lead to the chains of classes. pro and contra are votes for and
-// against an element.
+// other elements, which have no data: pro and contra are votes for and against an element.
 type wants struct {
-	own, leads  []nft.Element
+	own         []nft.Element
+	leads       []lead
 	pro, contra []nft.ID
 }
+
+// lead stands for an element that leads to the chain of a class at a step.
+type lead struct {
+	*layout
+	at    step
+	class class
+}
+
+func (l lead) element() nft.Element { return l.dispatchElement(l.at, l.class) }
 
 // empty returns w without its content. It keeps the memory, except that of a large Service.
 func (w *wants) empty() *wants {
@@ -60,7 +69,7 @@ func (w *wants) empty() *wants {
 // leadTo adds the element that leads to a class at a step, unless every plan has it.
 func (w *wants) leadTo(l *layout, c class, st step) {
 	if !c.isFixed(st) {
-		w.leads = append(w.leads, l.dispatchElement(st, c))
+		w.leads = append(w.leads, lead{l, st, c})
 	}
 }
 
@@ -97,15 +106,19 @@ func (v votes[K]) each(f func(K)) {
 // replace replaces what an owner wants. It adds the new votes before it withdraws the old ones, because an element that
 // stays wanted would change twice otherwise.
 func (p *Planner) replace(old, now *wants) {
-	removed, added := replaced(old.own, now.own)
-	for _, e := range removed {
+	var removed, added wants
+	removed.own, added.own = replaced(old.own, now.own)
+	removed.leads, added.leads = replaced(old.leads, now.leads)
+	removed.pro, added.pro = replaced(old.pro, now.pro)
+	removed.contra, added.contra = replaced(old.contra, now.contra)
+	for _, e := range removed.own {
 		p.sink.Remove(e)
 	}
-	for _, e := range added {
+	for _, e := range added.own {
 		p.sink.Put(e)
 	}
-	p.vote(now, 1)
-	p.vote(old, -1)
+	p.vote(&added, 1)
+	p.vote(&removed, -1)
 }
 
 // nearby is the distance up to which replaced finds a moved element.
@@ -132,28 +145,28 @@ func replaced[E comparable](old, now []E) (removed, added []E) {
 
 // vote adds the votes of an owner, or withdraws them if n is -1.
 func (p *Planner) vote(w *wants, n int32) {
-	for _, e := range w.leads {
-		was, is := p.leads.cast(e, n, 0)
-		p.report(e, was, is)
+	for _, l := range w.leads {
+		if was, is := p.leads.cast(l, n, 0); was != is {
+			p.report(l.element(), is)
+		}
 	}
 	for _, id := range w.pro {
-		was, is := p.shared.cast(id, n, 0)
-		p.report(sharedElement(id), was, is)
+		if was, is := p.shared.cast(id, n, 0); was != is {
+			p.report(sharedElement(id), is)
+		}
 	}
 	for _, id := range w.contra {
-		was, is := p.shared.cast(id, 0, n)
-		p.report(sharedElement(id), was, is)
+		if was, is := p.shared.cast(id, 0, n); was != is {
+			p.report(sharedElement(id), is)
+		}
 	}
 }
 
-// report reports the effect of a vote. If an address does not refuse unused ports any more, it also forgets the element
+// report reports that an element is wanted now, or not any more. If an address does not refuse unused ports any more, it also forgets the element
 // that packets may have added. A change of the cluster IPs may change the winners of other Services' claims.
-func (p *Planner) report(e nft.Element, was, is bool) {
-	if was == is {
-		return
-	}
+func (p *Planner) report(e nft.Element, wanted bool) {
 	l := p.rules.layouts[e.Set.Family]
-	if is {
+	if wanted {
 		p.sink.Put(e)
 	} else if p.sink.Remove(e); e.Set == l.clusterIPs || e.Set == l.refused {
 		p.sink.Discard(nft.Element{Set: l.unusedPorts, Key: e.Key})
@@ -167,8 +180,8 @@ func (p *Planner) report(e nft.Element, was, is bool) {
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
 
-// serviceElements adds what a Service wants apart from its frontends. Of large lists, it leaves out what the other
-// version of the Service has, too.
+// serviceElements adds what a Service wants apart from its frontends. It leaves out the slots that the other version of
+// the Service has, too.
 func (p *Planner) serviceElements(s, other *service, to *wants) {
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
@@ -197,9 +210,9 @@ func (p *Planner) frontendElements(c claim, to *wants) {
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
 	classes := [2]map[class]bool{{}, {}}
-	p.leads.each(func(e nft.Element) {
-		if c, onDemand := classOf(e.Set.Family, e.Chain); onDemand {
-			classes[e.Set.Family][c] = true
+	p.leads.each(func(l lead) {
+		if c, onDemand := classOf(l.family, l.class.chain()); onDemand {
+			classes[l.family][c] = true
 		}
 	})
 	for _, f := range p.rules.options.Families {
@@ -241,7 +254,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for k := range p.deleted {
 		each(p.deletedElement(k))
 	}
-	p.leads.each(each)
+	p.leads.each(func(l lead) { each(l.element()) })
 	shared := func(last bool) {
 		p.shared.each(func(id nft.ID) {
 			if namedRows()[id.Set.Name].last == last {
@@ -300,7 +313,7 @@ func (p *Planner) elementsOf(s *nft.Set, f func(*nft.Element)) {
 		for _, e := range l.fixed() {
 			only(e)
 		}
-		p.leads.each(only)
+		p.leads.each(func(l lead) { only(l.element()) })
 	case s == l.ranges || s == l.restrictedRanges:
 		for _, keys := range p.claims.rangesAt {
 			for k := range keys {

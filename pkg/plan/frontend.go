@@ -200,10 +200,10 @@ func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
 	}
 }
 
-// portElements adds the elements of a service port that belong to no single frontend. It leaves out slots and local
-// pods that the other version of the port has, too.
+// portElements adds the elements of a service port that belong to no single frontend. It leaves out the slots that the
+// other version of the port has, too.
 func (l *layout) portElements(p, other *port, to *wants) {
-	l.sharedElements(p, other, to)
+	l.sharedElements(p, to)
 	if p.ids != nil {
 		l.affineElements(p, to)
 	}
@@ -324,7 +324,7 @@ func (l *layout) countedElements(p *port, to *wants) {
 
 // sharedElements adds the elements of a service port that other service ports may want, too. They have no data, so no
 // port can change an element of another one.
-func (l *layout) sharedElements(p, other *port, to *wants) {
+func (l *layout) sharedElements(p *port, to *wants) {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Addr.IsValid() {
@@ -340,8 +340,7 @@ func (l *layout) sharedElements(p, other *port, to *wants) {
 			}
 		}
 	}
-	_, hairpin := difference(other.Hairpin, p.Hairpin)
-	for _, e := range hairpin {
+	for _, e := range p.Hairpin {
 		to.vote(l.hairpin, nft.Value{}.Addr(e.Addr()).Addr(e.Addr()))
 		to.vote(l.networks, networkKey(e.Addr(), networkBits[l.family]))
 	}

@@ -26,7 +26,7 @@ type Planner struct {
 	noLocal [2]NoLocal
 	// shared and leads have the votes of all owners, see [wants].
 	shared  votes[nft.ID]
-	leads   votes[nft.Element]
+	leads   votes[lead]
 	numbers [2]*numbers
 	rooms   rooms
 	// waiting has the Services with parts that are left out for lack of room. freed is true if one of them may have
@@ -106,7 +106,7 @@ func New(o Options) *Planner {
 		rules:    Rules{options: o},
 		services: map[types.NamespacedName]*service{},
 		shared:   votes[nft.ID]{},
-		leads:    votes[nft.Element]{},
+		leads:    votes[lead]{},
 		rooms:    newRooms(o.Room),
 		waiting:  map[types.NamespacedName]struct{}{},
 		owners:   [owned]owners{newOwners(), newOwners()},
