@@ -32,9 +32,9 @@ type claims struct {
 	byKey map[model.Key][]claim
 	// lost counts the claims that lost to another Service.
 	lost int
-	// rangesAt are the claimed ranges of ports. singlesAt are all other claimed keys; nil before the first range.
-	rangesAt, singlesAt groups[model.AddrProtocol, model.Key]
-	places              places
+	// rangesAt are the claimed ranges of ports by place.
+	rangesAt groups[model.AddrProtocol, model.Key]
+	places   places
 	// isClusterIP reports whether an address of a family is a cluster IP of a Service.
 	isClusterIP func(inet.Family, netip.Addr) bool
 	// losers are the Services whose lost claims may have changed since the last [Conflicts.TakeLosers].
@@ -131,9 +131,8 @@ func (cs *claims) withdraw(c claim) {
 		cs.byKey[k] = slices.Delete(cs.byKey[k], i, i+1)
 		cs.lost--
 	default:
-		if delete(cs.byKey, k); cs.singlesAt != nil { // since the first range
+		if delete(cs.byKey, k); k.Last != 0 {
 			cs.rangesAt.remove(k.AddrProtocol(), k)
-			cs.singlesAt.remove(k.AddrProtocol(), k)
 		}
 	}
 }
@@ -151,9 +150,6 @@ func (cs *claims) claim(c claim) {
 		cs.lost++
 	case k.Last != 0:
 		cs.rangesAt.add(k.AddrProtocol(), k)
-		cs.indexSingles()
-	case cs.singlesAt != nil:
-		cs.singlesAt.add(k.AddrProtocol(), k)
 	}
 	cs.byKey[k] = slices.Insert(cs.byKey[k], i, c)
 }

@@ -51,15 +51,16 @@ func (fs Flows) Take() map[model.Key]string {
 	taken := p.flows
 	p.flows = map[model.Key]string{}
 	var deleted []model.Key
+	ranges := len(p.claims.rangesAt) > 0
 	for k := range taken {
-		if k.Last == 0 && p.claims.winner(k).service == nil {
+		if ranges = ranges || k.Last != 0; k.Last == 0 && p.claims.winner(k).service == nil {
 			deleted = append(deleted, k)
 		}
 	}
 	if len(deleted) > 0 {
 		p.addHeirs(taken, deleted)
 	}
-	if p.claims.singlesAt != nil { // since the first range of ports
+	if ranges {
 		p.addRangesBefore(taken)
 		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = "" })
 	}

@@ -232,19 +232,6 @@ func (cs *claims) noteLoser(k model.Key) {
 	}
 }
 
-// indexSingles begins the index of single ports, which only ranges need.
-func (cs *claims) indexSingles() {
-	if cs.singlesAt != nil {
-		return
-	}
-	cs.singlesAt = groups[model.AddrProtocol, model.Key]{}
-	for k := range cs.byKey {
-		if k.Last == 0 {
-			cs.singlesAt.add(k.AddrProtocol(), k)
-		}
-	}
-}
-
 // groups has the values of each key.
 type groups[K, V comparable] map[K]map[V]struct{}
 

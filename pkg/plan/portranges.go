@@ -84,11 +84,12 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 			places[model.AddrProtocol{Protocol: k.Protocol}] = true
 		}
 	}
-	for at := range places {
-		for k := range p.claims.singlesAt[at] {
-			if p.claims.winner(k).service != nil {
-				f(k)
-			}
+	if len(places) == 0 { // almost always
+		return
+	}
+	for k := range p.claims.byKey {
+		if k.Last == 0 && places[k.AddrProtocol()] && p.claims.winner(k).service != nil {
+			f(k)
 		}
 	}
 }
