@@ -43,7 +43,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -498,7 +497,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: metrics.NewLoop(d.metrics, d.planner, d.kernel.EachCount), Health: d.health,
-		Schedule: schedule.New(least, every, every), Families: d.families,
+		Schedule: proxy.NewSchedule(least, every, every), Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR,
 		NodePorts: d.NodePortAddresses(), Model: d.ModelOptions(), Listeners: d.listeners(),
 		Settled: d.settled, Report: d.report, Withdraw: d.reporter.Withdraw, Now: time.Now, Turn: d.instance,

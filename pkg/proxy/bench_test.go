@@ -25,7 +25,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -168,7 +167,7 @@ func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]mode
 		Source: source, Tracker: track.New(time.Now(), time.Now), Kernel: kernel, Planner: planner,
 		Metrics:  metrics.NewLoop(metrics.New(prometheus.NewRegistry(), metrics.Config{}), planner, kernel.EachCount),
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
-		Schedule: schedule.New(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
+		Schedule: NewSchedule(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
 		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
 		Listeners: []beside.Listener{conntrack.NewFlows(conntrack.FlowsConfig{
 			To: conntrack.New(conntrack.Config{}), Planner: planner, Families: families, Change: func(func()) {},

@@ -11,8 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 )
 
 // slowly gives a Service slow start.
@@ -96,7 +94,7 @@ func TestRestartDuringSlowStart(t *testing.T) {
 func TestStepsOfManyServicesShareSyncs(t *testing.T) {
 	run(t, func(b *bench) {
 		const services, seconds = 100, 9
-		b.Schedule = schedule.New(0, 30*time.Second, 30*time.Second) // no minimum interval between syncs
+		b.Schedule = NewSchedule(0, 30*time.Second, 30*time.Second) // no minimum interval between syncs
 		for i := range services {
 			b.set(i, 2, slowly(seconds))
 		}

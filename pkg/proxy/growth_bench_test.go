@@ -15,7 +15,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -161,7 +160,7 @@ func (l *lags) Synced(s *beside.Sync) {
 func startLoop(b *testing.B, p *Proxy) (l *lags, stop func()) {
 	l = &lags{marked: map[types.NamespacedName]time.Time{}}
 	p.Listeners = append(p.Listeners, beside.Listener{Synced: l.Synced})
-	p.Schedule = schedule.New(100*time.Millisecond, 30*time.Second, 30*time.Second)
+	p.Schedule = NewSchedule(100*time.Millisecond, 30*time.Second, 30*time.Second)
 	p.alarm = time.NewTimer(0)
 	ctx, cancel := context.WithCancel(quietly(b))
 	var loop sync.WaitGroup

@@ -17,7 +17,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
@@ -77,7 +76,7 @@ type Config struct {
 	Planner  *plan.Planner
 	Metrics  *metrics.Loop
 	Health   *health.Health
-	Schedule schedule.Schedule
+	Schedule Schedule
 
 	Families []inet.Family
 	NodeName string

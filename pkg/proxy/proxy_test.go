@@ -26,7 +26,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -299,7 +298,7 @@ func newBench() *bench {
 		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel, Planner: planner,
 		Metrics:  metrics.NewLoop(metrics.New(b.registry, metrics.Config{}), planner, b.kernel.EachCount),
 		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
-		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: inet.Families[:], NodeName: "node-1",
+		Schedule: NewSchedule(time.Second, 30*time.Second, 30*time.Second), Families: inet.Families[:], NodeName: "node-1",
 		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
 		Report: func(p model.Problem) {

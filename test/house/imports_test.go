@@ -25,7 +25,6 @@ var pipeline = map[string][]string{
 	"pkg/track":            {},
 	"pkg/room":             {},
 	"pkg/kubeapi":          {},
-	"pkg/schedule":         {},
 	"pkg/instance":         {},
 	"pkg/watch":            {"pkg/kubeapi", "pkg/model", "pkg/track", "pkg/watch/snapshot"},
 	"pkg/watch/snapshot":   {"pkg/kubeapi"},
@@ -65,7 +64,7 @@ var pipeline = map[string][]string{
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/nft/read", "pkg/outcome", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/beside", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft",
-		"pkg/plan", "pkg/schedule", "pkg/track", "pkg/view",
+		"pkg/plan", "pkg/track", "pkg/view",
 	},
 	"pkg/inspect/console": {
 		"pkg/apply", "pkg/beside",
@@ -76,7 +75,7 @@ var pipeline = map[string][]string{
 	"pkg/daemon": {
 		"pkg/apply", "pkg/beside",
 		"pkg/config", "pkg/beside/affinity", "pkg/beside/conntrack", "pkg/inspect/console", "pkg/inspect/control", "pkg/beside/counters", "pkg/beside/demand", "pkg/beside/descriptors", "pkg/beside/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/kubeapi", "pkg/beside/loopback", "pkg/beside/metrics", "pkg/model",
-		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/schedule", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
+		"pkg/nft", "pkg/beside/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/beside/report", "pkg/settings", "pkg/inspect/statuspage", "pkg/beside/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/watch/manifests", "pkg/inspect/zpages",
 	},
 	"cmd/kube-nftproxy":    {"pkg/inspect/command", "pkg/daemon"},

@@ -28,7 +28,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/manifests"
@@ -170,7 +169,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 			spreads.Listener(),
 		},
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
-		Schedule: schedule.New(0, time.Hour, time.Hour),
+		Schedule: proxy.NewSchedule(0, time.Hour, time.Hour),
 		Families: s.plan.Families, NodeName: s.node, Model: s.model, NodePorts: nodePorts(h, s),
 		Report: p.report, Now: p.clock.now,
 	})

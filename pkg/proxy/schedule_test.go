@@ -1,4 +1,4 @@
-package schedule
+package proxy
 
 import (
 	"context"
@@ -166,7 +166,7 @@ func TestSchedule(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			play(t, New(testMin, testBackoff, testMax), tt.steps)
+			play(t, NewSchedule(testMin, testBackoff, testMax), tt.steps)
 		})
 	}
 }
@@ -177,21 +177,21 @@ func TestOddSettings(t *testing.T) {
 		s     Schedule
 		steps []step
 	}{
-		{"no minimum", New(0, testBackoff, testMax), []step{
+		{"no minimum", NewSchedule(0, testBackoff, testMax), []step{
 			{at: 5, do: "ok"},
 			{at: 5, do: "request"},
 			{at: 5, do: "next", wantAt: 5, wantDue: true},
 		}},
-		{"a maximum backoff of 0 is raised to the first retry", New(testMin, 0, testMax), []step{
+		{"a maximum backoff of 0 is raised to the first retry", NewSchedule(testMin, 0, testMax), []step{
 			{at: 0, do: "fail", wantAt: firstRetry},
 			{at: 0, do: "fail", wantAt: firstRetry},
 		}},
-		{"maximum below minimum", New(time.Minute, testBackoff, time.Second), []step{
+		{"maximum below minimum", NewSchedule(time.Minute, testBackoff, time.Second), []step{
 			{at: 0, do: "ok"},
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: time.Minute},
 		}},
-		{"maximum below backoff", New(0, testBackoff, 50*time.Millisecond), []step{
+		{"maximum below backoff", NewSchedule(0, testBackoff, 50*time.Millisecond), []step{
 			{at: 0, do: "fail", wantAt: 50 * time.Millisecond},
 			{at: 0, do: "next", wantAt: 50 * time.Millisecond},
 		}},
@@ -273,7 +273,7 @@ func TestLoop(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			loop(ctx, New(testMin, testBackoff, testMax), requests, run)
+			loop(ctx, NewSchedule(testMin, testBackoff, testMax), requests, run)
 		}()
 
 		// Ten requests, 50 ms apart: the first one runs at once, the rest lead to one run.

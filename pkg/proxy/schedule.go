@@ -1,4 +1,4 @@
-package schedule
+package proxy
 
 import "time"
 
@@ -7,7 +7,7 @@ import "time"
 // chain that is still referenced, disappear in a moment. kube-proxy waits for a whole syncPeriod.
 const firstRetry = 100 * time.Millisecond
 
-// Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
+// Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [NewSchedule].
 //
 // It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests,
 // early requests and retries:
@@ -35,10 +35,10 @@ type Schedule struct {
 	backoff time.Duration
 }
 
-// New returns the Schedule of a proxy before its first run. minInterval is the minimum time from the end of a run to
-// the next requested one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, raised to
-// 100 ms). maxInterval is the longest time without a run (kube-proxy: one hour; raised to minInterval).
-func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
+// NewSchedule returns the Schedule of a proxy before its first run. minInterval is the minimum time from the end of a
+// run to the next requested one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod,
+// raised to 100 ms). maxInterval is the longest time without a run (kube-proxy: one hour; raised to minInterval).
+func NewSchedule(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	return Schedule{
 		minInterval: minInterval,
 		maxBackoff:  max(maxBackoff, firstRetry),
