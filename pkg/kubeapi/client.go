@@ -1,7 +1,7 @@
 // Package kubeapi makes clients for the kinds of API objects that the program uses.
 //
-// client-go's Clientset knows the types of all API groups. The linker cannot remove these types, so each node would keep megabytes of them in memory
-// (docs/decisions/0005-speed.md).
+// client-go's Clientset knows the types of all API groups. The linker cannot remove these types, so each node would
+// keep megabytes of them in memory (docs/decisions/0005-speed.md).
 //
 // In: the connection to an API server.
 // Out: typed clients.
@@ -39,7 +39,10 @@ type Reader[List runtime.Object] interface {
 // Writer creates and patches objects of one kind.
 type Writer[Object runtime.Object] interface {
 	Create(context.Context, Object, metav1.CreateOptions) (Object, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions, subresources ...string) (Object, error)
+	Patch(
+		ctx context.Context, name string, kind types.PatchType, patch []byte, o metav1.PatchOptions,
+		subresources ...string,
+	) (Object, error)
 }
 
 // Client has a client for each kind. A namespace is a name, or empty for all namespaces.
@@ -67,18 +70,21 @@ func encoding() runtime.NegotiatedSerializer {
 // Scheme returns a new scheme of the kinds of [Client]. With all kinds of their groups, the program would be larger.
 func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for version, kinds := range map[schema.GroupVersion][]runtime.Object{
-		corev1.SchemeGroupVersion: {&corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{},
-			&corev1.Pod{}, &corev1.PodList{}},
-		discoveryv1.SchemeGroupVersion:      {&discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}},
-		networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
-		eventsv1.SchemeGroupVersion:         {&eventsv1.Event{}},
-		authenticationv1.SchemeGroupVersion: {&authenticationv1.SelfSubjectReview{}},
-	} {
-		s.AddKnownTypes(version, kinds...)
+	for version, list := range kinds {
+		s.AddKnownTypes(version, list...)
 		metav1.AddToGroupVersion(s, version)
 	}
 	return s
+}
+
+// kinds are the kinds of [Client] by group and version.
+var kinds = map[schema.GroupVersion][]runtime.Object{
+	corev1.SchemeGroupVersion: {&corev1.Service{}, &corev1.ServiceList{}, &corev1.Node{}, &corev1.NodeList{},
+		&corev1.Pod{}, &corev1.PodList{}},
+	discoveryv1.SchemeGroupVersion:      {&discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{}},
+	networkingv1.SchemeGroupVersion:     {&networkingv1.ServiceCIDR{}, &networkingv1.ServiceCIDRList{}},
+	eventsv1.SchemeGroupVersion:         {&eventsv1.Event{}},
+	authenticationv1.SchemeGroupVersion: {&authenticationv1.SelfSubjectReview{}},
 }
 
 // Accepted returns the media types that the program accepts: the given one, and JSON for resources that lack it. The
@@ -89,7 +95,8 @@ func Accepted(contentType string) string {
 	return contentType + dropped + ",application/json" + dropped
 }
 
-// New returns a client of an API server. It sends no request. The clients of all kinds share the connection's limit of requests.
+// New returns a client of an API server. It sends no request. The clients of all kinds share the connection's limit of
+// requests.
 func New(connection *rest.Config) (*Client, error) {
 	c := rest.CopyConfig(connection)
 	if c.RateLimiter == nil && c.QPS > 0 {
@@ -99,31 +106,33 @@ func New(connection *rest.Config) (*Client, error) {
 		c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(c.QPS, c.Burst)
 	}
 	clients, codecs := map[string]rest.Interface{}, encoding()
-	for _, version := range []schema.GroupVersion{
-		corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, eventsv1.SchemeGroupVersion, authenticationv1.SchemeGroupVersion,
-	} {
+	for version := range kinds {
 		client, err := connect(c, version, codecs)
 		if err != nil {
 			return nil, err
 		}
 		clients[version.Group] = client
 	}
-	core, discovery, networking := clients[corev1.GroupName], clients[discoveryv1.GroupName], clients[networkingv1.GroupName]
+	core := clients[corev1.GroupName]
 	return &Client{
 		Services: func(namespace string) Reader[*corev1.ServiceList] {
 			return newTyped[corev1.Service, corev1.ServiceList](resource{core, "services", namespace})
 		},
 		EndpointSlices: func(namespace string) Reader[*discoveryv1.EndpointSliceList] {
-			return newTyped[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](resource{discovery, "endpointslices", namespace})
+			return newTyped[discoveryv1.EndpointSlice, discoveryv1.EndpointSliceList](
+				resource{clients[discoveryv1.GroupName], "endpointslices", namespace})
 		},
-		Nodes:        newTyped[corev1.Node, corev1.NodeList](resource{core, "nodes", ""}),
-		ServiceCIDRs: newTyped[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](resource{networking, "servicecidrs", ""}),
-		Pods:         newTyped[corev1.Pod, corev1.PodList](resource{core, "pods", ""}),
+		Nodes: newTyped[corev1.Node, corev1.NodeList](resource{core, "nodes", ""}),
+		ServiceCIDRs: newTyped[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](
+			resource{clients[networkingv1.GroupName], "servicecidrs", ""}),
+		Pods: newTyped[corev1.Pod, corev1.PodList](resource{core, "pods", ""}),
 		Events: func(namespace string) Writer[*eventsv1.Event] {
-			return newTyped[eventsv1.Event, eventsv1.EventList](resource{clients[eventsv1.GroupName], "events", namespace})
+			return newTyped[eventsv1.Event, eventsv1.EventList](
+				resource{clients[eventsv1.GroupName], "events", namespace})
 		},
-		Reviews: newTyped[authenticationv1.SelfSubjectReview, metav1.List](resource{clients[authenticationv1.GroupName], "selfsubjectreviews", ""}),
-		REST:    core,
+		Reviews: newTyped[authenticationv1.SelfSubjectReview, metav1.List](
+			resource{clients[authenticationv1.GroupName], "selfsubjectreviews", ""}),
+		REST: core,
 	}, nil
 }
 
@@ -135,8 +144,10 @@ type resource struct {
 	Name, Namespace string
 }
 
-func (r resource) to(request *rest.Request) *rest.Request {
-	return request.UseProtobufAsDefaultIfPreferred(true).NamespaceIfScoped(r.Namespace, r.Namespace != "").Resource(r.Name)
+// to directs a request to the resource.
+func (r resource) to(request *rest.Request, options runtime.Object) *rest.Request {
+	return request.UseProtobufAsDefaultIfPreferred(true).NamespaceIfScoped(r.Namespace, r.Namespace != "").
+		Resource(r.Name).SpecificallyVersionedParams(options, metav1.ParameterCodec, metav1.Unversioned)
 }
 
 func (r resource) read(o metav1.ListOptions) *rest.Request {
@@ -144,7 +155,7 @@ func (r resource) read(o metav1.ListOptions) *rest.Request {
 	if o.TimeoutSeconds != nil {
 		timeout = time.Duration(*o.TimeoutSeconds) * time.Second
 	}
-	return r.to(r.Client.Get()).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.Unversioned).Timeout(timeout)
+	return r.to(r.Client.Get(), &o).Timeout(timeout)
 }
 
 // Stream returns the encoded list. Close it after reading.
@@ -178,18 +189,22 @@ func (c typed[T, L, Object, List]) List(ctx context.Context, o metav1.ListOption
 
 func (c typed[T, L, Object, List]) Create(ctx context.Context, o Object, options metav1.CreateOptions) (Object, error) {
 	created := Object(new(T))
-	return created, c.to(c.Client.Post()).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Body(o).Do(ctx).Into(created)
+	return created, c.to(c.Client.Post(), &options).Body(o).Do(ctx).Into(created)
 }
 
 func (c typed[T, L, Object, List]) Patch(
-	ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string,
+	ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions,
+	subresources ...string,
 ) (Object, error) {
 	patched := Object(new(T))
-	return patched, c.to(c.Client.Patch(kind)).Name(name).SubResource(subresources...).SpecificallyVersionedParams(&options, metav1.ParameterCodec, metav1.Unversioned).Body(patch).Do(ctx).Into(patched)
+	request := c.to(c.Client.Patch(kind), &options).Name(name).SubResource(subresources...)
+	return patched, request.Body(patch).Do(ctx).Into(patched)
 }
 
 // connect returns a client of one group and version of the API.
-func connect(connection *rest.Config, version schema.GroupVersion, encoding runtime.NegotiatedSerializer) (*rest.RESTClient, error) {
+func connect(
+	connection *rest.Config, version schema.GroupVersion, encoding runtime.NegotiatedSerializer,
+) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(connection)
 	c.APIPath, c.GroupVersion, c.NegotiatedSerializer = "/apis", &version, encoding
 	if version.Group == corev1.GroupName {
