@@ -1,8 +1,6 @@
 package host
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -18,8 +16,8 @@ type Bridge struct {
 // Bridges returns the bridges with more than one port and an address in a subnet.
 func Bridges() (list []Bridge, err error) {
 	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list interfaces: %w", err)
+	if err = listed("interfaces", err); err != nil {
+		return nil, err
 	}
 	ports := map[int]int{}
 	for _, l := range links {
@@ -29,16 +27,14 @@ func Bridges() (list []Bridge, err error) {
 		if l.Type() != "bridge" || ports[l.Attrs().Index] < 2 {
 			continue
 		}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		addrs, err := addressesOf(l)
+		if err != nil {
+			return nil, err
 		}
 		b := Bridge{Name: l.Attrs().Name}
-		for _, a := range addrs {
-			addr, ok := netip.AddrFromSlice(a.IP)
-			ones, bits := a.Mask.Size()
-			if addr = addr.Unmap(); ok && ones < bits && !addr.IsLinkLocalUnicast() && bits == addr.BitLen() {
-				b.Prefixes = append(b.Prefixes, netip.PrefixFrom(addr, ones).Masked())
+		for _, p := range addrs {
+			if !p.IsSingleIP() && !p.Addr().IsLinkLocalUnicast() {
+				b.Prefixes = append(b.Prefixes, p.Masked())
 			}
 		}
 		if len(b.Prefixes) > 0 {

@@ -1,6 +1,7 @@
 // Package host reads and sets the parts of this machine that the proxy depends on, other than its ruleset.
 //
-// In: the network namespace and the kernel that the process runs in; conntrack sysctls and oom_score_adj from the configuration.
+// In: the network namespace and the kernel that the process runs in; conntrack sysctls and oom_score_adj from the
+// configuration.
 // Out: addresses and capabilities; sysctls that are set, and the conntrack module loaded.
 // Never: a change that the configuration or the start of a proxy does not ask for.
 package host
@@ -26,8 +27,8 @@ import (
 // Addresses returns the addresses of all interfaces.
 func Addresses() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	// An interrupted list may lack addresses, and no later event may report them: the interruption may have been a device without
-	// addresses.
+	// An interrupted list may lack addresses, and no later event may report them: the interruption may have been a
+	// device without addresses.
 	for again := 0; again < 20 && errors.Is(err, netlink.ErrDumpInterrupted); again++ {
 		list, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
 	}
@@ -46,15 +47,16 @@ func Addresses() ([]netip.Addr, error) {
 // subscribeAgain is the time between two attempts to subscribe to address changes.
 const subscribeAgain = time.Second
 
-// FollowAddresses calls changed whenever an address is added or removed, until the context ends. If the subscription fails or the
-// kernel drops events, it subscribes again, and then calls changed: events may be missing.
+// FollowAddresses calls changed whenever an address is added or removed, until the context ends. If the subscription
+// fails or the kernel drops events, it subscribes again, and then calls changed: events may be missing.
 func FollowAddresses(ctx context.Context, changed func()) error {
 	for missed := false; ctx.Err() == nil; missed = true {
 		err := followOnce(ctx, changed, missed)
 		if ctx.Err() != nil {
 			break
 		}
-		klog.FromContext(ctx).Error(err, "Changes of addresses may have been missed; reading all addresses again", "in", subscribeAgain)
+		klog.FromContext(ctx).Error(err, "Changes of addresses may have been missed; reading all addresses again",
+			"in", subscribeAgain)
 		select {
 		case <-ctx.Done():
 		case <-time.After(subscribeAgain):
@@ -110,7 +112,8 @@ func checkRelease(release string) error {
 		return fmt.Errorf("read kernel version %q: %w", release, err)
 	}
 	if major < 5 || major == 5 && minor < 13 {
-		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to start anyway)", release, skipKernelCheck)
+		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to start anyway)",
+			release, skipKernelCheck)
 	}
 	return nil
 }
@@ -118,8 +121,8 @@ func checkRelease(release string) error {
 // Families returns the IP families of the kernel: IPv4, and IPv6 unless it is missing or disabled.
 func Families() []inet.Family { return families("/proc") }
 
-// families assumes IPv6 if it cannot read the settings: a later probe finds missing features. IPv6 may be disabled by default and
-// enabled on some interfaces, which then have addresses.
+// families assumes IPv6 if it cannot read the settings: a later probe finds missing features. IPv6 may be disabled by
+// default and enabled on some interfaces, which then have addresses.
 func families(proc string) []inet.Family {
 	only4 := []inet.Family{inet.IPv4}
 	addresses, err := os.ReadFile(filepath.Join(proc, "net/if_inet6"))

@@ -49,8 +49,8 @@ func TestAddressesAreListedAndFollowed(t *testing.T) {
 	}
 }
 
-// A CNI plugin may add more addresses at once than the kernel queues: the subscription ends, and later changes must still be
-// noticed.
+// A CNI plugin may add more addresses at once than the kernel queues: the subscription ends, and later changes must
+// still be noticed.
 func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {
 	lab.EnterNamespace(t)
 	gate, calls := make(chan struct{}), make(chan struct{}, 1<<16)
@@ -137,7 +137,8 @@ func add(t *testing.T, addr netip.Addr) {
 	lab.Must(t, netlink.AddrAdd(lo, one))
 }
 
-// TestFamilies: an unreadable setting does not mean missing, and IPv6 that is disabled by default may be enabled on an interface.
+// TestFamilies: an unreadable setting does not mean missing, and IPv6 that is disabled by default may be enabled on an
+// interface.
 func TestFamilies(t *testing.T) {
 	const address = "fd000000000000000000000000000001 02 40 00 80     eth0\n"
 	for name, c := range map[string]struct {

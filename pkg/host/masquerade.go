@@ -1,7 +1,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,8 +11,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Masquerade returns the source address of masqueraded packets to an address. For IPv6, it is the source of the route. For IPv4, the kernel selects an address
-// of the interface by which the packet leaves, regardless of the source of the route.
+// Masquerade returns the source address of masqueraded packets to an address. For IPv6, it is the source of the route.
+// For IPv4, the kernel selects an address of the interface by which the packet leaves, regardless of the source of the
+// route.
 func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
 	route, err := routeTo(to)
 	if err != nil || !to.Is4() {
@@ -32,15 +32,13 @@ func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
 // addresses returns the IPv4 addresses of all interfaces.
 func addresses() ([]netlink.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	return list, nil
+	return list, listed("addresses", err)
 }
 
-// selectSource returns the address that the kernel selects for masqueraded IPv4 packets (inet_select_addr of net/ipv4/devinet.c): of the interface's primary
-// addresses that are valid on other machines, the first one in the network of the next hop, else the first one. An interface without such an address gets an
-// address of another interface. own is then false.
+// selectSource returns the address that the kernel selects for masqueraded IPv4 packets (inet_select_addr of
+// net/ipv4/devinet.c): of the interface's primary addresses that are valid on other machines, the first one in the
+// network of the next hop, else the first one. An interface without such an address gets an address of another
+// interface. own is then false.
 func selectSource(list []netlink.Addr, device int, next netip.Addr) (source netip.Addr, own bool) {
 	var first, other netip.Addr
 	for i := range list {
@@ -68,21 +66,23 @@ func selectSource(list []netlink.Addr, device int, next netip.Addr) (source neti
 type Disguise struct {
 	To     netip.Prefix
 	Device string
-	// Source is the source of masqueraded packets; invalid if this machine has no address for them. Wanted is the source of the route, if it names one.
+	// Source is the source of masqueraded packets; invalid if this machine has no address for them. Wanted is the
+	// source of the route, if it names one.
 	Source, Wanted netip.Addr
 }
 
-// Disguises returns the IPv4 routes to networks whose masqueraded packets have a wrong source. Either the interface of the route has no address that is valid
-// on other machines, or the route names another source. It ignores link-local and multicast networks, which have no endpoints, and routes to single addresses:
-// these are usually pods of this machine, for which each address of the machine is right.
+// Disguises returns the IPv4 routes to networks whose masqueraded packets have a wrong source. Either the interface of
+// the route has no address that is valid on other machines, or the route names another source. It ignores link-local
+// and multicast networks, which have no endpoints, and routes to single addresses: these are usually pods of this
+// machine, for which each address of the machine is right.
 func Disguises() (list []Disguise, err error) {
 	own, err := addresses()
 	if err != nil {
 		return nil, err
 	}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list routes: %w", err)
+	if err = listed("routes", err); err != nil {
+		return nil, err
 	}
 	for i := range routes {
 		r := &routes[i]
@@ -105,7 +105,8 @@ func Disguises() (list []Disguise, err error) {
 	return list, nil
 }
 
-// disguise describes the masqueraded packets to a network by a next hop. wrong is true if their source is of another interface.
+// disguise describes the masqueraded packets to a network by a next hop. wrong is true if their source is of another
+// interface.
 func disguise(own []netlink.Addr, hop *netlink.NexthopInfo, to netip.Prefix) (d Disguise, wrong bool) {
 	next, ok := netip.AddrFromSlice(hop.Gw.To4())
 	if !ok {

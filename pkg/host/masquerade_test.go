@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestMasqueradeSource compares the predicted source of masqueraded packets with that of real packets, and reports the routes for which it differs from the
-// source of the node's own packets.
+// TestMasqueradeSource compares the predicted source of masqueraded packets with that of real packets, and reports the
+// routes for which it differs from the source of the node's own packets.
 func TestMasqueradeSource(t *testing.T) {
 	lab.EnterNamespace(t)
 	for _, command := range []string{

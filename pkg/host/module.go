@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// LoadConntrack makes the kernel load the connection tracking module, if it is not loaded. Its sysctls do not exist before. A
-// request for its counters suffices. CAP_NET_ADMIN permits no other way.
+// LoadConntrack makes the kernel load the connection tracking module, if it is not loaded. Its sysctls do not exist
+// before. A request for its counters suffices. CAP_NET_ADMIN permits no other way.
 func LoadConntrack() error {
 	const statistics = 5 // IPCTNL_MSG_CT_GET_STATS
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|statistics, unix.NLM_F_ACK)

@@ -16,7 +16,8 @@ type Routes struct{}
 func (Routes) Type(addr netip.Addr) (uint32, error) {
 	r, err := routeTo(addr)
 	switch {
-	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
+		errors.Is(err, unix.EINVAL):
 		return unix.RTN_UNREACHABLE, nil
 	case err != nil:
 		return 0, err
@@ -49,9 +50,10 @@ func routeTo(addr netip.Addr) (netlink.Route, error) {
 	return list[0], nil
 }
 
-// Arrives looks up the route of a packet that arrives by an interface, with all checks of the kernel, such as reverse path filtering and forwarding.
-// It returns the kernel's error if the kernel would drop the packet.
+// Arrives looks up the route of a packet that arrives by an interface, with all checks of the kernel, such as reverse
+// path filtering and forwarding. It returns the kernel's error if the kernel would drop the packet.
 func (Routes) Arrives(device string, from, to netip.Addr, mark uint32) error {
-	_, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: device, SrcAddr: from.AsSlice(), Mark: mark})
+	o := &netlink.RouteGetOptions{Iif: device, SrcAddr: from.AsSlice(), Mark: mark}
+	_, err := netlink.RouteGetWithOptions(to.AsSlice(), o)
 	return err
 }

@@ -13,11 +13,12 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// SysctlRoot is the environment variable with the directory that contains proc/sys/net, for a container with a read-only /proc.
-// Default: the root directory.
+// SysctlRoot is the environment variable with the directory that contains proc/sys/net, for a container with a
+// read-only /proc. Default: the root directory.
 const SysctlRoot = "KUBE_NFTPROXY_SYSCTL_ROOT"
 
-// Conntrack holds settings of connection tracking (kube-proxy: KubeProxyConntrackConfiguration). Zero keeps a value unchanged.
+// Conntrack holds settings of connection tracking (kube-proxy: KubeProxyConntrackConfiguration). Zero keeps a value
+// unchanged.
 type Conntrack struct {
 	// MaxPerCore is the number of connections for each CPU. Zero keeps the limit unchanged and ignores Min.
 	MaxPerCore, Min int
@@ -36,14 +37,16 @@ const (
 	conntrackMax = "proc/sys/net/netfilter/nf_conntrack_max"
 	conntrackTCP = "proc/sys/net/netfilter/nf_conntrack_tcp_"
 	conntrackUDP = "proc/sys/net/netfilter/nf_conntrack_udp_timeout"
-	// hashSize is the same setting as kube-proxy's /sys/module/nf_conntrack/parameters/hashsize, without a writable /sys.
+	// hashSize is the same setting as kube-proxy's /sys/module/nf_conntrack/parameters/hashsize, without a writable
+	// /sys.
 	hashSize = "proc/sys/net/netfilter/nf_conntrack_buckets"
-	// mostConnections limits the number on machines with many CPUs: each takes some 300 bytes (kubernetes issue 126130).
+	// mostConnections limits the number on machines with many CPUs: each takes some 300 bytes (kubernetes issue
+	// 126130).
 	mostConnections = 1 << 20
 )
 
-// Set writes the values that differ below a root directory. It returns the written values and the errors of others. The hash
-// table gets a bucket for every four connections. Neither the limit nor the table is made smaller.
+// Set writes the values that differ below a root directory. It returns the written values and the errors of others. The
+// hash table gets a bucket for every four connections. Neither the limit nor the table is made smaller.
 func (c Conntrack) Set(root string) (set []Setting, err error) {
 	var errs []error
 	write := func(file string, value int, enough func(now int) bool) (ok bool) {
