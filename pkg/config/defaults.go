@@ -20,6 +20,8 @@ const (
 	modeNFTables kubeproxy.ProxyMode = "nftables"
 )
 
+var modes = []kubeproxy.ProxyMode{modeIPTables, modeIPVS, modeNFTables}
+
 // The values of detectLocalMode (kube-proxy: LocalMode).
 const (
 	ClusterCIDR         kubeproxy.LocalMode = "ClusterCIDR"
@@ -63,12 +65,11 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	c.HealthzBindAddress = withPort(c.HealthzBindAddress, defaultHealthzPort)
 	c.MetricsBindAddress = withPort(c.MetricsBindAddress, defaultMetricsPort)
 
-	orElse(&c.IPTables.SyncPeriod.Duration, defaultSyncPeriod)
-	orElse(&c.IPVS.SyncPeriod.Duration, defaultSyncPeriod)
-	orElse(&c.NFTables.SyncPeriod.Duration, defaultSyncPeriod)
-	orElse(&c.IPTables.MinSyncPeriod.Duration, defaultMinSyncPeriod)
-	orElse(&c.IPVS.MinSyncPeriod.Duration, defaultMinSyncPeriod)
-	orElse(&c.NFTables.MinSyncPeriod.Duration, defaultMinSyncPeriod)
+	for _, mode := range modes {
+		sync, min := periodsOf(c, mode)
+		orElse(&sync.Duration, defaultSyncPeriod)
+		orElse(&min.Duration, defaultMinSyncPeriod)
+	}
 	orNew(&c.IPTables.LocalhostNodePorts, true)
 	orNew(&c.IPTables.MasqueradeBit, 14)
 	orNew(&c.NFTables.MasqueradeBit, 14)
@@ -98,9 +99,9 @@ func applyPlatformDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	}
 }
 
-// periodsOf returns the periods in the section of the mode.
-func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration) {
-	switch c.Mode {
+// periodsOf returns the periods in the section of a mode.
+func periodsOf(c *kubeproxy.KubeProxyConfiguration, mode kubeproxy.ProxyMode) (sync, min *metav1.Duration) {
+	switch mode {
 	case modeIPVS:
 		return &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod
 	case modeNFTables:
@@ -112,7 +113,7 @@ func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration)
 // Periods returns the interval at which the tables are checked, and the minimum time between two syncs, from the
 // section of the mode.
 func Periods(c *kubeproxy.KubeProxyConfiguration) (sync, min time.Duration) {
-	s, m := periodsOf(c)
+	s, m := periodsOf(c, c.Mode)
 	return s.Duration, m.Duration
 }
 

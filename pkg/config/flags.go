@@ -5,6 +5,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -34,7 +35,7 @@ func (o *Options) FlagSets() cliflag.NamedFlagSets {
 		{"Service", o.addServices},
 		{"pod network", o.addPods},
 		{"mode of kube-proxy", o.addMode},
-		{"sync", o.addSyncing},
+		{"sync", addSyncing},
 		{"server", o.addServers},
 		{"kernel", o.addKernel},
 		{IgnoredFlags, o.addIgnored},
@@ -53,10 +54,11 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.File, "config", "",
 		"Path of a KubeProxyConfiguration file. The file overrides all flags that have a field in it.")
-	fs.StringVar(&o.reload, "config-reload", o.reload,
+	fs.StringVar(&o.reload, "config-reload", reloadNever,
 		"Reaction to a change of the configuration file: \"never\" logs the change, and the next start applies it; "+
 			"\"exit\" exits, so that the kubelet restarts the program.")
-	fs.DurationVar(&o.reloadJitter, "config-reload-jitter", o.reloadJitter,
+	const jitter = 10 * time.Minute // spreads the restarts of a large cluster
+	fs.DurationVar(&o.reloadJitter, "config-reload-jitter", jitter,
 		"Longest delay before an exit by --config-reload=exit. Each node waits for a random part of it.")
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
 	fs.BoolVar(&o.Cleanup, "cleanup", false,
@@ -104,11 +106,11 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 
 func (o *Options) addServices(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections,
+	fs.StringVar(&o.TerminateConnections, "terminate-connections", string(model.TerminateOff),
 		"TCP connections to terminate. \"gone\": connections to endpoints that no EndpointSlice of the Service has "+
 			"any more. The client's next segment gets a reset. \"off\": none. The annotation "+
 			"kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits,
+	fs.StringToIntVar(&o.Limits, "limits", nil,
 		"Limits that differ from the defaults, as name=number. Of one Service: source-ranges, pairs (of endpoints and "+
 			"ports). The program skips the excess of a Service, and reports it with an Event. Of all Services on the "+
 			"node: node-elements, node-source-ranges, node-port-ranges; namespaces share these (docs/sizing.md).")
@@ -116,18 +118,18 @@ func (o *Options) addServices(fs *pflag.FlagSet) {
 		"CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary "+
 			"address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP "+
 			"only). Default: primary in mode nftables, otherwise all.")
-	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", o.RefuseUnusedPorts,
+	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", "cluster",
 		"Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. "+
 			"\"all\": also load-balancer and external IPs, if the packet would leave by the interface by which it "+
 			"arrived. CIDRs: also load-balancer and external IPs in these CIDRs. See docs/vips.md.")
-	fs.BoolVar(&o.DirectReturn, "direct-server-return", o.DirectReturn,
+	fs.BoolVar(&o.DirectReturn, "direct-server-return", false,
 		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its "+
 			"packets to load-balancer and external IPs with the client's address, and the endpoint's node sends the "+
 			"replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
-	fs.BoolVar(&o.HostPorts, "host-ports", o.HostPorts,
+	fs.BoolVar(&o.HostPorts, "host-ports", false,
 		"Serve the host ports of this node's pods (spec.containers[].ports[].hostPort) where node ports are served. The "+
 			"program needs permission to list and watch pods. See docs/compatibility.md.")
-	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing,
+	fs.StringVar(&o.AnswerPing, "answer-ping", string(model.PingNone),
 		"Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the "+
 			"annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), "+
 			"\"always\" (all). See docs/vips.md.")
@@ -135,7 +137,7 @@ func (o *Options) addServices(fs *pflag.FlagSet) {
 
 func (o *Options) addPods(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "",
+	fs.StringVar(&c.ClusterCIDR, "cluster-cidr", "",
 		"CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs "+
 			"from other sources is masqueraded.")
 	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode",
@@ -163,17 +165,19 @@ func (o *Options) addMode(fs *pflag.FlagSet) {
 		"CIDRs of IPVS virtual servers that clean-up keeps: after a start in place of mode ipvs, and with --cleanup.")
 }
 
-func (o *Options) addSyncing(fs *pflag.FlagSet) {
-	const every, least = "Interval at which the tables are checked, and longest delay before a failed sync is retried",
-		"Minimum time between two syncs. The first change after a quiet period is synced immediately"
-	fs.DurationVar(&o.periods.sync, "sync-period", o.periods.sync, every+".")
-	fs.DurationVar(&o.periods.min, "min-sync-period", o.periods.min, least+".")
-	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", o.iptables.sync,
+// addSyncing adds flags that [Options.applyFlags] reads.
+func addSyncing(fs *pflag.FlagSet) {
+	fs.Duration("sync-period", defaultSyncPeriod,
+		"Interval at which the tables are checked, and longest delay before a failed sync is retried.")
+	fs.Duration("min-sync-period", defaultMinSyncPeriod,
+		"Minimum time between two syncs. The first change after a quiet period is synced immediately.")
+	fs.Duration("iptables-sync-period", defaultSyncPeriod,
 		"The same as --sync-period, unless the mode is ipvs.")
-	fs.DurationVar(&o.iptables.min, "iptables-min-sync-period", o.iptables.min,
+	fs.Duration("iptables-min-sync-period", defaultMinSyncPeriod,
 		"The same as --min-sync-period, unless the mode is ipvs.")
-	fs.DurationVar(&o.ipvs.sync, "ipvs-sync-period", o.ipvs.sync, "The same as --sync-period, if the mode is ipvs.")
-	fs.DurationVar(&o.ipvs.min, "ipvs-min-sync-period", o.ipvs.min,
+	fs.Duration("ipvs-sync-period", defaultSyncPeriod,
+		"The same as --sync-period, if the mode is ipvs.")
+	fs.Duration("ipvs-min-sync-period", defaultMinSyncPeriod,
 		"The same as --min-sync-period, if the mode is ipvs.")
 }
 
@@ -183,7 +187,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 		"Address of /healthz, /livez and /readyz; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address",
 		"Address of /metrics; empty for none.")
-	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices,
+	fs.IntVar(&o.MetricsServices, "metrics-services", 100,
 		"Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include "+
 			"all.")
 	fs.Var((*counting)(o), "count-connections",
@@ -196,9 +200,9 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "",
 		"Previous minor version whose hidden metrics are shown.")
-	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort,
+	fs.Int32Var(&o.healthzPort, "healthz-port", defaultHealthzPort,
 		"Port of /healthz if --healthz-bind-address has none; 0 for no server.")
-	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort,
+	fs.Int32Var(&o.metricsPort, "metrics-port", defaultMetricsPort,
 		"Port of /metrics if --metrics-bind-address has none; 0 for no server.")
 	fs.StringVar(&o.ControlSocket, "control-socket", o.ControlSocket,
 		"Socket on which the program answers commands such as \"kube-nftproxy status\", for root and its own user. "+
@@ -248,8 +252,8 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, ipvs)
 	// kube-proxy has these two flags up to v1.36.
-	fs.StringVar(&o.ignored.bootID, "boot-id-file", o.ignored.bootID, "Accepted and ignored.")
-	fs.StringVar(&o.ignored.machineID, "machine-id-file", o.ignored.machineID, "Accepted and ignored.")
+	fs.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "Accepted and ignored.")
+	fs.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "Accepted and ignored.")
 }
 
 // word is a flag for one of a few words. Validation checks it.

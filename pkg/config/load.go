@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -91,13 +92,12 @@ func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 func Effective(c *kubeproxy.KubeProxyConfiguration) *kubeproxy.KubeProxyConfiguration {
 	out := c.DeepCopy()
 	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
-	sync, min := periodsOf(c)
-	var none kubeproxy.KubeProxyConfiguration
-	out.IPTables.SyncPeriod, out.IPTables.MinSyncPeriod = none.IPTables.SyncPeriod, none.IPTables.MinSyncPeriod
-	out.IPVS.SyncPeriod, out.IPVS.MinSyncPeriod = none.IPVS.SyncPeriod, none.IPVS.MinSyncPeriod
-	out.NFTables.SyncPeriod, out.NFTables.MinSyncPeriod = none.NFTables.SyncPeriod, none.NFTables.MinSyncPeriod
-	outSync, outMin := periodsOf(out)
-	*outSync, *outMin = *sync, *min
+	inUse, _ := periodsOf(out, c.Mode)
+	for _, mode := range modes {
+		if sync, min := periodsOf(out, mode); sync != inUse {
+			*sync, *min = metav1.Duration{}, metav1.Duration{}
+		}
+	}
 	return out
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-base/featuregate"
@@ -24,9 +25,6 @@ const (
 	defaultHealthzPort = 10256
 	defaultMetricsPort = 10249
 )
-
-// defaultMetricsServices is the default number of service ports with their own series in the metrics.
-const defaultMetricsServices = 100
 
 // Options are the command line, and after [Options.Complete] the resulting configuration.
 type Options struct {
@@ -68,11 +66,6 @@ type Options struct {
 	reloadJitter             time.Duration
 	hostname                 string
 	healthzPort, metricsPort int32
-	clusterCIDR              string
-	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than
-	// ipvs, for mode ipvs.
-	periods, iptables, ipvs struct{ sync, min time.Duration }
-	ignored                 struct{ bootID, machineID string }
 }
 
 // Note describes a setting without the effect that an operator may expect.
@@ -83,21 +76,9 @@ type Note struct {
 	Finding bool
 }
 
-// defaultReloadJitter spreads the restarts of a large cluster over minutes.
-const defaultReloadJitter = 10 * time.Minute
-
-// NewOptions returns options with defaults.
+// NewOptions returns options with the defaults of an empty file. [Options.AddFlags] sets those of the flags.
 func NewOptions() *Options {
-	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort,
-		MetricsServices:      defaultMetricsServices,
-		TableFlags:           TableFlags{CountConnections: true, RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone)},
-		TerminateConnections: string(model.TerminateOff),
-		reload:               reloadNever, reloadJitter: defaultReloadJitter}
-	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
-	o.iptables, o.ipvs = o.periods, o.periods
-	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id",
-		"/etc/machine-id,/var/lib/dbus/machine-id"
-	return o
+	return &Options{Config: defaultConfiguration(), TableFlags: TableFlags{CountConnections: true}}
 }
 
 // Complete derives the configuration from the parsed flags and the file (kube-proxy: Options.Complete). The file
@@ -146,44 +127,51 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 // Validate returns all errors in the completed options.
 func (o *Options) Validate() error {
 	errs := validate(o.Config, o.Gates)
-	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
-		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests,
-			"cannot be combined with an address of an API server"))
+	invalid := func(flag string, value any, why string) {
+		errs = append(errs, field.Invalid(field.NewPath("--"+flag), value, why))
 	}
-	if o.Manifests != "" && o.StartupTaint != "" {
-		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint,
-			"requires an API server, and --manifests is set"))
-	}
-	if o.Manifests != "" && o.SnapshotDir != "" {
-		errs = append(errs, field.Invalid(field.NewPath("--snapshot-dir"), o.SnapshotDir,
-			"requires an API server, and --manifests is set"))
+	const notNegative = "must be greater than or equal to 0"
+	if o.Manifests != "" {
+		const needsServer = "requires an API server, and --manifests is set"
+		if o.Config.ClientConnection.Kubeconfig != "" || o.Master != "" {
+			invalid("manifests", o.Manifests, "cannot be combined with an address of an API server")
+		}
+		if o.StartupTaint != "" {
+			invalid("startup-taint", o.StartupTaint, needsServer)
+		}
+		if o.SnapshotDir != "" {
+			invalid("snapshot-dir", o.SnapshotDir, needsServer)
+		}
 	}
 	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems,
-			"; ")))
+		invalid("startup-taint", o.StartupTaint, strings.Join(problems, "; "))
 	}
-	errs = append(errs, o.validateProxyName()...)
+	if o.ServiceProxyName != "" {
+		for _, problem := range proxyNameProblems(o.ServiceProxyName) {
+			invalid("service-proxy-name", o.ServiceProxyName, problem)
+		}
+		if o.InitOnly {
+			invalid("init-only", true, "cannot be combined with --service-proxy-name: the other proxy sets the sysctls")
+		}
+	}
 	if o.reload != reloadNever && o.reload != reloadExit {
 		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload,
 			[]string{reloadNever, reloadExit}))
 	}
 	if o.reloadJitter < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(),
-			"must be greater than or equal to 0"))
+		invalid("config-reload-jitter", o.reloadJitter.String(), notNegative)
 	}
 	if _, err := model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
-		errs = append(errs, field.Invalid(field.NewPath("--refuse-unused-ports"), o.RefuseUnusedPorts, err.Error()))
+		invalid("refuse-unused-ports", o.RefuseUnusedPorts, err.Error())
 	}
 	if !slices.Contains(model.Pings, model.Ping(o.AnswerPing)) {
 		errs = append(errs, field.NotSupported(field.NewPath("--answer-ping"), model.Ping(o.AnswerPing), model.Pings))
 	}
 	if _, err := model.ParseTermination(o.TerminateConnections); err != nil {
-		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections,
-			err.Error()))
+		invalid("terminate-connections", o.TerminateConnections, err.Error())
 	}
 	if o.MetricsServices < 0 {
-		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices,
-			"must be greater than or equal to 0"))
+		invalid("metrics-services", o.MetricsServices, notNegative)
 	}
 	return errs.ToAggregate()
 }
@@ -195,21 +183,18 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 		c.HealthzBindAddress = addressOf(c.HealthzBindAddress, o.healthzPort)
 		c.MetricsBindAddress = addressOf(c.MetricsBindAddress, o.metricsPort)
 	}
-	sync, min := periodsOf(c)
-	section, prefix := o.iptables, "iptables-"
+	sync, min := periodsOf(c, c.Mode)
+	ofMode := "iptables-"
 	if c.Mode == modeIPVS {
-		section, prefix = o.ipvs, "ipvs-"
+		ofMode = "ipvs-"
 	}
-	set := func(flag string, to *time.Duration, value time.Duration) {
-		if fs.Changed(flag) {
-			*to = value
+	for _, prefix := range []string{ofMode, ""} { // the flags without the mode take precedence
+		for flag, to := range map[string]*metav1.Duration{"sync-period": sync, "min-sync-period": min} {
+			if fs.Changed(prefix + flag) {
+				to.Duration, _ = fs.GetDuration(prefix + flag) // the flag has this type
+			}
 		}
 	}
-	set(prefix+"sync-period", &sync.Duration, section.sync)
-	set(prefix+"min-sync-period", &min.Duration, section.min)
-	set("sync-period", &sync.Duration, o.periods.sync)
-	set("min-sync-period", &min.Duration, o.periods.min)
-	c.ClusterCIDR = o.clusterCIDR
 	if c.Mode == modeNFTables {
 		c.NFTables.MasqueradeAll = c.IPTables.MasqueradeAll
 		c.IPTables.MasqueradeAll = false
@@ -244,26 +229,16 @@ func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfigurat
 // reserved are words in the names of other tables of the program.
 var reserved = []string{"loopback", "probe", "trace"}
 
-// validateProxyName validates the service-proxy name, and rejects --init-only beside it.
-func (o *Options) validateProxyName() (errs field.ErrorList) {
-	name, at := o.ServiceProxyName, field.NewPath("--service-proxy-name")
-	if name == "" {
-		return nil
-	}
-	for _, problem := range validation.IsDNS1123Label(name) {
-		errs = append(errs, field.Invalid(at, name, problem))
-	}
+// proxyNameProblems returns the reasons why a service-proxy name is invalid.
+func proxyNameProblems(name string) []string {
+	problems := validation.IsDNS1123Label(name)
 	for _, word := range strings.Split(name, "-") {
 		if slices.Contains(reserved, word) {
-			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the "+
-				"names of other tables of the program", word)))
+			problems = append(problems, fmt.Sprintf("must not contain the word %q, which is in the names of other tables "+
+				"of the program", word))
 		}
 	}
-	if o.InitOnly {
-		errs = append(errs, field.Invalid(field.NewPath("--init-only"), true,
-			"cannot be combined with --service-proxy-name: the other proxy sets the sysctls"))
-	}
-	return errs
+	return problems
 }
 
 // addressOf returns the address of a server from its two flags. A deprecated port of 0 turns the server off.

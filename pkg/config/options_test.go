@@ -265,7 +265,7 @@ func TestAWrittenConfigurationReadsBack(t *testing.T) {
 }
 
 func TestFlagsOfCounters(t *testing.T) {
-	if o := mustComplete(t); o.MetricsServices != defaultMetricsServices {
+	if o := mustComplete(t); o.MetricsServices != 100 {
 		t.Errorf("by default %d Services have series", o.MetricsServices)
 	}
 	// The flag has no field in a file, so it applies beside a file.

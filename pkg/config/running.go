@@ -75,9 +75,6 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running *Running) error {
 	if o.Config.Mode == modeNFTables { // applyFlags moves it
 		o.Config.IPTables.MasqueradeAll = o.Config.NFTables.MasqueradeAll
 	}
-	if !fs.Changed("cluster-cidr") {
-		o.clusterCIDR = c.ClusterCIDR
-	}
 	if fs.Changed("nodeport-addresses") {
 		o.Config.NodePortAddresses = own.NodePortAddresses
 	}
@@ -97,5 +94,5 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running *Running) error {
 // planning are the other flags for fields of the configuration that affect the tables.
 var planning = []string{
 	"feature-gates", "bind-address", "proxy-mode", "detect-local-mode", "pod-bridge-interface",
-	"pod-interface-name-prefix", "masquerade-all",
+	"pod-interface-name-prefix", "masquerade-all", "cluster-cidr",
 }

@@ -115,7 +115,7 @@ func (v *validator) periods(c *kubeproxy.KubeProxyConfiguration) {
 	if c.ConfigSyncPeriod.Duration <= 0 {
 		v.invalid("ConfigSyncPeriod", c.ConfigSyncPeriod, "must be greater than 0")
 	}
-	sync, min := periodsOf(c)
+	sync, min := periodsOf(c, c.Mode)
 	if sync.Duration <= 0 {
 		v.invalid("SyncPeriod", *sync, "must be greater than 0")
 	}
