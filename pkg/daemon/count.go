@@ -3,11 +3,11 @@ package daemon
 import (
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/cpuset"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
@@ -30,10 +30,9 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 	metrics.RegisterServices(d.registry, d.counts, d.MetricsServices)
 	const many, file = 64, "/sys/devices/system/cpu/possible"
 	if text, err := os.ReadFile(file); err == nil {
-		if n := possibleCPUs(string(text)); n > many {
+		if cpus, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil && cpus.Size() > many {
 			logger.Info("Counters of connections use much memory on this machine; set --count-connections=false to "+
-				"disable them",
-				"possibleCPUs", n, "bytesPerElement", n*counterBytes)
+				"disable them", "possibleCPUs", cpus.Size(), "bytesPerElement", cpus.Size()*counterBytes)
 		}
 	}
 	return nil
@@ -41,20 +40,3 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 
 // counterBytes is the size of a counter in the kernel for each possible CPU: packets and bytes.
 const counterBytes = 16
-
-// possibleCPUs returns the number of CPUs in a list such as "0-3,8", or 0 if it cannot be parsed.
-func possibleCPUs(list string) (n int) {
-	for _, part := range strings.Split(strings.TrimSpace(list), ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		if !isRange {
-			last = first
-		}
-		from, err := strconv.Atoi(first)
-		to, failed := strconv.Atoi(last)
-		if err != nil || failed != nil || to < from {
-			return 0
-		}
-		n += to - from + 1
-	}
-	return n
-}
