@@ -31,7 +31,6 @@ func (c *Counts) OfFrontend() (refused, dropped uint64) {
 
 // Counters adds up the counts of elements. Its methods are safe for concurrent use.
 type Counters struct {
-	meanings *plan.Counters
 	// conn is only used to read counters.
 	conn *nft.Conn
 
@@ -78,11 +77,11 @@ func Open(meanings *plan.Counters) (*Counters, error) {
 		return nil, fmt.Errorf("open connection for counters: %w", err)
 	}
 	c := &Counters{
-		meanings: meanings, conn: conn, seen: map[place]uint64{}, replaced: map[place]struct{}{}, inherited: true,
-		tallies: newTallies(),
+		conn: conn, seen: map[place]uint64{}, replaced: map[place]struct{}{}, inherited: true,
+		tallies: newTallies(meanings),
 	}
 	if meanings.CountsEndpoints() {
-		c.endpoints = newEndpoints()
+		c.endpoints = newEndpoints(meanings)
 	}
 	c.settled = sync.NewCond(&c.mu)
 	return c, nil
@@ -118,7 +117,7 @@ func (c *Counters) End(gone []nft.Found, all bool) {
 	defer c.mu.Unlock()
 	c.committing = false
 	c.settled.Broadcast()
-	c.endpoints.learnAll(c.meanings, gone, c.round)
+	c.endpoints.learnAll(gone, c.round)
 	for i := range gone {
 		e := &gone[i]
 		at := place{e.Set, e.Key}
@@ -127,7 +126,7 @@ func (c *Counters) End(gone []nft.Found, all bool) {
 		if c.reading != nil {
 			c.replaced[at] = struct{}{}
 		}
-		c.endpoints.doubt(c.meanings, e)
+		c.endpoints.doubt(e)
 	}
 	if all {
 		clear(c.seen)
@@ -145,10 +144,10 @@ func (c *Counters) count(e *nft.Found, at place) {
 		before = 0 // another program has reset the counter or replaced the element
 	}
 	if n := e.Packets - before; n > 0 && !c.inherited {
-		if c.endpoints.of(c.meanings, e) {
-			c.endpoints.add(c.meanings, e, n, !known)
+		if c.endpoints.of(e) {
+			c.endpoints.add(e, n, !known)
 		} else {
-			c.attribute(c.meanings, e, n)
+			c.attribute(e, n)
 		}
 	}
 }
@@ -302,7 +301,7 @@ func (c *Counters) take(list []nft.Found) bool {
 	if c.replacedAll {
 		return false
 	}
-	c.endpoints.learnAll(c.meanings, list, c.round)
+	c.endpoints.learnAll(list, c.round)
 	for i := range list {
 		e := &list[i]
 		at := place{e.Set, e.Key}
@@ -314,10 +313,10 @@ func (c *Counters) take(list []nft.Found) bool {
 				delete(c.seen, at)
 			}
 		}
-		if c.endpoints.of(c.meanings, e) {
-			c.endpoints.mark(c.meanings, e, c.round)
+		if c.endpoints.of(e) {
+			c.endpoints.mark(e, c.round)
 		} else {
-			c.mark(c.meanings, e, c.round)
+			c.mark(e, c.round)
 		}
 	}
 	return true

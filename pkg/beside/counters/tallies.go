@@ -14,6 +14,8 @@ import (
 
 // tallies are the counts of all Services together, of frontends, and of service ports.
 type tallies struct {
+	meanings *plan.Counters
+
 	total tally
 	// frontends are the tallies of frontends, and of unused ports on cluster IPs.
 	frontends map[frontend]*entry
@@ -53,8 +55,8 @@ type tally struct {
 	forwarded uint64
 }
 
-func newTallies() tallies {
-	return tallies{frontends: map[frontend]*entry{}, ports: map[string]*entry{}}
+func newTallies(meanings *plan.Counters) tallies {
+	return tallies{meanings: meanings, frontends: map[frontend]*entry{}, ports: map[string]*entry{}}
 }
 
 func (t *tally) add(m outcome.Code, n uint64) { t.by[m] += n }
@@ -76,8 +78,8 @@ func (t *tally) counts() Counts {
 }
 
 // attribute adds n, the increase of an element's count, to all tallies of the element.
-func (t *tallies) attribute(meanings *plan.Counters, e *nft.Found, n uint64) {
-	m, also := meanings.Meaning(&e.Element)
+func (t *tallies) attribute(e *nft.Found, n uint64) {
+	m, also := t.meanings.Meaning(&e.Element)
 	for _, m := range []outcome.Code{m, also} {
 		if m == outcome.None {
 			continue
@@ -89,7 +91,7 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Found, n uint64) {
 			continue
 		}
 		family, owner := e.Set.Family, e.Comment
-		if meanings.OfPort(e.Set) {
+		if t.meanings.OfPort(e.Set) {
 			t.port(owner).outcome(family, m, n)
 		} else {
 			f := t.frontend(frontendOf(e), owner)
@@ -133,8 +135,8 @@ func (t *tallies) port(owner string) *entry {
 }
 
 // mark records that a reading has seen an element, so that forget keeps its entries.
-func (t *tallies) mark(meanings *plan.Counters, e *nft.Found, round int) {
-	if f := t.frontends[frontendOf(e)]; f != nil && !meanings.OfPort(e.Set) {
+func (t *tallies) mark(e *nft.Found, round int) {
+	if f := t.frontends[frontendOf(e)]; f != nil && !t.meanings.OfPort(e.Set) {
 		f.round = round
 	}
 	if e.Comment == "" {
@@ -143,7 +145,7 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Found, round int) {
 	if p := t.ports[e.Comment]; p != nil {
 		p.round = round
 	}
-	if !meanings.OfPort(e.Set) {
+	if !t.meanings.OfPort(e.Set) {
 		t.claimAddress(e, round)
 	}
 }

@@ -30,7 +30,8 @@ type ZonesOf func(service types.NamespacedName) map[netip.Addr]string
 // number of their service port. The elements of its frontends have this number and the name of the service port. A
 // reading sees the elements of frontends first.
 type endpoints struct {
-	zonesOf ZonesOf
+	meanings *plan.Counters
+	zonesOf  ZonesOf
 	// owners are the Services by the numbers of their ports.
 	owners map[plan.Number]*owned
 	// known are the known endpoints. Those in unowned have no known Service, because it is newer than the last reading.
@@ -70,9 +71,9 @@ type zones struct {
 	round int
 }
 
-func newEndpoints() *endpoints {
+func newEndpoints(meanings *plan.Counters) *endpoints {
 	return &endpoints{
-		owners: map[plan.Number]*owned{}, known: map[endpoint]*endpointEntry{},
+		meanings: meanings, owners: map[plan.Number]*owned{}, known: map[endpoint]*endpointEntry{},
 		unowned:   map[plan.Number]map[netip.Addr]uint64{},
 		unsettled: map[endpoint]struct{}{}, zones: map[string]*zones{},
 	}
@@ -87,22 +88,22 @@ func (c *Counters) SetZones(of ZonesOf) {
 }
 
 // of reports whether an element counts the connections of an endpoint.
-func (s *endpoints) of(meanings *plan.Counters, e *nft.Found) bool {
+func (s *endpoints) of(e *nft.Found) bool {
 	if s == nil {
 		return false
 	}
-	m, _ := meanings.Meaning(&e.Element)
+	m, _ := s.meanings.Meaning(&e.Element)
 	return m == plan.ToEndpoint
 }
 
 // learnAll learns the Services of numbers from elements of frontends.
-func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Found, round int) {
+func (s *endpoints) learnAll(list []nft.Found, round int) {
 	if s == nil {
 		return
 	}
 	for i := range list {
 		e := &list[i]
-		number, ok := meanings.Owned(&e.Element)
+		number, ok := s.meanings.Owned(&e.Element)
 		if !ok {
 			continue
 		}
@@ -125,11 +126,11 @@ func (s *endpoints) learnAll(meanings *plan.Counters, list []nft.Found, round in
 
 // add adds n connections to the endpoint of an element. If first is true, the element may be new, and another pod may
 // have the address.
-func (s *endpoints) add(meanings *plan.Counters, e *nft.Found, n uint64, first bool) {
-	number, addr := meanings.Endpoint(&e.Element)
+func (s *endpoints) add(e *nft.Found, n uint64, first bool) {
+	number, addr := s.meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
 		if first {
-			s.doubt(meanings, e)
+			s.doubt(e)
 		}
 		s.count(endpoint{o.service, addr}, n, o.round)
 		return
@@ -172,27 +173,29 @@ func (s *endpoints) toZone(at endpoint, e *endpointEntry) {
 }
 
 // doubt makes the next reading read the zone of an endpoint that has lost an element: another pod may get its address.
-func (s *endpoints) doubt(meanings *plan.Counters, e *nft.Found) {
-	if !s.of(meanings, e) {
+func (s *endpoints) doubt(e *nft.Found) {
+	if !s.of(e) {
 		return
 	}
-	number, addr := meanings.Endpoint(&e.Element)
-	if o := s.owners[number]; o != nil {
-		at := endpoint{o.service, addr}
-		if e := s.known[at]; e != nil {
-			e.placed = false
-			s.unsettled[at] = struct{}{}
-		}
+	if at, known := s.find(e); known != nil {
+		known.placed = false
+		s.unsettled[at] = struct{}{}
 	}
 }
 
-// mark records that a reading has seen an element.
-func (s *endpoints) mark(meanings *plan.Counters, e *nft.Found, round int) {
-	number, addr := meanings.Endpoint(&e.Element)
+// find returns the endpoint of an element, and its entry, or nil if it is not known.
+func (s *endpoints) find(e *nft.Found) (at endpoint, known *endpointEntry) {
+	number, addr := s.meanings.Endpoint(&e.Element)
 	if o := s.owners[number]; o != nil {
-		if e := s.known[endpoint{o.service, addr}]; e != nil {
-			e.round = round
-		}
+		at = endpoint{o.service, addr}
+	}
+	return at, s.known[at]
+}
+
+// mark records that a reading has seen an element.
+func (s *endpoints) mark(e *nft.Found, round int) {
+	if _, known := s.find(e); known != nil {
+		known.round = round
 	}
 }
 

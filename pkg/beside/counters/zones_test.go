@@ -173,7 +173,7 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 
 // A Service has at most 16 zones with names, and one for all others. The zone of an endpoint in no slice is unknown.
 func TestZonesAreLimited(t *testing.T) {
-	s, names := newEndpoints(), map[string]uint64{otherZones: 4, unknownZone: 1}
+	s, names := newEndpoints(nil), map[string]uint64{otherZones: 4, unknownZone: 1}
 	for i := range mostZones + 3 {
 		at := endpoint{"shop/cart", netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
 		s.count(at, 1, 1)
