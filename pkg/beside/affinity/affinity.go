@@ -95,30 +95,36 @@ type State struct {
 // Watcher is a listener that follows the maps of remembered clients. Its other methods are safe for concurrent use.
 type Watcher struct {
 	Config
-	// runners follow one map each.
-	runners []*beside.Runner
+	maps []*watched
 
 	mu     sync.Mutex
 	owners map[plan.Number]types.NamespacedName
-	states []State
-	// crowded are the namespaces of each map whose new clients are not remembered.
-	crowded []map[string]bool
+}
+
+// watched is a map with its runner.
+type watched struct {
+	Map
+	runner *beside.Runner
+	// state is that of the map. The watcher's lock protects it.
+	state State
+	// crowded are the namespaces whose new clients are not remembered.
+	crowded map[string]bool
 }
 
 // New returns a watcher. [Watcher.Run] reads the maps.
 func New(c Config) *Watcher {
 	w := &Watcher{Config: c, owners: map[plan.Number]types.NamespacedName{}}
-	w.Maps = nil
-	for i, m := range c.Maps {
-		set := *m.Set // a copy, because syncs change the planner's sets
-		w.Maps = append(w.Maps, Map{&set, m.Reader})
+	for _, given := range c.Maps {
+		set := *given.Set // a copy, because syncs change the planner's sets
 		limit := int(set.Size)
-		w.crowded = append(w.crowded, nil)
-		w.runners = append(w.runners, beside.NewRunner(beside.Runner{
-			Work:   func(ctx context.Context) (beside.Pause, error) { return w.work(ctx, i) },
+		m := &watched{Map: Map{&set, given.Reader}, state: State{
+			Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most(),
+		}}
+		m.runner = beside.NewRunner(beside.Runner{
+			Work:   func(ctx context.Context) (beside.Pause, error) { return w.work(ctx, m) },
 			Failed: "Cannot limit the remembered clients of session affinity",
-		}))
-		w.states = append(w.states, State{Family: set.Family, Clients: -1, Limit: limit, Most: room.New(limit).Most()})
+		})
+		w.maps = append(w.maps, m)
 	}
 	return w
 }
@@ -154,46 +160,49 @@ func (w *Watcher) own(changed map[plan.Number]types.NamespacedName) {
 	}
 	switch now := len(w.owners); {
 	case before == 0 && now > 0:
-		for _, r := range w.runners {
-			r.Wake()
+		for _, m := range w.maps {
+			m.runner.Wake()
 		}
 	case now == 0:
-		for i := range w.states {
-			w.states[i].Clients, w.states[i].Crowded = -1, false
+		for _, m := range w.maps {
+			m.state.Clients, m.state.Crowded = -1, false
 		}
 	}
 }
 
 // States returns the states of all maps.
-func (w *Watcher) States() []State {
+func (w *Watcher) States() (list []State) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return append([]State(nil), w.states...)
+	for _, m := range w.maps {
+		list = append(list, m.state)
+	}
+	return list
 }
 
 // Run follows the maps until the context ends.
 func (w *Watcher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for i, r := range w.runners {
+	for _, m := range w.maps {
 		wg.Go(func() {
 			runtime.LockOSThread() // for spent
 			defer runtime.UnlockOSThread()
-			logger := klog.FromContext(ctx).WithValues("ipFamily", w.Maps[i].Set.Family)
-			r.Run(klog.NewContext(ctx, logger))
+			logger := klog.FromContext(ctx).WithValues("ipFamily", m.Set.Family)
+			m.runner.Run(klog.NewContext(ctx, logger))
 		})
 	}
 	wg.Wait()
 }
 
 // work looks at one map, if a service port has session affinity.
-func (w *Watcher) work(ctx context.Context, i int) (beside.Pause, error) {
+func (w *Watcher) work(ctx context.Context, m *watched) (beside.Pause, error) {
 	w.mu.Lock()
 	owners := len(w.owners)
 	w.mu.Unlock()
 	if owners == 0 {
 		return beside.UntilWake, nil
 	}
-	pause, err := w.look(ctx, i)
+	pause, err := w.look(ctx, m)
 	switch {
 	case errors.Is(err, unix.ENOENT): // another program has deleted the table; the loop repairs it
 		pause, err = every, nil
@@ -204,38 +213,37 @@ func (w *Watcher) work(ctx context.Context, i int) (beside.Pause, error) {
 }
 
 // look counts the clients of a map, and forgets some if there are too many. It returns the pause before the next call.
-func (w *Watcher) look(ctx context.Context, i int) (pause time.Duration, err error) {
-	m := w.Maps[i]
+func (w *Watcher) look(ctx context.Context, m *watched) (pause time.Duration, err error) {
 	limit := int(m.Set.Size)
 	n, err := m.Reader.Count(m.Set)
 	if err != nil {
 		return 0, err
 	}
 	counts := n >= 0
-	if last := w.States()[i].Clients; !counts && reaches(last, limit, half) {
+	if last := w.last(m); !counts && reaches(last, limit, half) {
 		n = last
 	}
 	if n >= 0 && !reaches(n, limit, half) {
-		w.counted(i, n)
-		return every, w.relieve(ctx, i, n)
+		w.counted(m, n)
+		return every, w.relieve(ctx, m, n)
 	}
 	t := newTrim(limit, n)
-	forgotten, err := w.read(ctx, &m, t)
+	forgotten, err := w.read(ctx, m, t)
 	if err != nil {
 		return 0, err
 	}
 	if t.whole && !counts {
 		t.total = t.read
 	}
-	w.finished(i, t, forgotten)
+	w.finished(m, t, forgotten)
 	if forgotten == 0 {
-		return idle, w.relieve(ctx, i, t.total) // nothing to do, or another instance serves
+		return idle, w.relieve(ctx, m, t.total) // nothing to do, or another instance serves
 	}
-	return every, w.crowd(ctx, i, t.surplus)
+	return every, w.crowd(ctx, m, t.surplus)
 }
 
 // read reads a map, and forgets the clients that t selects. It returns their number.
-func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err error) {
+func (w *Watcher) read(ctx context.Context, m *watched, t *trim) (forgotten int, err error) {
 	var list []nft.Element
 	var since time.Time // the first client of the list was read
 	forget := func() bool {
@@ -284,27 +292,27 @@ func (w *Watcher) read(ctx context.Context, m *Map, t *trim) (forgotten int, err
 }
 
 // relieve makes the node remember new clients of all namespaces again, if a map has few clients.
-func (w *Watcher) relieve(ctx context.Context, i, clients int) error {
-	if reaches(clients, w.states[i].Limit, calm) {
+func (w *Watcher) relieve(ctx context.Context, m *watched, clients int) error {
+	if reaches(clients, m.state.Limit, calm) {
 		return nil
 	}
-	return w.crowd(ctx, i, nil)
+	return w.crowd(ctx, m, nil)
 }
 
 // crowd adds the namespaces that have lost clients to those whose new clients are not remembered. With nil, no
 // namespace is left.
-func (w *Watcher) crowd(ctx context.Context, i int, surplus map[string]int) error {
+func (w *Watcher) crowd(ctx context.Context, m *watched, surplus map[string]int) error {
 	crowded := map[string]bool{}
 	for n := range surplus {
 		crowded[n] = n != ""
 	}
 	if surplus != nil {
-		maps.Copy(crowded, w.crowded[i])
+		maps.Copy(crowded, m.crowded)
 	}
-	if len(crowded)+len(w.crowded[i]) == 0 {
+	if len(crowded)+len(m.crowded) == 0 {
 		return nil
 	}
-	f := w.Maps[i].Set.Family
+	f := m.Set.Family
 	var ports []plan.Number
 	w.mu.Lock()
 	for port, service := range w.owners {
@@ -313,8 +321,15 @@ func (w *Watcher) crowd(ctx context.Context, i int, surplus map[string]int) erro
 		}
 	}
 	w.mu.Unlock()
-	w.crowded[i] = crowded
+	m.crowded = crowded
 	return w.Crowd(ctx, f, ports)
+}
+
+// last returns the number of clients at the last count or reading of a map.
+func (w *Watcher) last(m *watched) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return m.state.Clients
 }
 
 func (w *Watcher) owner(client *nft.Element) types.NamespacedName {
@@ -324,10 +339,10 @@ func (w *Watcher) owner(client *nft.Element) types.NamespacedName {
 }
 
 // counted records the number of clients of a map.
-func (w *Watcher) counted(i, n int) {
+func (w *Watcher) counted(m *watched, n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := &w.states[i]
+	s := &m.state
 	if s.Clients = n; !reaches(n, s.Limit, calm) {
 		s.Crowded = false
 	}
@@ -335,11 +350,11 @@ func (w *Watcher) counted(i, n int) {
 
 // finished records a reading. It reports the Service with the most clients if the map has too many for the first time
 // since it had few.
-func (w *Watcher) finished(i int, t *trim, forgotten int) {
+func (w *Watcher) finished(m *watched, t *trim, forgotten int) {
 	namespace, service := t.largest()
-	w.counted(i, t.total-forgotten)
+	w.counted(m, t.total-forgotten)
 	w.mu.Lock()
-	s := &w.states[i]
+	s := &m.state
 	s.Forgotten += uint64(forgotten)
 	begins := false
 	loses := namespace != "" && t.surplus[namespace] > 0

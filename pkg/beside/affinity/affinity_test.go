@@ -186,7 +186,7 @@ func TestACrowdIsReportedOnce(t *testing.T) {
 				bank := types.NamespacedName{Namespace: "bank", Name: "pay"}
 				look := func() State {
 					for range 20 {
-						_, err := s.look(t.Context(), 0)
+						_, err := s.look(t.Context(), s.maps[0])
 						lab.Must(t, err)
 					}
 					return s.States()[0]
