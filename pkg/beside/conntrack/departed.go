@@ -74,7 +74,7 @@ func (d *Desired) departed(f *Flow) bool {
 	if !d.terminates || f.Protocol != inet.TCP || !f.DNAT || f.Closed {
 		return false
 	}
-	to, known := d.find(f.Destination, inet.TCP)
+	to, known := d.find(f)
 	return known && to.departed.has(f.Server.Addr())
 }
 

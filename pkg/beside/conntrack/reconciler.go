@@ -64,7 +64,7 @@ type Metrics interface {
 
 // Config holds the parts and settings of a reconciler.
 type Config struct {
-	// Open opens the table, before the first pass and before the retry of a failed one.
+	// Open opens the table for one pass.
 	Open    func() (Table, error)
 	Metrics Metrics
 	// Interval is the minimum time between two passes for the same namespace; 0 stands for one second.
@@ -94,9 +94,7 @@ type Reconciler struct {
 	earliest time.Time
 	owing    map[string]time.Time
 
-	// Only Run uses table and paused.
-	table Table
-	// paused is the time that the current pass has waited because of PerSecond.
+	// paused is the time that the current pass has waited because of PerSecond. Only Run uses it.
 	paused time.Duration
 }
 
@@ -146,7 +144,6 @@ func (r *Reconciler) Handled() uint64 {
 // Run makes passes until the context ends, and then a last pass if there is a request. It logs errors, and keeps the
 // requests of a failed pass for the next one.
 func (r *Reconciler) Run(ctx context.Context) {
-	defer r.close()
 	r.runner.Run(ctx)
 	if r.Last > 0 && !r.next().IsZero() {
 		ctx, end := context.WithTimeout(context.WithoutCancel(ctx), r.Last)
@@ -243,7 +240,6 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	err := r.reconcile(ctx, d)
 	r.charge(d.payers(), time.Since(start)-r.paused)
 	if err != nil {
-		r.close()
 		r.restore(d, number)
 		return err
 	}
@@ -279,44 +275,18 @@ func (r *Reconciler) restore(d *Desired, number uint64) {
 	}
 }
 
-// reconcile deletes the stale flows of each family in the request. An error in one family does not affect the other.
-func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
-	if r.table == nil {
-		table, err := r.Open()
-		if err != nil {
-			r.searched(d, err)
-			return err
-		}
-		r.table = table
-	}
-	for _, f := range inet.Families {
-		if d.count[f] == 0 {
-			continue
-		}
-		err := r.family(ctx, f, d)
-		r.Metrics.FlowsSearched(f, err)
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("delete stale %s flows: %w", f, err)
-		}
-	}
-	return failed
-}
-
-// searched reports an error for each family in the request.
-func (r *Reconciler) searched(d *Desired, err error) {
-	for _, f := range inet.Families {
-		if d.count[f] > 0 {
+// reconcile deletes the stale flows of a request.
+func (r *Reconciler) reconcile(ctx context.Context, d *Desired) error {
+	table, err := r.Open()
+	if err != nil {
+		for _, f := range d.families() {
 			r.Metrics.FlowsSearched(f, err)
 		}
+		return err
 	}
-}
-
-// family deletes the stale flows of one family.
-func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) error {
-	logger := klog.FromContext(ctx)
-	start := time.Now()
-	each, found := logger.V(6), 0
-	stale := func(flow *Flow) bool {
+	defer func() { _ = table.Close() }() // each deletion has been acknowledged
+	each, found := klog.FromContext(ctx).V(6), 0
+	_, err = sweep(ctx, table, r.Metrics, d, d.selections(), func(flow *Flow) bool {
 		yes := d.Stale(flow) && !r.welcome(flow)
 		if yes && each.Enabled() {
 			each.Info("Deleting conntrack entry", "protocol", flow.Protocol, "source", flow.Source,
@@ -328,29 +298,42 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 			}
 		}
 		return yes
-	}
-	before := r.paused
-	var out Outcome
-	var err error
-	for _, s := range d.selections() {
-		var part Outcome
-		part, err = r.table.Delete(ctx, f, s, stale)
-		out.add(part)
-		if err != nil {
-			break
-		}
-	}
-	if err != nil && out.Seen == 0 {
-		return err
-	}
-	took := time.Since(start) - (r.paused - before)
-	r.Metrics.FlowsDeleted(f, took, out.Deleted)
-	if out.Partial {
-		logger.Info("Received a partial result, continuing to clean with partial result", "ipFamily", f)
-	}
-	logger.V(4).Info("Finished reconciling conntrack entries", "ipFamily", f, "entriesDeleted", out.Deleted,
-		"entriesRead", out.Seen, "frontends", d.count[f], "took", took)
+	})
 	return err
+}
+
+// sweep deletes stale flows in parts of the table, of each family that has frontends in d. An error in one family does
+// not affect the other.
+func sweep(
+	ctx context.Context, table Table, m Metrics, d *Desired, parts []Selection, stale func(*Flow) bool,
+) (all Outcome, failed error) {
+	logger := klog.FromContext(ctx)
+	for _, f := range d.families() {
+		start := time.Now()
+		var out Outcome
+		var err error
+		for _, s := range parts {
+			var part Outcome
+			part, err = table.Delete(ctx, f, s, stale)
+			if out.add(part); err != nil {
+				break
+			}
+		}
+		took := time.Since(start)
+		if err == nil || out.Seen > 0 {
+			m.FlowsDeleted(f, took, out.Deleted)
+		}
+		if m.FlowsSearched(f, err); err != nil && failed == nil {
+			failed = fmt.Errorf("delete stale %s flows: %w", f, err)
+		}
+		if out.Partial {
+			logger.Info("Received a partial result, continuing to clean with partial result", "ipFamily", f)
+		}
+		logger.V(4).Info("Finished reconciling conntrack entries", "ipFamily", f, "entriesDeleted", out.Deleted,
+			"entriesRead", out.Seen, "frontends", d.count[f], "took", took)
+		all.add(out)
+	}
+	return all, failed
 }
 
 // pause waits before the next maxDeletes entries are deleted, for the time that PerSecond requires.
@@ -366,11 +349,4 @@ func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending != nil && r.pending.welcomes(f)
-}
-
-func (r *Reconciler) close() {
-	if r.table != nil {
-		_ = r.table.Close()
-		r.table = nil
-	}
 }

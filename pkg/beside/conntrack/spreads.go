@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -247,20 +246,12 @@ func (s *Spreads) read(ctx context.Context, r *round) (counted bool, err error) 
 		return false, err
 	}
 	defer func() { _ = table.Close() }() // each deletion has been acknowledged
-	counted = true
-	for _, f := range s.Families {
-		if r.desired.count[f] == 0 {
-			continue
-		}
-		seen, start := 0, time.Now()
-		out, err := table.Delete(ctx, f, TCP, func(flow *Flow) bool { seen++; return r.visit(flow) })
-		s.Metrics.FlowsDeleted(f, time.Since(start), out.Deleted)
-		if s.Metrics.FlowsSearched(f, err); err != nil {
-			return false, fmt.Errorf("read %s flows: %w", f, err)
-		}
-		counted = counted && seen == out.Seen && !out.Partial
-	}
-	return counted, nil
+	seen := 0
+	out, err := sweep(ctx, table, s.Metrics, r.desired, []Selection{TCP}, func(flow *Flow) bool {
+		seen++
+		return r.visit(flow)
+	})
+	return err == nil && seen == out.Seen && !out.Partial, err
 }
 
 // spreads reports whether connections to a frontend may end. The endpoints of the policy Local have other shares, a

@@ -157,6 +157,16 @@ func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
+// families returns the families with frontends.
+func (d *Desired) families() (list []inet.Family) {
+	for _, f := range inet.Families {
+		if d.count[f] > 0 {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
 // selections returns the parts of the table that may have stale flows.
 func (d *Desired) selections() (list []Selection) {
 	if d.terminates {
@@ -236,7 +246,7 @@ func (d *Desired) Stale(f *Flow) bool {
 	if f.Protocol != inet.UDP && f.Replied {
 		return false
 	}
-	to, known := d.find(f.Destination, f.Protocol)
+	to, known := d.find(f)
 	switch {
 	case !known:
 		return false
@@ -257,7 +267,7 @@ func (d *Desired) Stale(f *Flow) bool {
 // welcomes reports whether this state permits the flow: its source is allowed, and a UDP flow goes to one of the
 // endpoints. A flow of another protocol only needs to be translated.
 func (d *Desired) welcomes(f *Flow) bool {
-	to, known := d.find(f.Destination, f.Protocol)
+	to, known := d.find(f)
 	switch {
 	case !known, to.gone, !f.Replied && !to.sources.Admits(f.Source.Addr()):
 		return false
@@ -267,22 +277,18 @@ func (d *Desired) welcomes(f *Flow) bool {
 	return to.serves(f.Destination, f.Server)
 }
 
-// find returns the frontend at a destination, and whether it is in the state.
-func (d *Desired) find(at netip.AddrPort, p inet.Protocol) (frontend, bool) {
-	k, known := d.key(at, p)
+// find returns the state of the frontend to which a flow leads, and whether it is known.
+func (d *Desired) find(flow *Flow) (frontend, bool) {
+	k, known := d.FrontendOf(flow)
 	f, exact := d.frontends[k]
 	f.gone = f.gone || known && !exact // several deleted ranges that overlap
 	return f, known
 }
 
-// FrontendOf returns the frontend to which a flow leads.
-func (d *Desired) FrontendOf(f *Flow) (k model.Key, known bool) {
-	return d.key(f.Destination, f.Protocol)
-}
-
-// key returns the key of the frontend at a destination. It prefers a present frontend to a deleted one: after the
+// FrontendOf returns the frontend to which a flow leads. It prefers a present frontend to a deleted one: after the
 // deletion of a single port, a node port or a range with the same port serves its clients.
-func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
+func (d *Desired) FrontendOf(flow *Flow) (k model.Key, known bool) {
+	at, p := flow.Destination, flow.Protocol
 	addr := at.Addr()
 	single := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
 	f, known := d.frontends[single]
