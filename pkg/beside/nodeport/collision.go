@@ -127,9 +127,7 @@ func (s *served) ephemeral(e Ephemeral) (list []collision) {
 // onePerPort sorts collisions by Service, and removes duplicates of a node port of a Service.
 func onePerPort(list []collision) []collision {
 	slices.SortFunc(list, func(a, b collision) int {
-		return cmp.Or(cmp.Compare(a.service.Namespace, b.service.Namespace),
-			cmp.Compare(a.service.Name, b.service.Name),
-			a.port.compare(b.port), a.at.Compare(b.at))
+		return cmp.Or(model.CompareNames(a.service, b.service), a.port.compare(b.port), a.at.Compare(b.at))
 	})
 	return slices.CompactFunc(list, func(a, b collision) bool { return a.service == b.service && a.port == b.port })
 }

@@ -17,16 +17,8 @@ func (w *Watcher) Find() ([]model.Problem, error) {
 		return nil, nil
 	}
 	e, rangeErr := w.Ephemeral()
-	sockets, err := w.Listening(ports)
-	if err != nil {
-		return nil, errors.Join(rangeErr, err)
-	}
-	own, err := w.Own()
+	listeners, err := w.listeners(s, ports, func(*Socket) bool { return true })
 	var problems []model.Problem
-	listeners := s.listeners(sockets, func(socket *Socket) (counts, isOwn bool) {
-		_, isOwn = own[socket.Inode]
-		return true, isOwn
-	})
 	for _, of := range byService(listeners) {
 		problems = append(problems, listenerProblem(w.NodeName, of))
 	}

@@ -182,8 +182,20 @@ func (w *Watcher) search(ctx context.Context) error {
 		return nil
 	}
 	e, rangeErr := w.Ephemeral()
-	listeners, socketErr := w.listeners(s, ports, e, now)
+	since := map[uint64]time.Time{}
+	listeners, socketErr := w.listeners(s, ports, func(socket *Socket) bool {
+		if !e.Contains(socket.Local.Port()) {
+			return true
+		}
+		first, seen := w.since[socket.Cookie]
+		if !seen {
+			first = now
+		}
+		since[socket.Cookie] = first
+		return now.Sub(first) >= patience
+	})
 	if socketErr == nil {
+		w.since = since
 		w.Metrics.NodePortCollisions(string(Listener), countPorts(listeners))
 		w.reportListeners(listeners, now)
 	}
@@ -198,29 +210,20 @@ func (w *Watcher) search(ctx context.Context) error {
 	return errors.Join(rangeErr, socketErr)
 }
 
-// listeners returns the collisions with sockets of this process and of others.
-func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) ([]collision, error) {
+// listeners returns the collisions with sockets of this process, and with those of other processes that count.
+func (w *Watcher) listeners(s *served, ports Range, counts func(*Socket) bool) ([]collision, error) {
 	sockets, err := w.Listening(ports)
 	if err != nil {
 		return nil, err
 	}
 	var own map[uint32]struct{}
-	since := map[uint64]time.Time{}
-	found := s.listeners(sockets, func(socket *Socket) (counts, isOwn bool) {
+	found := s.listeners(sockets, func(socket *Socket) (ok, isOwn bool) {
 		if own == nil && err == nil {
 			own, err = w.Own()
 		}
-		if _, isOwn = own[socket.Inode]; isOwn || !e.Contains(socket.Local.Port()) {
-			return true, isOwn
-		}
-		first, seen := w.since[socket.Cookie]
-		if !seen {
-			first = now
-		}
-		since[socket.Cookie] = first
-		return now.Sub(first) >= patience, false
+		_, isOwn = own[socket.Inode]
+		return isOwn || counts(socket), isOwn
 	})
-	w.since = since
 	return found, err
 }
 
