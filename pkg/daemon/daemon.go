@@ -144,7 +144,6 @@ type daemon struct {
 	metrics  *metrics.Metrics
 	registry *prometheus.Registry
 	recorder *report.Recorder
-	sink     *report.Sink
 	reporter *report.Reporter
 	// tables are the options for the tables, families their IP families.
 	tables   plan.Options
@@ -351,8 +350,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	d.sink = report.NewSink(report.API(client.Events))
-	d.recorder = report.NewRecorder(d.sink, "kube-nftproxy", d.metrics.ProblemSuppressed)
+	d.recorder = report.NewRecorder(report.API(client.Events), "kube-nftproxy", d.metrics.ProblemSuppressed)
 	d.reporter = report.New(logger, d.recorder,
 		report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api, d.client = console.NewAPI(server, client,
@@ -401,8 +399,8 @@ func (d *daemon) run(ctx context.Context) error {
 			if err != nil {
 				const moment = 3 * time.Second
 				d.reporter.ServerFailed(d.NodeName, event, err)
-				if d.sink != nil {
-					d.sink.Await(event, moment)
+				if d.recorder != nil {
+					d.recorder.Await(event, moment)
 				}
 			}
 			return err

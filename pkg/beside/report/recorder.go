@@ -52,6 +52,8 @@ type Recorder struct {
 	controller, instance string
 	dropped              func(kind string)
 	runner               *beside.Runner
+	// written has capacity for the reason of one written Event; others are dropped.
+	written chan string
 
 	mu      sync.Mutex
 	pending []pendingEvent
@@ -98,6 +100,7 @@ func NewRecorder(sink EventSink, controller string, dropped func(kind string)) *
 	host, _ := os.Hostname()
 	r := &Recorder{
 		sink: sink, controller: controller, instance: controller + "-" + host, dropped: dropped,
+		written: make(chan string, 1),
 		lines:   [2]line{{newRooms(mostPending), map[string]struct{}{}}, {newRooms(mostUrgent), map[string]struct{}{}}},
 		limiter: flowcontrol.NewTokenBucketPassiveRateLimiter(eventRate, eventBurst),
 	}
@@ -148,6 +151,22 @@ func nameOf(e *eventsv1.Event, now time.Time) string {
 
 // Run sends Events until the context ends.
 func (r *Recorder) Run(ctx context.Context) { r.runner.Run(ctx) }
+
+// Await waits until an Event with this reason has arrived at the API server, and returns whether it did within the
+// time. Without this, a program that exits would lose its last Events, as kube-proxy does.
+func (r *Recorder) Await(reason string, within time.Duration) bool {
+	late := time.After(within)
+	for {
+		select {
+		case got := <-r.written:
+			if got == reason {
+				return true
+			}
+		case <-late:
+			return false
+		}
+	}
+}
 
 // work sends the next Event, if it may be sent now.
 func (r *Recorder) work(ctx context.Context) (beside.Pause, error) {
@@ -220,6 +239,12 @@ func (r *Recorder) send(ctx context.Context, e pendingEvent) {
 	err := r.sink.Create(ctx, e.Event)
 	if apierrors.IsAlreadyExists(err) {
 		err = r.sink.Patch(ctx, e.Event, seenAgain(time.Now()))
+	}
+	if err == nil {
+		select {
+		case r.written <- e.Reason:
+		default:
+		}
 	}
 	if err == nil || ctx.Err() != nil {
 		r.leave(&e)

@@ -3,7 +3,7 @@
 //
 // In: [model.Problem] values from any goroutine, and the result of the start.
 // Out: one log line and one Event for each problem; Events about the Node.
-// Never: decides, or waits for the API server (except [Sink.Await]).
+// Never: decides, or waits for the API server (except [Recorder.Await]).
 package report
 
 import (
@@ -122,12 +122,6 @@ func (r *Reporter) write(p model.Problem) {
 	reason := short(p.Text())
 	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object",
 		klog.KRef(p.Name.Namespace, p.Name.Name), "field", p.Field, "reason", reason)
-	version, known := apiVersions[p.Kind]
-	if r.recorder == nil || !known {
-		return
-	}
-	object := &corev1.ObjectReference{APIVersion: version, Kind: p.Kind, Namespace: p.Name.Namespace, Name: p.Name.Name}
-	event, action := cmp.Or(p.Event, defaultReason), cmp.Or(p.Action, "Sync")
 	where := ""
 	if p.Event != "" && p.Kind != "Node" {
 		where = " (on one node or more)" // the Event is the same for all nodes
@@ -136,7 +130,18 @@ func (r *Reporter) write(p model.Problem) {
 		p.Reason = p.EventReason
 		reason = short(p.Text())
 	}
-	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s%s: %s", p.Field, where, reason)
+	r.event(p.Kind, p.Name, corev1.EventTypeWarning, cmp.Or(p.Event, defaultReason), cmp.Or(p.Action, "Sync"),
+		fmt.Sprintf("%s%s: %s", p.Field, where, reason))
+}
+
+// event writes an Event about an object, if its kind can have Events.
+func (r *Reporter) event(kind string, name types.NamespacedName, severity, reason, action, note string) {
+	version, known := apiVersions[kind]
+	if r.recorder == nil || !known {
+		return
+	}
+	object := &corev1.ObjectReference{APIVersion: version, Kind: kind, Namespace: name.Namespace, Name: name.Name}
+	r.recorder.Eventf(object, nil, severity, reason, action, "%s", note)
 }
 
 // demandReason is the reason of Events about demand for a Service without endpoints.
@@ -150,12 +155,8 @@ func (r *Reporter) Wanted(service types.NamespacedName) {
 		return
 	}
 	r.logger.Info("A client connects to a Service without endpoints; its packets are held", "service", service)
-	if r.recorder != nil {
-		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace,
-			Name: service.Name}
-		r.recorder.Eventf(object, nil, corev1.EventTypeNormal, demandReason, "Hold",
-			"a client connects (on one node or more), and the Service has no endpoint")
-	}
+	r.event("Service", service, corev1.EventTypeNormal, demandReason, "Hold",
+		"a client connects (on one node or more), and the Service has no endpoint")
 }
 
 // defaultReason is the reason of Events about problems that do not depend on the node.
@@ -174,8 +175,5 @@ func (r *Reporter) ServerFailed(node, reason string, err error) {
 }
 
 func (r *Reporter) node(name, kind, reason, note string) {
-	if r.recorder != nil {
-		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
-		r.recorder.Eventf(object, nil, kind, reason, startAction, "%s", note)
-	}
+	r.event("Node", types.NamespacedName{Name: name}, kind, reason, startAction, note)
 }

@@ -31,16 +31,16 @@ func TestAwaitAnEvent(t *testing.T) {
 		reached bool
 	}{{"", 2 * time.Second, true}, {"First", 2 * time.Second, true}, {"Second", 3 * time.Second, false}} {
 		synctest.Test(t, func(t *testing.T) {
-			s := NewSink(slowSink{refuses: tc.refuses})
+			r := NewRecorder(slowSink{refuses: tc.refuses}, "kube-nftproxy", func(string) {})
+			start := time.Now()
 			go func() {
 				for _, reason := range []string{"First", "Second"} {
-					if err := s.Create(t.Context(), &eventsv1.Event{Reason: reason}); (err != nil) != (reason == tc.refuses) {
-						t.Errorf("Create(%s): %v", reason, err)
-					}
+					e := pendingEvent{Event: &eventsv1.Event{Reason: reason}}
+					r.lines[slow].take(e.object())
+					r.send(t.Context(), e)
 				}
 			}()
-			start := time.Now()
-			if reached := s.Await("Second", 3*time.Second); reached != tc.reached || time.Since(start) != tc.took {
+			if reached := r.Await("Second", 3*time.Second); reached != tc.reached || time.Since(start) != tc.took {
 				t.Errorf("refusing %q: reached %t after %v, want %t after %v", tc.refuses, reached, time.Since(start), tc.reached, tc.took)
 			}
 		})
