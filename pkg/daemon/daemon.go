@@ -298,9 +298,7 @@ func (d *daemon) openDemand() error {
 		Changed: func() map[plan.Number]types.NamespacedName { return d.planner.TakeOwners(plan.Holding) },
 		Wanted:  d.reporter.Wanted, Now: time.Now,
 	})
-	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
-		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
-	})
+	metrics.RegisterDemand(d.registry, d.demand.Each)
 	return nil
 }
 
@@ -322,11 +320,7 @@ func (d *daemon) openClients() error {
 		c.Maps = append(c.Maps, affinity.Map{Set: set, Reader: conn})
 	}
 	d.clients = affinity.New(c)
-	metrics.RegisterClients(d.registry, func(f func(of inet.Family, number, limit int, forgotten uint64)) {
-		for _, s := range d.clients.States() {
-			f(s.Family, s.Clients, s.Limit, s.Forgotten)
-		}
-	})
+	metrics.RegisterClients(d.registry, d.clients.States)
 	return nil
 }
 

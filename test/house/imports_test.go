@@ -47,7 +47,7 @@ var pipeline = map[string][]string{
 		"pkg/inspect/trace", "pkg/track", "pkg/inspect/usage", "pkg/view", "pkg/watch", "pkg/watch/manifests",
 	},
 	"pkg/beside/metrics": {
-		"pkg/apply", "pkg/beside", "pkg/beside/counters", "pkg/inet", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/track",
+		"pkg/apply", "pkg/beside", "pkg/beside/affinity", "pkg/beside/counters", "pkg/inet", "pkg/nft", "pkg/outcome", "pkg/plan", "pkg/track",
 	},
 	"pkg/settings":           {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
 	"pkg/inspect/statuspage": {"pkg/view"},

@@ -179,10 +179,7 @@ func (m *Metrics) Doubted() { m.drift.Set(1) }
 
 // StandingBy sets whether another instance serves.
 func (m *Metrics) StandingBy(waits bool) {
-	m.standby.Set(0)
-	if waits {
-		m.standby.Set(1)
-	}
+	m.standby.Set(number(waits))
 }
 
 // TookOver counts a takeover from an instance that did not work.

@@ -14,9 +14,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
@@ -80,10 +82,13 @@ func TestPage(t *testing.T) {
 	RegisterLoopback(reg, inet.Families[:1], func(inet.Family) (map[inet.Protocol]uint64, error) {
 		return map[inet.Protocol]uint64{inet.UDP: 1}, nil
 	})
-	RegisterDemand(reg, func(f func(namespace, service string, wanted bool)) { f("shop", "web", true) })
-	RegisterClients(reg, func(f func(of inet.Family, number, limit int, forgotten uint64)) {
-		f(inet.IPv4, 7, 1600, 2)
-		f(inet.IPv6, -1, 1600, 0)
+	RegisterDemand(reg, func(f func(service types.NamespacedName, wanted bool)) {
+		f(types.NamespacedName{Namespace: "shop", Name: "web"}, true)
+	})
+	RegisterClients(reg, func() []affinity.State {
+		return []affinity.State{
+			{Family: inet.IPv4, Clients: 7, Limit: 1600, Forgotten: 2}, {Family: inet.IPv6, Clients: -1, Limit: 1600},
+		}
 	})
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")

@@ -37,40 +37,83 @@ func (r registry) options(name, help string, buckets []float64) prometheus.Histo
 	return o
 }
 
-func (r registry) histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	c := prometheus.NewHistogramVec(r.options(name, help, buckets), labels)
+func (r registry) histograms(name, help string, buckets []float64, labels ...label) *prometheus.HistogramVec {
+	c := prometheus.NewHistogramVec(r.options(name, help, buckets), names(labels))
 	r.MustRegister(c)
+	each(labels, func(values []string) { c.WithLabelValues(values...) })
 	return c
 }
 
-func (r registry) histogram(name, help string, buckets []float64) prometheus.Histogram {
-	c := prometheus.NewHistogram(r.options(name, help, buckets))
+func (r registry) gauges(name, help string, labels ...label) *prometheus.GaugeVec {
+	c := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, names(labels))
 	r.MustRegister(c)
+	each(labels, func(values []string) { c.WithLabelValues(values...) })
 	return c
 }
 
-func (r registry) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
-	c := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+func (r registry) counters(name, help string, labels ...label) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, names(labels))
 	r.MustRegister(c)
+	each(labels, func(values []string) { c.WithLabelValues(values...) })
 	return c
 }
 
+// The forms for a metric without labels.
+
+func (r registry) histogram(name, help string, buckets []float64) prometheus.Observer {
+	return r.histograms(name, help, buckets).WithLabelValues()
+}
 func (r registry) gauge(name, help string) prometheus.Gauge {
-	c := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-	r.MustRegister(c)
-	return c
+	return r.gauges(name, help).WithLabelValues()
 }
-
-func (r registry) counters(name, help string, labels ...string) *prometheus.CounterVec {
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	r.MustRegister(c)
-	return c
-}
-
 func (r registry) counter(name, help string) prometheus.Counter {
-	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	r.MustRegister(c)
-	return c
+	return r.counters(name, help).WithLabelValues()
+}
+
+// label is a label of a metric, with the values that are known in advance. A metric has a series for each combination
+// of known values from the start. So it has none if a label has no known values. This applies to times, because a time
+// of 0 would appear as an age of decades, and to elements, because the plan determines the sets.
+type label struct {
+	name  string
+	known []string
+}
+
+func by(name string, known ...string) label { return label{name, known} }
+
+func names(labels []label) (list []string) {
+	for _, l := range labels {
+		list = append(list, l.name)
+	}
+	return list
+}
+
+// each calls a function with each combination of known values, behind the given ones.
+func each(labels []label, f func(values []string), values ...string) {
+	if len(labels) == 0 {
+		f(values)
+		return
+	}
+	for _, v := range labels[0].known {
+		each(labels[1:], f, append(values, v)...)
+	}
+}
+
+// resultOf returns the value of the label of [results].
+func resultOf(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "done"
+}
+
+func results() label { return by("result", "done", "failed") }
+
+// number returns the value of a gauge that is 1 or 0.
+func number(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // RegisterProcess registers process_* and all go_* metrics, as every Kubernetes component does. It panics if they are
@@ -100,12 +143,8 @@ type Feature struct {
 // panics if it is registered already.
 func RegisterFeatures(reg prometheus.Registerer, features []Feature) {
 	enabled := registry{Registerer: reg}.gauges("kubernetes_feature_enabled",
-		"1 for a feature gate that is enabled; only those whose setting acts here.", "name", "stage")
+		"1 for a feature gate that is enabled; only those whose setting acts here.", by("name"), by("stage"))
 	for _, f := range features {
-		value := 0.0
-		if f.Enabled {
-			value = 1
-		}
-		enabled.WithLabelValues(f.Name, f.Stage).Set(value)
+		enabled.WithLabelValues(f.Name, f.Stage).Set(number(f.Enabled))
 	}
 }

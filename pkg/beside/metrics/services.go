@@ -36,49 +36,43 @@ type services struct {
 	source ServiceCounts
 	most   int
 
-	connections, refused, service, serviceRefused, zone *prometheus.Desc
-	readings                                            *prometheus.CounterVec
+	connections, refused, service, serviceRefused, zone, reading *prometheus.Desc
 
 	mu    sync.Mutex
 	ports shown
+	// readings has the number of readings by result.
+	readings map[string]uint64
 }
 
 // RegisterServices registers the counts of connections to Services. most is the number of service ports with separate
 // series. Their Services also have series for zones. It panics if the counts are registered already.
 func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int) {
-	describe := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("kubenftproxy_"+name, help, labels, nil)
-	}
+	var c collected
 	s := &services{
-		source: source, most: most,
-		connections: describe("connections_total",
+		source: source, most: most, ports: shown{}, readings: map[string]uint64{},
+		connections: c.desc("kubenftproxy_connections_total",
 			"New connections to Services through this node that were forwarded to an endpoint. All metrics of "+
 				"connections need --count-connections."),
-		refused: describe("refused_total",
+		refused: c.desc("kubenftproxy_refused_total",
 			"New connections to Services through this node that were refused or dropped, by reason: "+
 				reasons()+". Each retry of a client counts.", "reason"),
-		service: describe("service_connections_total",
+		service: c.desc("kubenftproxy_service_connections_total",
 			"New connections forwarded for one service port. Only the busiest service ports have series.",
 			"namespace", "service", "port"),
-		serviceRefused: describe("service_refused_total",
+		serviceRefused: c.desc("kubenftproxy_service_refused_total",
 			"New connections refused or dropped for one service port, by reason. Only the busiest service ports have "+
 				"series. A connection to an unused port counts for the Service, with an empty port.",
 			"namespace", "service", "port", "reason"),
-		zone: describe("service_zone_connections_total",
+		zone: c.desc("kubenftproxy_service_zone_connections_total",
 			"New connections forwarded for one Service, by the zone of the endpoint in its EndpointSlice; unknown if "+
 				"that has none, other for all zones of a Service above 16. Needs --count-connections=zones. Only the "+
 				"Services of the busiest service ports have series.", "namespace", "service", "zone"),
-		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "kubenftproxy_connection_readings_total",
-			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a " +
-				"failed reading, the metrics have the previous values.",
-		}, []string{"result"}),
-		ports: shown{},
+		reading: c.desc("kubenftproxy_connection_readings_total",
+			"Readings of the kernel's connection counters for a scrape, by result: done or failed. After a failed "+
+				"reading, the metrics have the previous values.", "result"),
 	}
-	for _, result := range []string{resultDone, resultFailed} {
-		s.readings.WithLabelValues(result)
-	}
-	reg.MustRegister(s)
+	c.read = s.read
+	reg.MustRegister(c)
 }
 
 // reasons lists the values of the label reason, with their meanings.
@@ -92,49 +86,40 @@ func reasons() string {
 	return strings.Join(list, "; ")
 }
 
-// Describe implements [prometheus.Collector].
-func (s *services) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.zone} {
-		to <- d
-	}
-	s.readings.Describe(to)
-}
-
-// Collect implements [prometheus.Collector].
-func (s *services) Collect(to chan<- prometheus.Metric) {
-	result := resultDone
-	if s.source.Await(patience) != nil {
-		result = resultFailed
-	}
-	s.readings.WithLabelValues(result).Inc()
-	s.readings.Collect(to)
-	send := func(d *prometheus.Desc, n uint64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
-	}
-	total := s.source.Total()
-	send(s.connections, total[outcome.Forwarded])
-	for code, row := range outcome.Rows {
-		if row.Label != "" {
-			send(s.refused, total[code], row.Label)
-		}
+// read reads the counts, and sends those of the busiest service ports.
+func (s *services) read(to send) {
+	result := resultOf(s.source.Await(patience))
+	count := func(d *prometheus.Desc, n uint64, labels ...string) {
+		to(d, prometheus.CounterValue, float64(n), labels...)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.readings[result]++
+	for _, result := range results().known {
+		count(s.reading, s.readings[result], result)
+	}
+	total := s.source.Total()
+	count(s.connections, total[outcome.Forwarded])
+	for code, row := range outcome.Rows {
+		if row.Label != "" {
+			count(s.refused, total[code], row.Label)
+		}
+	}
 	busy := map[types.NamespacedName]bool{}
 	for _, p := range s.ports.choose(s.source.Ports(), s.most) {
 		busy[types.NamespacedName{Namespace: p.Namespace, Name: p.Service}] = true
 		if n := p.Counts[outcome.Forwarded]; p.Port != "" || n > 0 {
-			send(s.service, n, p.Namespace, p.Service, p.Port)
+			count(s.service, n, p.Namespace, p.Service, p.Port)
 		}
 		for code, row := range outcome.Rows {
 			if n := p.Counts[code]; row.Label != "" && n > 0 {
-				send(s.serviceRefused, n, p.Namespace, p.Service, p.Port, row.Label)
+				count(s.serviceRefused, n, p.Namespace, p.Service, p.Port, row.Label)
 			}
 		}
 	}
 	for _, z := range s.source.Zones() {
 		if busy[types.NamespacedName{Namespace: z.Namespace, Name: z.Service}] {
-			send(s.zone, z.Connections, z.Namespace, z.Service, z.Zone)
+			count(s.zone, z.Connections, z.Namespace, z.Service, z.Zone)
 		}
 	}
 }

@@ -27,11 +27,7 @@ func NewSpreads(r prometheus.Registerer, m *Metrics) *Terminations {
 }
 
 func terminations(r prometheus.Registerer, m *Metrics, name, help string) *Terminations {
-	t := &Terminations{passes: m, deleted: registry{Registerer: r}.counters(name, help, "ip_family")}
-	for _, f := range m.families {
-		t.deleted.WithLabelValues(f.String())
-	}
-	return t
+	return &Terminations{passes: m, deleted: registry{Registerer: r}.counters(name, help, m.family)}
 }
 
 // FlowsDeleted records one search.
