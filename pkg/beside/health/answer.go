@@ -2,6 +2,7 @@ package health
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"time"
 )
@@ -34,65 +35,58 @@ type familyStatus struct {
 // proxies do not reach the API server.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))
-	mux.Handle("/livez", handle(h.livez, h.config.Counter.LivezAnswered))
+	mux.HandleFunc("/healthz", h.handle(true, h.config.Counter.HealthzAnswered))
+	mux.HandleFunc("/livez", h.handle(false, h.config.Counter.LivezAnswered))
 	mux.HandleFunc("/readyz", h.readyz)
 	return mux
 }
 
-// handle returns the handler of one path. ask returns the answer; ok is true for status 200.
-func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFunc {
+// handle returns the handler of /healthz, which includes the eligibility of the node, or of /livez. count receives the
+// status of each answer.
+func (h *Health) handle(withNode bool, count func(code int)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		a, ok := ask()
-		count(reply(w, a, ok))
+		a, ok := h.answer(withNode)
+		code := http.StatusServiceUnavailable
+		if ok {
+			code, a.LastUpdated = http.StatusOK, a.CurrentTime
+		}
+		body, err := json.Marshal(a)
+		if err != nil {
+			code, body = http.StatusInternalServerError, nil // a year outside 0 to 9999
+		}
+		send(w, "application/json", code, string(body))
+		count(code)
 	}
 }
 
-// healthz returns the answer of /healthz, and whether proxy and node are healthy.
-func (h *Health) healthz() (a answer, ok bool) {
+// answer returns an answer, and whether the proxy is healthy, and with the node also the node eligible.
+func (h *Health) answer(withNode bool) (a answer, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	a = h.answer()
-	nodeEligible := h.eligible
-	a.NodeEligible = &nodeEligible
-	return a, a.Healthy && nodeEligible
-}
-
-// livez returns the answer of /livez, and whether the proxy is healthy.
-func (h *Health) livez() (a answer, ok bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	a = h.answer()
-	return a, a.Healthy
-}
-
-// answer returns the common fields of both answers.
-func (h *Health) answer() answer {
 	now := h.config.Now()
-	a := answer{LastUpdated: h.updated, CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
-	if h.updated.IsZero() {
-		return a
+	a = answer{LastUpdated: h.updated, CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
+	if !h.updated.IsZero() {
+		for _, f := range h.config.Families {
+			a.Status[f.String()] = familyStatus{LastUpdated: h.updated, Healthy: a.Healthy}
+		}
 	}
-	for _, f := range h.config.Families {
-		a.Status[f.String()] = familyStatus{LastUpdated: h.updated, Healthy: a.Healthy}
+	if !withNode {
+		return a, a.Healthy
 	}
-	return a
+	eligible := h.eligible
+	a.NodeEligible = &eligible
+	return a, a.Healthy && eligible
 }
 
-// reply sends an answer and returns its status code.
-func reply(w http.ResponseWriter, a answer, ok bool) (code int) {
-	code = http.StatusServiceUnavailable
-	if ok {
-		code = http.StatusOK
-		a.LastUpdated = a.CurrentTime
-	}
-	body, err := json.Marshal(a)
-	if err != nil {
-		code, body = http.StatusInternalServerError, nil // a year outside 0 to 9999
-	}
-	w.Header().Set("Content-Type", "application/json")
+// send sends a body with the headers of Kubernetes components.
+func send(w http.ResponseWriter, contentType string, code int, body string) {
+	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // an error means that the client has closed the connection
-	return code
+	_, _ = io.WriteString(w, body) // an error means that the client has closed the connection
+}
+
+// text sends plain text.
+func text(w http.ResponseWriter, code int, body string) {
+	send(w, "text/plain; charset=utf-8", code, body)
 }

@@ -48,28 +48,33 @@ func keepAnswers(from http.Handler) *keptAnswers {
 
 // ServeHTTP implements http.Handler.
 func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	late := time.NewTimer(longestWait)
-	defer late.Stop()
+	a := k.await(r)
+	if a == nil {
+		http.Error(w, "too many requests", http.StatusServiceUnavailable)
+		return
+	}
+	maps.Copy(w.Header(), a.header)
+	w.WriteHeader(a.code)
+	_, _ = w.Write(a.body.Bytes()) // an error means that the client has closed the connection
+}
+
+// await returns an answer for a request, or nil if there is none within the longest wait.
+func (k *keptAnswers) await(r *http.Request) *keptAnswer {
+	late := time.After(longestWait)
 	for asked := time.Now(); ; {
 		select {
 		case k.turn <- struct{}{}:
-		case <-late.C:
-			http.Error(w, "too many requests", http.StatusServiceUnavailable)
-			return
+		case <-late:
+			return nil
 		}
 		a, pause := k.answer(r, asked)
-		<-k.turn
-		if a != nil {
-			maps.Copy(w.Header(), a.header)
-			w.WriteHeader(a.code)
-			_, _ = w.Write(a.body.Bytes()) // an error means that the client has closed the connection
-			return
+		if <-k.turn; a != nil {
+			return a
 		}
 		select {
 		case <-time.After(pause):
-		case <-late.C:
-			http.Error(w, "too many requests", http.StatusServiceUnavailable)
-			return
+		case <-late:
+			return nil
 		}
 	}
 }

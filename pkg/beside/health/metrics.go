@@ -22,25 +22,18 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 		// keepAnswers already serializes requests.
 		MaxRequestsInFlight: 1,
 	})))
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "nftables") })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
 		// For /metrics/slis. ObserveHealthcheck never returns an error.
 		_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
 		if _, verbose := r.URL.Query()["verbose"]; verbose {
-			text(w, "[+]ping ok\nhealthz check passed\n")
+			text(w, http.StatusOK, "[+]ping ok\nhealthz check passed\n")
 			return
 		}
-		text(w, "ok")
+		text(w, http.StatusOK, "ok")
 	})
 	mux.HandleFunc("/healthz/ping", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok") // as in kube-proxy, no headers of Kubernetes components
 	})
 	return mux
-}
-
-// text sends plain text with the headers that Kubernetes components use.
-func text(w http.ResponseWriter, body string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = io.WriteString(w, body) // an error means that the client has closed the connection
 }

@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -16,18 +15,15 @@ func (h *Health) ready(now time.Time) bool { return h.serves && h.healthy(now) }
 // readyz answers /readyz with text: "ok", or one line for each reason. The reasons name addresses and users, so only
 // clients on this node get them.
 func (h *Health) readyz(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if h.Account().Ready {
-		_, _ = fmt.Fprintln(w, "ok") // an error means that the client has closed the connection
+		text(w, http.StatusOK, "ok\n")
 		return
 	}
 	lines := []string{"not ready; query 127.0.0.1 on the node for the reason"}
 	if local(r) {
 		lines = append([]string{"not ready"}, h.config.Reasons(r.Context())...)
 	}
-	w.WriteHeader(http.StatusServiceUnavailable)
-	_, _ = fmt.Fprintln(w, strings.Join(lines, "\n"))
+	text(w, http.StatusServiceUnavailable, strings.Join(lines, "\n")+"\n")
 }
 
 // local reports whether a request is from this node's loopback addresses.

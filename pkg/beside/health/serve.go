@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 )
 
@@ -53,10 +54,8 @@ func serve(
 			return err
 		}
 		klog.FromContext(ctx).Error(err, "Cannot serve HTTP, will retry", "in", retry)
-		select {
-		case <-ctx.Done():
+		if !beside.Sleep(ctx, retry) {
 			return nil
-		case <-time.After(retry):
 		}
 	}
 }

@@ -398,18 +398,13 @@ func (s *Services) answer(at checkAt) http.Handler {
 		s.mu.RLock()
 		local := s.checks[at.service].Local[family]
 		s.mu.RUnlock()
-		healthy := s.Healthy()
-		h := w.Header()
-		h.Set("Content-Type", "application/json")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+		healthy, code := s.Healthy(), http.StatusServiceUnavailable
 		if local > 0 && healthy {
-			w.WriteHeader(http.StatusOK)
-		} else {
-			w.WriteHeader(http.StatusServiceUnavailable)
+			code = http.StatusOK
 		}
-		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": "+
-			"%d,\n\t\"serviceProxyHealthy\": %v\n}",
-			at.service.Namespace, at.service.Name, local, healthy)
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+		send(w, "application/json", code, fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": "+
+			"%q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
+			at.service.Namespace, at.service.Name, local, healthy))
 	})
 }
