@@ -28,10 +28,10 @@ type Refusals struct {
 	table  string
 	tables [2]*refusals
 	wanted map[model.Key]struct{}
-	// added and removed are the node ports that have changed since the last commit. all is true if the next commit
-	// must rewrite the tables.
-	added, removed map[model.Key]struct{}
-	all            bool
+	// changed are the node ports that have changed since the last commit: whether each is wanted. all is true if the
+	// next commit must rewrite the tables.
+	changed map[model.Key]bool
+	all     bool
 
 	// mu is held while conn is used.
 	mu   sync.Mutex
@@ -48,8 +48,7 @@ type refusals struct {
 // in the network namespace of the thread that first calls [Refusals.Commit]. This call also deletes the table that an
 // earlier process has left for another family.
 func NewRefusals(families []inet.Family, services string) *Refusals {
-	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{},
-		removed: map[model.Key]struct{}{}, all: true}
+	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, changed: map[model.Key]bool{}, all: true}
 	for _, f := range families {
 		r.tables[f] = newTable(f, r.table)
 	}
@@ -104,16 +103,12 @@ func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
 // Set sets whether a node port is refused. The next commit applies it.
 func (r *Refusals) Set(k model.Key, refused bool) {
-	_, was := r.wanted[k]
-	switch {
-	case refused && !was:
+	if _, was := r.wanted[k]; was == refused {
+		return
+	}
+	r.changed[k] = refused
+	if delete(r.wanted, k); refused {
 		r.wanted[k] = struct{}{}
-		r.added[k] = struct{}{}
-		delete(r.removed, k)
-	case !refused && was:
-		delete(r.wanted, k)
-		delete(r.added, k)
-		r.removed[k] = struct{}{}
 	}
 }
 
@@ -122,7 +117,7 @@ func (r *Refusals) Reset() { r.all = true }
 
 // Commit applies all changes since the last commit. After an error, the next commit rewrites the tables.
 func (r *Refusals) Commit() (err error) {
-	if !r.all && len(r.added)+len(r.removed) == 0 {
+	if !r.all && len(r.changed) == 0 {
 		return nil
 	}
 	r.mu.Lock()
@@ -158,8 +153,7 @@ func (r *Refusals) commit(write func(*nft.Batch) error) error {
 			return err
 		}
 	}
-	clear(r.added)
-	clear(r.removed)
+	clear(r.changed)
 	return nil
 }
 
@@ -167,14 +161,13 @@ func (r *Refusals) commit(write func(*nft.Batch) error) error {
 // element for it. If it was removed and added, the kernel still has its element. So change makes sure that each
 // element exists before it deletes any.
 func (r *Refusals) change(b *nft.Batch) error {
-	for k := range r.added {
+	for k := range r.changed {
 		b.EnsureElement(r.element(k))
 	}
-	for k := range r.removed {
-		b.EnsureElement(r.element(k))
-	}
-	for k := range r.removed {
-		b.DeleteElement(r.element(k))
+	for k, wanted := range r.changed {
+		if !wanted {
+			b.DeleteElement(r.element(k))
+		}
 	}
 	return nil
 }
