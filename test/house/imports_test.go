@@ -60,7 +60,7 @@ var pipeline = map[string][]string{
 	"pkg/inspect/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nft/read", "pkg/beside/nodeport", "pkg/probe", "pkg/beside/takeover", "pkg/view"},
 	"pkg/beside/health":      {"pkg/beside", "pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/room"},
 	"pkg/beside/descriptors": {"pkg/room"},
-	"pkg/beside/takeover":    {"pkg/apply", "pkg/beside", "pkg/inet", "pkg/model", "pkg/nft", "pkg/nft/read"},
+	"pkg/beside/takeover":    {"pkg/apply", "pkg/beside", "pkg/inet", "pkg/model", "pkg/netlink", "pkg/nft", "pkg/nft/read"},
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/nft/read", "pkg/outcome", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/beside", "pkg/beside/health", "pkg/inet", "pkg/beside/metrics", "pkg/model", "pkg/nft",

@@ -1,7 +1,6 @@
 package takeover
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	netfilter "github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // ipsetModule exists if ipset is loaded or built in. Without this check, a request would load the module.
@@ -32,11 +33,7 @@ func kubeProxysIPSets() (list []string, err error) {
 	}
 	known := ipsets()
 	for _, m := range replies {
-		name, err := ipsetName(m)
-		if err != nil {
-			return nil, fmt.Errorf("list ipsets: %w", err)
-		}
-		if slices.Contains(known, name) {
+		if name := ipsetName(m); slices.Contains(known, name) {
 			list = append(list, name)
 		}
 	}
@@ -44,12 +41,8 @@ func kubeProxysIPSets() (list []string, err error) {
 }
 
 // ipsetName returns the name of the set in a message, or "".
-func ipsetName(m []byte) (string, error) {
-	if len(m) < nl.SizeofNfgenmsg {
-		return "", nil
-	}
-	attributes, err := attributesOf(m[nl.SizeofNfgenmsg:])
-	return string(bytes.TrimRight(attributes[nl.IPSET_ATTR_SETNAME], "\x00")), err
+func ipsetName(m []byte) string {
+	return netfilter.Text(netfilter.Find(m[min(nl.SizeofNfgenmsg, len(m)):], nl.IPSET_ATTR_SETNAME))
 }
 
 // removeIPSets removes kube-proxy's sets. Remove the rules that use them first.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	netfilter "github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // ipvs is the kernel's ipvs. family is its generic netlink family.
@@ -74,7 +75,7 @@ func (s server) attribute() *nl.RtAttr {
 
 // dest is a real server of a virtual server. raw has its attributes.
 type dest struct {
-	raw                      map[uint16][]byte
+	raw                      []byte
 	weight, active, inactive uint32
 }
 
@@ -88,47 +89,17 @@ func (v *ipvs) request(command uint8, flags int, attributes ...*nl.RtAttr) ([][]
 }
 
 // list requests objects and returns the attributes of each, which are nested in an attribute of type typ.
-func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list []map[uint16][]byte, err error) {
+func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list [][]byte, err error) {
 	replies, err := v.request(command, unix.NLM_F_DUMP, attributes...)
-	if err != nil {
-		return nil, err
-	}
 	for _, m := range replies {
-		inner, err := object(m, typ)
-		if err != nil {
-			return nil, err
-		}
-		if inner != nil {
-			list = append(list, inner)
-		}
+		list = append(list, object(m, typ))
 	}
-	return list, nil
+	return list, err
 }
 
 // object returns the attributes of the object in a message, which are nested in an attribute of type typ.
-func object(m []byte, typ uint16) (map[uint16][]byte, error) {
-	if len(m) < nl.SizeofGenlmsg {
-		return nil, nil
-	}
-	outer, err := attributesOf(m[nl.SizeofGenlmsg:])
-	if err != nil {
-		return nil, err
-	}
-	return attributesOf(outer[typ])
-}
-
-// attributesOf parses a list of attributes. (The library's parser panics if padding is missing at the end.)
-func attributesOf(b []byte) (map[uint16][]byte, error) {
-	m := map[uint16][]byte{}
-	for len(b) >= unix.SizeofNlAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofNlAttr || n > len(b) {
-			return nil, fmt.Errorf("attribute of %d bytes in %d: %w", n, len(b), errLayout)
-		}
-		m[binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = b[unix.SizeofNlAttr:n]
-		b = b[min((n+3)&^3, len(b)):]
-	}
-	return m, nil
+func object(m []byte, typ uint16) []byte {
+	return netfilter.Find(m[min(nl.SizeofGenlmsg, len(m)):], typ)
 }
 
 // servers returns the virtual servers that have an address and are not excluded. Virtual servers of a firewall mark
@@ -149,16 +120,17 @@ func (v *ipvs) servers() (list []server, err error) {
 
 // serverOf parses a virtual server's attributes. It returns false for a virtual server of a firewall mark, which has
 // no address.
-func serverOf(a map[uint16][]byte) (s server, ok bool) {
-	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 ||
-		len(a[svcAddr]) < 16 {
+func serverOf(attributes []byte) (s server, ok bool) {
+	find := func(typ uint16) []byte { return netfilter.Find(attributes, typ) }
+	family, protocol, addr := find(svcAF), find(svcProtocol), find(svcAddr)
+	if len(find(svcFwmark)) > 0 || len(family) < 2 || len(protocol) < 2 || len(addr) < 16 {
 		return s, false
 	}
-	s = server{protocol: binary.NativeEndian.Uint16(a[svcProtocol]), port: binary.BigEndian.Uint16(a[svcPort])}
-	if binary.NativeEndian.Uint16(a[svcAF]) == unix.AF_INET {
-		s.addr = netip.AddrFrom4([4]byte(a[svcAddr]))
+	s = server{protocol: binary.NativeEndian.Uint16(protocol), port: netfilter.Uint16(find(svcPort))}
+	if binary.NativeEndian.Uint16(family) == unix.AF_INET {
+		s.addr = netip.AddrFrom4([4]byte(addr))
 	} else {
-		s.addr = netip.AddrFrom16([16]byte(a[svcAddr]))
+		s.addr = netip.AddrFrom16([16]byte(addr))
 	}
 	return s, true
 }
@@ -170,10 +142,11 @@ func (v *ipvs) dests(s server) (list []dest, err error) {
 	}
 	for _, a := range raw {
 		number := func(typ uint16) uint32 {
-			if len(a[typ]) < 4 {
+			v := netfilter.Find(a, typ)
+			if len(v) < 4 {
 				return 0
 			}
-			return binary.NativeEndian.Uint32(a[typ])
+			return binary.NativeEndian.Uint32(v)
 		}
 		list = append(list, dest{a, number(destWeight), number(destActive), number(destInactive)})
 	}
@@ -184,7 +157,7 @@ func (v *ipvs) dests(s server) (list []dest, err error) {
 func (v *ipvs) quiesce(s server, d dest) error {
 	a := nl.NewRtAttr(ipvsDest|unix.NLA_F_NESTED, nil)
 	for _, typ := range []uint16{destAddr, destPort, destForward, destUpper, destLower, destFamily} {
-		if value, known := d.raw[typ]; known {
+		if value := netfilter.Find(d.raw, typ); value != nil {
 			a.AddRtAttr(int(typ), value)
 		}
 	}

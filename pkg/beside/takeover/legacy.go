@@ -50,17 +50,12 @@ func (p *protocol) tables() (list []string, err error) {
 
 // countLegacy counts kube-proxy's chains in the tables of iptables-legacy.
 func countLegacy() (n int, err error) {
-	err = eachLegacy(func(s *xtables, table string) error {
-		_, c, err := s.content(table)
-		if err != nil {
-			return err
-		}
+	err = readLegacy(nil, func(_ string, c *content) {
 		var names []string
 		for _, ch := range c.chains {
 			names = append(names, ch.name)
 		}
-		n += count(table, names)
-		return nil
+		n += count(c.table, names)
 	})
 	return n, err
 }
@@ -99,6 +94,21 @@ func (p *protocol) byHand(table string) string {
 	return fmt.Sprintf("%s-save -c -t %s | grep -vE '^:(%s) |-A (%s) |-j (%s)$' | %s-restore -c", p.command, table,
 		pattern, pattern, pattern,
 		p.command)
+}
+
+// readLegacy calls f with each existing table of both protocols, or only with the named ones, and with the protocol's
+// command. It does not read missing tables, because this would create them.
+func readLegacy(only []string, f func(command string, c *content)) error {
+	return eachLegacy(func(s *xtables, table string) error {
+		if only != nil && !slices.Contains(only, table) {
+			return nil
+		}
+		_, c, err := s.content(table)
+		if err == nil {
+			f(s.command, c)
+		}
+		return err
+	})
 }
 
 // eachLegacy calls f for each existing table of both protocols. It continues after an error, and returns all errors.

@@ -2,6 +2,7 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -43,16 +44,17 @@ type Takeover struct {
 	// attempt.
 	tried, taken bool
 	left         Leftovers
-	// appeared is true if new objects were found after taken was set. failed is the last logged failure.
+	// appeared is true if new objects were found after taken was set.
 	appeared bool
-	failed   string
 	note     *notes
 }
 
 // New returns a takeover. [Takeover.Run] starts it.
 func New(c Config) *Takeover {
 	t := &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
-	t.runner = beside.NewRunner(beside.Runner{Work: t.work})
+	t.runner = beside.NewRunner(beside.Runner{
+		Work: t.work, Failed: "Failed to read or remove rules of kube-proxy, will retry",
+	})
 	return t
 }
 
@@ -79,72 +81,61 @@ func (t *Takeover) Run(ctx context.Context) {
 
 func (t *Takeover) work(ctx context.Context) (beside.Pause, error) {
 	start := time.Now()
-	t.look(ctx)
+	err := t.look(ctx)
 	// A check may take long on a node with very many objects. Checks take at most a twentieth of the time.
 	const share = 20
-	return beside.Pause{Most: max(lookEvery, share*time.Since(start))}, nil
+	return beside.Pause{Most: max(lookEvery, share*time.Since(start))}, err
 }
 
 // look makes one check. It removes nothing before Synced is called, and nothing while a kube-proxy runs or may run.
-func (t *Takeover) look(ctx context.Context) {
+func (t *Takeover) look(ctx context.Context) error {
 	var unknown error
 	if !t.taken {
 		rival := t.Rival(ctx)
 		if unknown = rival.Unknown; unknown == nil {
 			t.noteRival(rival.Page)
 		}
-		t.noteFailed(unknown)
 	}
-	found := t.count()
+	found, err := t.count()
+	err = errors.Join(unknown, err)
 	select {
 	case <-t.synced:
 	default:
-		return
+		return err
 	}
 	if unknown != nil {
-		return // a kube-proxy that answers slowly must keep its rules
+		return err // a kube-proxy that answers slowly must keep its rules
 	}
 	if t.rival != "" {
 		t.tried = false
-		return
+		return err
 	}
 	// A failed or incomplete removal is retried, unless new objects have appeared: a kube-proxy has been started.
 	t.taken = t.taken || t.tried && t.appearedIn(found).any()
 	if t.taken {
 		t.noteAppeared(found)
-		return
+		return err
 	}
-	t.take()
+	return errors.Join(err, t.take())
 }
 
 // take removes kube-proxy's objects, except those that connections of ipvs need.
-func (t *Takeover) take() {
-	busy, err := remove(t.note, t.Excluded, true)
-	t.noteFailed(err)
-	t.tried, t.taken, t.left = true, err == nil && busy == 0, t.count()
+func (t *Takeover) take() (err error) {
+	busy, failed := remove(t.note, t.Excluded, true)
+	t.tried, t.taken = true, failed == nil && busy == 0
+	t.left, err = t.count()
+	return errors.Join(failed, err)
 }
 
 // count returns the number of objects of each kind, and passes it to Count.
-func (t *Takeover) count() Leftovers {
+func (t *Takeover) count() (Leftovers, error) {
 	l, err := Look(t.Excluded)
-	t.noteFailed(err)
 	for _, k := range Kinds {
 		if n, known := l[k]; known {
 			t.Count(k, n)
 		}
 	}
-	return l
-}
-
-// noteFailed logs a failure unless it equals the previous one.
-func (t *Takeover) noteFailed(err error) {
-	if err == nil {
-		return
-	}
-	if text := err.Error(); text != t.failed {
-		t.failed = text
-		t.note.Error(err, "Failed to read or remove rules of kube-proxy, will retry", "interval", lookEvery)
-	}
+	return l, err
 }
 
 // noteRival reports a kube-proxy once after each of its starts.

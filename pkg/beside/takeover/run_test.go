@@ -116,7 +116,7 @@ func newBench(t *testing.T) *bench {
 func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
 	t.Helper()
 	for range 2 {
-		b.look(b.ctx)
+		_ = b.look(b.ctx)
 	}
 	got := look(t)
 	maps.DeleteFunc(got, func(_ Kind, n int) bool { return n == 0 })
@@ -205,7 +205,7 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 		t.Error("at a start, Rival() ignores a kube-proxy that does not answer")
 	}
 	server.Close()
-	withoutFiles(t, func() { b.look(b.ctx) })
+	withoutFiles(t, func() { _ = b.look(b.ctx) })
 	if got := look(t)[NFTables]; got != 2 {
 		t.Errorf("%d tables after a look without file descriptors, want 2", got)
 	}
