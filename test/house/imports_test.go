@@ -58,8 +58,8 @@ var pipeline = map[string][]string{
 	"pkg/inspect/plugin":     {"pkg/inspect/usage", "pkg/view"},
 	"pkg/inspect/control":    {"pkg/beside/health"},
 	"pkg/inspect/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nft/read", "pkg/beside/nodeport", "pkg/probe", "pkg/beside/takeover", "pkg/view"},
-	"pkg/beside/health":      {"pkg/beside", "pkg/beside/descriptors", "pkg/inet", "pkg/model", "pkg/room"},
-	"pkg/beside/descriptors": {"pkg/room"},
+	"pkg/beside/health":      {"pkg/beside", "pkg/beside/descriptors", "pkg/inet", "pkg/model"},
+	"pkg/beside/descriptors": {"pkg/model", "pkg/room"},
 	"pkg/beside/takeover":    {"pkg/apply", "pkg/beside", "pkg/inet", "pkg/model", "pkg/netlink", "pkg/nft", "pkg/nft/read"},
 	"pkg/inspect/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/nft/read", "pkg/outcome", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {

@@ -73,9 +73,6 @@ func (b *Budget) Taken() int {
 
 // Error returns the error of a namespace that cannot have descriptors.
 func (b *Budget) Error(lacks room.Shortage, namespace string) *Error {
-	if lacks == room.None {
-		return nil
-	}
 	return &Error{lacks, namespace, b.room.Limit(), b.room.Most()}
 }
 

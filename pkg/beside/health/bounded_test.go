@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // pipes is a listener with connections in memory, for the virtual time of a synctest bubble.
@@ -78,7 +77,7 @@ func servers() map[string]func(t *testing.T, l net.Listener) {
 		"health":  port(New(Config{Now: time.Now, NoNode: true}).Handler()),
 		"metrics": port(MetricsHandler(prometheus.NewRegistry(), time.Now())),
 		"health check node port": func(t *testing.T, l net.Listener) {
-			s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) }})
+			s := newServices(unexpected(t))
 			s.listen = func(string, string) (net.Listener, error) { return l, nil }
 			check := Check{Port: 1, Served: [2]bool{true}, Local: [2]int{1}}
 			s.Sync(map[types.NamespacedName]Check{{Name: "a"}: check}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})

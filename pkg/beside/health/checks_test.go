@@ -16,7 +16,7 @@ import (
 
 // The ports change only when the loop calls Serve. Failed ports are retried, and counted.
 func TestChecksFollowTheLoop(t *testing.T) {
-	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(model.Problem) {}})
+	s := newServices(func(model.Problem) {})
 	open, refused := map[string]bool{}, true
 	s.listen = func(network, address string) (net.Listener, error) {
 		if refused {

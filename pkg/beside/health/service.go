@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -18,7 +19,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
 )
 
 // Check is the health check of one Service for load balancers: this node reports the number of the Service's local
@@ -62,27 +62,11 @@ type Services struct {
 	places []netip.Addr
 	// younger has the older Service with the same port for each check that cannot have it.
 	younger map[checkAt]types.NamespacedName
+	broken  descriptors.Failures[checkAt]
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
-	broken map[types.NamespacedName]*failure
 }
-
-// failure is the failure of a Service: the reason for each address that cannot be opened, and the reported problem.
-type failure struct {
-	why     map[netip.AddrPort]reason
-	problem model.Problem
-}
-
-// reason is the reason of a failure, with its remedy. lacks is the limit of descriptors that was reached.
-type reason struct {
-	text, fix string
-	lacks     room.Shortage
-}
-
-// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it
-// twice a second. Addresses without a descriptor do not count: the attempt costs nothing.
-const mostRetries = 100
 
 // checkAt is the socket of one Service's check.
 type checkAt struct {
@@ -105,15 +89,9 @@ func (s server) close() {
 
 // NewServices returns a server without checks.
 func NewServices(c ServicesConfig) *Services {
-	if c.Withdraw == nil {
-		c.Withdraw = func(model.Problem) {}
-	}
-	if c.Files == nil {
-		c.Files = descriptors.New()
-	}
 	return &Services{
-		ServicesConfig: c, listen: net.Listen, crowd: newCrowd(descriptors.Clients()),
-		servers: map[checkAt]server{}, broken: map[types.NamespacedName]*failure{},
+		ServicesConfig: c, listen: net.Listen, crowd: newCrowd(descriptors.Clients()), servers: map[checkAt]server{},
+		broken: descriptors.Failures[checkAt]{Report: c.Failed, Withdraw: c.Withdraw, Patience: 1},
 	}
 }
 
@@ -135,16 +113,15 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 		s.places = places
 		ordered = s.clean()
 	}
-	s.retry()
+	for _, at := range s.broken.Due(func(at checkAt) bool { return !s.isYounger(at) }) {
+		s.open(at)
+	}
 	for _, at := range ordered {
-		if _, open := s.servers[at]; !open && !s.isBroken(at) {
+		if _, open := s.servers[at]; !open && s.broken.Of(at) == nil {
 			s.open(at)
 		}
 	}
-	for _, f := range s.broken {
-		broken += len(f.why)
-	}
-	return broken
+	return s.broken.Len()
 }
 
 // serve sets the addresses that serve checks. It returns the addresses of sockets: for each family, the only address,
@@ -183,24 +160,21 @@ func (s *Services) stay(checks map[types.NamespacedName]Check, places []netip.Ad
 // clean closes sockets, and forgets failures, that no check needs. It returns all sockets in the order of their
 // Services' age.
 func (s *Services) clean() (ordered []checkAt) {
-	wanted, ordered := s.wanted()
+	set, ordered := s.wanted()
+	wanted := func(at checkAt) bool { _, wanted := set[at]; return wanted }
 	for at, server := range s.servers {
-		if _, ok := wanted[at]; !ok || s.isYounger(at) {
-			s.close(at, server)
+		if !wanted(at) || s.isYounger(at) {
+			server.close()
+			delete(s.servers, at)
 		}
 	}
-	for name, f := range s.broken {
-		for addr := range f.why {
-			if _, ok := wanted[checkAt{name, addr}]; !ok {
-				s.note(checkAt{name, addr}, nil)
-			}
+	for at := range s.broken.All() {
+		if !wanted(at) {
+			s.broken.Forget(at)
 		}
 	}
 	for at, owner := range s.younger {
-		s.note(at, &reason{
-			text: takenBy(at.service, owner),
-			fix:  "delete one of the two Services and create it again, so that it gets another port",
-		})
+		s.note(at, taken{takenBy(at.service, owner)})
 	}
 	return ordered
 }
@@ -233,51 +207,23 @@ func (s *Services) wanted() (set map[checkAt]struct{}, ordered []checkAt) {
 
 func (s *Services) isYounger(at checkAt) bool { _, younger := s.younger[at]; return younger }
 
-func (s *Services) isBroken(at checkAt) bool {
-	f := s.broken[at.service]
-	if f == nil {
-		return false
-	}
-	_, known := f.why[at.addr]
-	return known
-}
+// taken is the error of a Service whose port an older Service has. takenBy returns its text: only Services of the same
+// namespace are named, because tenants read Events.
+type taken struct{ error }
 
-// takenBy returns the reason of a Service whose port an older Service has. Only Services of the same namespace are
-// named, because tenants read Events.
-func takenBy(name, owner types.NamespacedName) string {
+func takenBy(name, owner types.NamespacedName) error {
 	if name.Namespace != owner.Namespace {
-		return "an older Service of another namespace has the same health check node port"
+		return errors.New("an older Service of another namespace has the same health check node port")
 	}
-	return fmt.Sprintf("the older Service %s has the same health check node port", owner.Name)
-}
-
-// retry tries to open failed sockets. The order of a map is random, so each one has its turn.
-func (s *Services) retry() {
-	retries := 0
-	for name, f := range s.broken {
-		for addr, why := range f.why {
-			at := checkAt{name, addr}
-			if s.isYounger(at) {
-				continue
-			}
-			if why.lacks == room.None {
-				if retries++; retries > mostRetries {
-					continue
-				}
-			}
-			s.open(at)
-		}
-	}
+	return fmt.Errorf("the older Service %s has the same health check node port", owner.Name)
 }
 
 // Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each
 // address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if f := s.broken[name]; f != nil {
-		for _, reason := range f.why {
-			why = append(why, fmt.Sprintf("%s (%s)", reason.text, reason.fix))
+	for at, err := range s.broken.All() {
+		if at.service == name {
+			why = append(why, fmt.Sprintf("%v (%s)", err, fix(at, err)))
 		}
 	}
 	slices.Sort(why)
@@ -287,78 +233,50 @@ func (s *Services) Broken(name types.NamespacedName) (why []string) {
 // Close closes all ports.
 func (s *Services) Close() { s.Sync(nil, nil) }
 
-func (s *Services) close(at checkAt, server server) {
-	server.close()
-	delete(s.servers, at)
-	s.Files.Give(at.service.Namespace, 1)
-}
-
 // open opens one socket, or records and reports the failure.
 func (s *Services) open(at checkAt) {
-	if lacks := s.Files.Take(at.service.Namespace, 1); lacks != room.None {
-		if !s.isBroken(at) || s.broken[at.service].why[at.addr].lacks != lacks {
-			limit := s.Files.Error(lacks, at.service.Namespace)
-			s.note(at, &reason{limit.Error(), limit.Fix(), lacks})
-		}
-		return
-	}
 	family := inet.FamilyOf(at.addr.Addr())
-	network := [...]string{"tcp4", "tcp6"}[family]
-	l, err := s.listen(network, at.addr.String())
+	l, err := s.Files.Listen(at.service.Namespace, func() (net.Listener, error) {
+		return s.listen([...]string{"tcp4", "tcp6"}[family], at.addr.String())
+	})
 	if err != nil {
-		s.Files.Give(at.service.Namespace, 1)
-		s.note(at, &reason{
-			text: err.Error(),
-			fix:  fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port()),
-		})
+		s.note(at, err)
 		return
 	}
-	s.note(at, nil)
+	s.broken.Forget(at)
 	served := server{bounded(s.answer(at), s.crowd), selective{l, &s.addrs[family]}}
 	s.servers[at] = served
 	go func() { _ = served.Serve(served.listener) }()
 }
 
-// note records the reason why a socket is not open, or nil if there is none. It reports the Service if no other socket
-// of it has failed.
-func (s *Services) note(at checkAt, why *reason) {
-	s.mu.Lock()
-	f := s.broken[at.service]
-	before := f != nil
-	switch {
-	case why == nil && !before:
-	case why == nil:
-		if delete(f.why, at.addr); len(f.why) == 0 {
-			delete(s.broken, at.service)
-		}
-	case !before:
-		f = &failure{map[netip.AddrPort]reason{at.addr: *why}, problem(at, why)}
-		s.broken[at.service] = f
-	default:
-		f.why[at.addr] = *why
-	}
-	after := s.broken[at.service] != nil
-	s.mu.Unlock()
-	switch {
-	case after && !before:
-		s.Failed(f.problem)
-	case before && !after:
-		s.Withdraw(f.problem)
-	}
+// note records the reason why a socket is not open.
+func (s *Services) note(at checkAt, why error) {
+	s.broken.Note(at, at.service, why, func() model.Problem { return problem(at, why) })
 }
 
 // problem returns the problem of a Service. The reason is that of kube-proxy, which reports only ports in use. The
 // fix for these depends on the node, so only the command services has it.
-func problem(at checkAt, why *reason) model.Problem {
+func problem(at checkAt, why error) model.Problem {
 	p := model.Problem{
 		Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort",
 		Event: "FailedToStartServiceHealthcheck", Action: "Listen",
-		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %s", at.service, at.addr.Port(), why.text),
+		Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), why),
 	}
-	if why.lacks != room.None {
-		p.Impact, p.Fix = "load balancers send no traffic of this Service to this node", why.fix
+	if _, limited := errors.AsType[*descriptors.Error](why); limited {
+		p.Impact, p.Fix = "load balancers send no traffic of this Service to this node", fix(at, why)
 	}
 	return p
+}
+
+// fix returns the remedy for the reason why a socket is not open.
+func fix(at checkAt, why error) string {
+	if limit, limited := errors.AsType[*descriptors.Error](why); limited {
+		return limit.Fix()
+	}
+	if errors.As(why, &taken{}) {
+		return "delete one of the two Services and create it again, so that it gets another port"
+	}
+	return fmt.Sprintf("ss -ltnp sport = :%d shows the process that uses the port", at.addr.Port())
 }
 
 // selective is a listener that closes connections to addresses that serve no checks.

@@ -48,11 +48,22 @@ func askLoadBalancer(at netip.AddrPort) (status int, body, weight string, err er
 	return resp.StatusCode, string(b), resp.Header.Get("X-Load-Balancing-Endpoint-Weight"), err
 }
 
+// newServices returns Services of a healthy proxy.
+func newServices(failed func(model.Problem)) *Services {
+	return NewServices(ServicesConfig{
+		Healthy: func() bool { return true }, Failed: failed, Withdraw: func(model.Problem) {}, Files: descriptors.New(),
+	})
+}
+
+// unexpected fails the test for each problem.
+func unexpected(t *testing.T) func(model.Problem) {
+	return func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) }
+}
+
 func TestServicesAnswerLoadBalancers(t *testing.T) {
 	healthy := true
-	s := NewServices(ServicesConfig{
-		Healthy: func() bool { return healthy }, Failed: func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) },
-	})
+	s := newServices(unexpected(t))
+	s.Healthy = func() bool { return healthy }
 	defer s.Close()
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	web := types.NamespacedName{Namespace: "default", Name: "web"}
@@ -95,7 +106,7 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	var problems, withdrawn []model.Problem
 	s := NewServices(ServicesConfig{
 		Healthy: func() bool { return true }, Failed: func(p model.Problem) { problems = append(problems, p) },
-		Withdraw: func(p model.Problem) { withdrawn = append(withdrawn, p) },
+		Withdraw: func(p model.Problem) { withdrawn = append(withdrawn, p) }, Files: descriptors.New(),
 	})
 	defer s.Close()
 	taken := true
@@ -179,7 +190,7 @@ func (p *port) Close() error {
 // recording returns Services with recorded addresses.
 func recording(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
 	p := &ports{open: map[string]int{}}
-	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: failed})
+	s := newServices(failed)
 	s.listen = p.listen
 	t.Cleanup(s.Close)
 	return s, p
@@ -194,7 +205,7 @@ func addresses(list ...string) (out []netip.Addr) {
 
 func TestWhereServicesListen(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
-	s, ports := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, ports := recording(t, unexpected(t))
 	for _, step := range []struct {
 		name   string
 		checks map[types.NamespacedName]Check
@@ -268,7 +279,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 		}
 		return ports.listen(network, address)
 	}
-	const services, addrs = 300, 2
+	const services, addrs, mostTries = 300, 2, 100
 	checks := map[types.NamespacedName]Check{}
 	for i := range services {
 		checks[types.NamespacedName{Namespace: fmt.Sprint(i), Name: "web"}] = Check{Port: uint16(1 + i), Served: both}
@@ -281,23 +292,23 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 		}
 	}
 	sync(services*addrs, services*addrs)
-	sync(mostRetries, services*addrs)
+	sync(mostTries, services*addrs)
 	checks[types.NamespacedName{Name: "new"}] = Check{Port: 1000, Served: both}
-	sync(mostRetries+addrs, services*addrs+addrs)
+	sync(mostTries+addrs, services*addrs+addrs)
 	if reported != services+1 {
 		t.Errorf("%d problems were reported, want one for each of %d Services", reported, services+1)
 	}
 	free = true
 	for left := services*addrs + addrs; left > 0; {
-		now := max(left-mostRetries, 0)
-		sync(min(left, mostRetries), now)
+		now := max(left-mostTries, 0)
+		sync(min(left, mostTries), now)
 		left = now
 	}
 }
 
 // TestTheCostIsASum: 400 addresses of the node and 50 Services cost 50 sockets.
 func TestTheCostIsASum(t *testing.T) {
-	s, ports := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, ports := recording(t, unexpected(t))
 	var addrs []netip.Addr
 	checks := map[types.NamespacedName]Check{}
 	for i := range 400 {
@@ -319,7 +330,7 @@ func TestTheCostIsASum(t *testing.T) {
 // TestChecksAnswerOnlyAtTheirAddresses: the socket at all addresses closes connections to addresses that serve no
 // checks, after each change of them.
 func TestChecksAnswerOnlyAtTheirAddresses(t *testing.T) {
-	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) }})
+	s := newServices(unexpected(t))
 	defer s.Close()
 	web, port := types.NamespacedName{Namespace: "default", Name: "web"}, freePort(t)
 	all := addresses("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -422,7 +433,7 @@ func TestTheProgramAnswersAtTheLimit(t *testing.T) {
 	}
 	lab.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}))
 	reported := 0
-	s := NewServices(ServicesConfig{Healthy: func() bool { return true }, Failed: func(model.Problem) { reported++ }})
+	s := newServices(func(model.Problem) { reported++ })
 	healthz := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), freePort(t))
 	go func() {
 		_ = Serve(t.Context(), healthz.String(), http.NotFoundHandler(), RetryInterval, false, func(error) {})
@@ -476,7 +487,7 @@ func TestTheProgramAnswersAtTheLimit(t *testing.T) {
 
 // A change of only the numbers of endpoints causes no work for sockets, of which there may be thousands.
 func TestChangedCountsCostNoWorkForSockets(t *testing.T) {
-	s, _ := recording(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	s, _ := recording(t, unexpected(t))
 	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
 	for i := range 1000 {
 		checks[types.NamespacedName{Namespace: fmt.Sprint(i), Name: "web"}] = Check{Port: uint16(1 + i), Served: both}

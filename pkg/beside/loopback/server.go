@@ -26,10 +26,8 @@ import (
 const connectionFiles = 6
 
 const (
-	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports
-	// in one attempt.
-	retryEvery  = time.Second
-	mostRetries = 100
+	// retryEvery is the time between two attempts to listen on failed ports.
+	retryEvery = time.Second
 	// patience is the number of failures after which a port is reported. The first failure is normal during a
 	// restart: the earlier process may not have closed the port yet.
 	patience = 2
@@ -77,32 +75,17 @@ type Server struct {
 	ports    map[model.Key]*port
 	refusing bool
 	retryAt  time.Time
+	// failures are the node ports on which the program cannot listen.
+	failures descriptors.Failures[model.Key]
 
 	mu      sync.Mutex
 	claims  claims
 	serving bool
 	// dirty are the node ports to process: changed node ports, and failed node ports that are due for a retry.
-	dirty map[model.Key]struct{}
-	// failures are the node ports on which the program cannot listen.
-	failures map[model.Key]*failure
-	// failing has the Services with failed node ports.
-	failing   map[types.NamespacedName]*failing
+	dirty     map[model.Key]struct{}
 	listeners [2]int
 	// lost is true after a failed reading of the refusals: another program may have deleted the tables.
 	lost bool
-}
-
-// failure is the last error of listening on a node port, with its Service and the number of failed attempts.
-type failure struct {
-	service types.NamespacedName
-	err     error
-	times   int
-}
-
-// failing has the number of failed node ports of a Service, and the reported problem, if any.
-type failing struct {
-	ports    int
-	reported *model.Problem
 }
 
 // New returns a server. It listens only after [Server.Serve], and while [Server.Run] runs.
@@ -116,16 +99,10 @@ func New(c Config) *Server {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Withdraw == nil {
-		c.Withdraw = func(model.Problem) {}
-	}
-	if c.Files == nil {
-		c.Files = descriptors.New()
-	}
 	s := &Server{
 		Config: c, ports: map[model.Key]*port{},
 		claims: claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}, dirty: map[model.Key]struct{}{},
-		failures: map[model.Key]*failure{}, failing: map[types.NamespacedName]*failing{},
+		failures: descriptors.Failures[model.Key]{Report: c.Report, Withdraw: c.Withdraw, Patience: patience},
 	}
 	s.runner = beside.NewRunner(beside.Runner{
 		Work: s.work, First: beside.UntilWake, Failed: "Cannot refuse UDP and SCTP node ports on loopback, will retry",
@@ -216,18 +193,11 @@ func (s *Server) end() {
 	}
 }
 
-// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port
-// has its turn. Ports without a descriptor do not count: the attempt costs nothing.
+// retry marks failed ports for another attempt.
 func (s *Server) retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
-	for k, f := range s.failures {
-		if _, cheap := errors.AsType[*descriptors.Error](f.err); !cheap {
-			if n++; n > mostRetries {
-				continue
-			}
-		}
+	for _, k := range s.failures.Due(func(model.Key) bool { return true }) {
 		s.dirty[k] = struct{}{}
 	}
 }
@@ -275,7 +245,7 @@ func (s *Server) sync(ctx context.Context) (failing bool, err error) {
 	for _, f := range s.Families {
 		s.Metrics.LoopbackListeners(f, s.listeners[f])
 	}
-	return len(s.failures) > 0, err
+	return s.failures.Len() > 0, err
 }
 
 // byAge returns the node ports in the order of their Services' age, so that older Services get descriptors first. Node
@@ -351,91 +321,41 @@ func (s *Server) remove(k model.Key) {
 
 func (s *Server) stop(k model.Key, p *port) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if p.listener != nil {
 		s.listeners[k.Family]--
-		s.Files.Give(p.owner, 1)
 	}
+	s.mu.Unlock()
 	p.close()
-	s.forget(k)
+	s.failures.Forget(k)
 }
 
-// forget deletes the failure of a node port. After the last failure of a Service, it withdraws the problem, and the
-// Service may be reported again.
-func (s *Server) forget(k model.Key) {
-	f := s.failures[k]
-	if f == nil {
-		return
-	}
-	delete(s.failures, k)
-	of := s.failing[f.service]
-	if of.ports--; of.ports > 0 {
-		return
-	}
-	delete(s.failing, f.service)
-	if of.reported != nil {
-		s.Withdraw(*of.reported)
-	}
-}
-
+// open opens the listener of a node port, with a descriptor of its Service's namespace.
 func (s *Server) open(k model.Key, p *port, c *claim) {
-	err := s.listen(p, c.name.Namespace)
+	namespace := c.name.Namespace
+	l, err := s.Files.Listen(namespace, func() (net.Listener, error) { return s.Listen(p.at) })
 	if err != nil {
 		s.Metrics.LoopbackNotListening(k.Family)
-		s.note(k, p.at, c.name.NamespacedName, err)
+		s.failures.Note(k, c.name.NamespacedName, err, func() model.Problem { return s.problem(p.at, c, err) })
 		return
 	}
+	s.failures.Forget(k)
+	p.listener, p.owner = l, namespace
 	s.mu.Lock()
 	s.listeners[k.Family]++
-	s.forget(k)
 	s.mu.Unlock()
 	klog.V(4).InfoS("Listening on loopback for a node port", "address", p.at, "service", c.name)
-	go p.accept(p.listener)
+	go p.accept(l)
 }
 
-// listen opens the listener of a node port, with a descriptor of a namespace.
-func (s *Server) listen(p *port, namespace string) error {
-	if lacks := s.Files.Take(namespace, 1); lacks != room.None {
-		return s.Files.Error(lacks, namespace)
-	}
-	l, err := s.Listen(p.at)
-	if err != nil {
-		s.Files.Give(namespace, 1)
-		return err
-	}
-	p.listener, p.owner = l, namespace
-	return nil
-}
-
-// note records a failure. It reports the Service once, after the second failure of a node port.
-func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedName, err error) {
-	s.mu.Lock()
-	f := s.failures[k]
-	if f == nil || f.service != service {
-		s.forget(k)
-		f = &failure{service: service}
-		s.failures[k] = f
-		if s.failing[service] == nil {
-			s.failing[service] = &failing{}
-		}
-		s.failing[service].ports++
-	}
-	f.err = err
-	f.times++
-	of := s.failing[service]
-	if f.times < patience || of.reported != nil {
-		s.mu.Unlock()
-		return
-	}
-	problem := model.NodePortProblem(service)
-	problem.Event, problem.Action = "NodePortNotOnLoopback", "Listen"
-	problem.Reason = fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err)
-	problem.Impact = "connections to this address are refused, or reach another process that listens there; the port " +
-		"works at all other addresses"
-	problem.Fix = fix(err, at.Port())
-	of.reported = &problem
-	s.mu.Unlock()
-	s.Report(problem)
+// problem returns the problem of a Service with a node port on which the program cannot listen.
+func (s *Server) problem(at netip.AddrPort, c *claim, err error) model.Problem {
+	p := model.NodePortProblem(c.name.NamespacedName)
+	p.Event, p.Action = "NodePortNotOnLoopback", "Listen"
+	p.Reason = fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err)
+	p.Impact = "connections to this address are refused, or reach another process that listens there; the port works " +
+		"at all other addresses"
+	p.Fix = fix(err, at.Port())
+	return p
 }
 
 // fix returns the remedy for an error of listening on a port.
@@ -476,13 +396,7 @@ func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	case k.Protocol != inet.TCP:
 		return netip.AddrPort{}, ErrProtocol
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := netip.AddrPortFrom(inet.Localhost[k.Family], k.Port)
-	if f := s.failures[k]; f != nil {
-		return at, f.err
-	}
-	return at, nil
+	return netip.AddrPortFrom(inet.Localhost[k.Family], k.Port), s.failures.Of(k)
 }
 
 // State is the state of a server.
@@ -496,5 +410,5 @@ type State struct {
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return State{s.listeners[0] + s.listeners[1], len(s.failures), int(s.connections.Load())}
+	return State{s.listeners[0] + s.listeners[1], s.failures.Len(), int(s.connections.Load())}
 }

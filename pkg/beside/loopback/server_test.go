@@ -73,7 +73,7 @@ func newBench(t *testing.T) *bench {
 	t.Cleanup(cancel)
 	b := &bench{T: t, context: ctx, used: map[uint16]bool{}, at: map[uint16]string{}}
 	b.Server = New(Config{
-		NodeName: "node-1", Families: inet.Families[:], Metrics: &b.counted,
+		NodeName: "node-1", Families: inet.Families[:], Metrics: &b.counted, Files: descriptors.New(),
 		Report:   func(p model.Problem) { b.reports = append(b.reports, p) },
 		Withdraw: func(p model.Problem) { b.withdrawn = append(b.withdrawn, p) },
 		Listen: func(at netip.AddrPort) (net.Listener, error) {
