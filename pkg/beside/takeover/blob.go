@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // hooks are the built-in chains by hook number.
@@ -121,11 +122,31 @@ func (b *blob) comment(e entry) string {
 // entry, or as a rule.
 type content struct {
 	ruleset
-	entries []entry
-	// chainOf has the chain of each entry. ruleOf has the index of the entry's rule in the ruleset, or -1 if it is no
-	// rule.
-	chainOf []string
-	ruleOf  []int
+	entries []part
+}
+
+// part is an entry with its chain. starts is true for the first entry of a user-defined chain, and for the last one of
+// the table. rule is the index of the entry's rule in the ruleset, or -1 if it is no rule.
+type part struct {
+	entry
+	chain  string
+	starts bool
+	rule   int
+}
+
+// builtin is a built-in chain of a table, with the offsets of its first and last entry.
+type builtin struct {
+	name        string
+	first, last int
+}
+
+func (b *blob) builtins() (list []builtin) {
+	for h, name := range hooks {
+		if b.ValidHooks&(1<<h) != 0 {
+			list = append(list, builtin{name, int(b.HookEntry[h]), int(b.Underflow[h])})
+		}
+	}
+	return list
 }
 
 // verdictDrop is the value of a standard target that drops: -NF_DROP-1.
@@ -134,17 +155,9 @@ const verdictDrop = -1
 // parse parses a blob. An error means that it does not have the kernel's layout.
 func (b *blob) parse(table string) (*content, error) {
 	c := &content{ruleset: ruleset{table: table}}
-	first := map[int]string{}
-	last, isLast := map[string]int{}, map[int]bool{}
-	for h, name := range hooks {
-		if b.ValidHooks&(1<<h) != 0 {
-			first[int(b.HookEntry[h])] = name
-			last[name], isLast[int(b.Underflow[h])] = int(b.Underflow[h]), true
-		}
-	}
+	builtins := b.builtins()
 	starts := map[int]string{} // chain by the offset of jumps to it
 	chainAt := map[int]string{}
-	var begins []bool
 	current := ""
 	for offset := 0; offset < len(b.entries); {
 		e, err := b.at(offset)
@@ -152,6 +165,7 @@ func (b *blob) parse(table string) (*content, error) {
 			return nil, err
 		}
 		name, isStart := b.chainName(e)
+		i := slices.IndexFunc(builtins, func(h builtin) bool { return h.first == offset })
 		switch {
 		case isStart && e.next == len(b.entries):
 			current = ""
@@ -159,9 +173,9 @@ func (b *blob) parse(table string) (*content, error) {
 			current = name
 			starts[e.next] = name
 			c.chains = append(c.chains, chain{name: name})
-		case first[offset] != "":
-			current = first[offset]
-			policy, err := b.at(last[current])
+		case i >= 0:
+			current = builtins[i].name
+			policy, err := b.at(builtins[i].last)
 			if err != nil {
 				return nil, err
 			}
@@ -171,33 +185,32 @@ func (b *blob) parse(table string) (*content, error) {
 		if current == "" && e.next != len(b.entries) {
 			return nil, fmt.Errorf("entry at %d is in no chain: %w", offset, errLayout)
 		}
-		c.entries = append(c.entries, e)
-		c.chainOf = append(c.chainOf, current)
+		c.entries = append(c.entries, part{e, current, isStart, -1})
 		chainAt[offset] = current
-		begins = append(begins, isStart)
 		offset = e.next
 	}
-	if len(begins) == 0 || !begins[len(begins)-1] {
+	if n := len(c.entries); n == 0 || !c.entries[n-1].starts {
 		return nil, fmt.Errorf("no end after %d bytes: %w", len(b.entries), errLayout)
 	}
-	for h, name := range hooks {
-		if b.ValidHooks&(1<<h) != 0 && (chainAt[int(b.HookEntry[h])] != name || chainAt[int(b.Underflow[h])] != name) {
-			return nil, fmt.Errorf("chain %s from %d to %d: %w", name, b.HookEntry[h], b.Underflow[h], errLayout)
+	for _, h := range builtins {
+		if chainAt[h.first] != h.name || chainAt[h.last] != h.name {
+			return nil, fmt.Errorf("chain %s from %d to %d: %w", h.name, h.first, h.last, errLayout)
 		}
 	}
-	for i, e := range c.entries {
-		c.ruleOf = append(c.ruleOf, -1)
-		if begins[i] || isLast[e.offset] || begins[i+1] {
+	for i := range c.entries {
+		e := &c.entries[i]
+		isLast := slices.ContainsFunc(builtins, func(h builtin) bool { return h.last == e.offset })
+		if e.starts || isLast || c.entries[i+1].starts {
 			continue
 		}
-		r := rule{chain: c.chainOf[i], comment: b.comment(e)}
-		if offset, jumps := b.jump(e); jumps {
+		r := rule{chain: e.chain, comment: b.comment(e.entry)}
+		if offset, jumps := b.jump(e.entry); jumps {
 			if starts[offset] == "" {
 				return nil, fmt.Errorf("entry at %d jumps to %d: %w", e.offset, offset, errLayout)
 			}
 			r.targets = []string{starts[offset]}
 		}
-		c.ruleOf[i] = len(c.rules)
+		e.rule = len(c.rules)
 		c.rules = append(c.rules, r)
 	}
 	return c, nil
@@ -205,16 +218,12 @@ func (b *blob) parse(table string) (*content, error) {
 
 // without returns a blob without the parts in r, and for each remaining entry its index in c.entries.
 func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
-	jumps := map[int]bool{}
-	for _, i := range r.jumps {
-		jumps[i] = true
-	}
 	out := &blob{tableInfo: b.tableInfo, layout: b.layout}
 	var from []int
 	moved := map[int]int{} // new offset by old offset; for a removed entry, the offset of the next remaining one
 	for i, e := range c.entries {
 		moved[e.offset] = len(out.entries)
-		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && jumps[c.ruleOf[i]] {
+		if r.chains[e.chain] || slices.Contains(r.jumps, e.rule) {
 			continue
 		}
 		from = append(from, i)
