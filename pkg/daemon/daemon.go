@@ -223,7 +223,8 @@ func newDaemon(
 	s.ApplyGates()
 	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
-		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
+		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "",
+		Answered: d.metrics.HealthAnswered,
 		// The console exists before the port is open.
 		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) },
 	})

@@ -35,16 +35,15 @@ type familyStatus struct {
 // proxies do not reach the API server.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", h.handle(true, h.config.Counter.HealthzAnswered))
-	mux.HandleFunc("/livez", h.handle(false, h.config.Counter.LivezAnswered))
+	mux.HandleFunc("/healthz", h.handle(true))
+	mux.HandleFunc("/livez", h.handle(false))
 	mux.HandleFunc("/readyz", h.readyz)
 	return mux
 }
 
-// handle returns the handler of /healthz, which includes the eligibility of the node, or of /livez. count receives the
-// status of each answer.
-func (h *Health) handle(withNode bool, count func(code int)) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
+// handle returns the handler of /healthz, which includes the eligibility of the node, or of /livez.
+func (h *Health) handle(withNode bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
 		a, ok := h.answer(withNode)
 		code := http.StatusServiceUnavailable
 		if ok {
@@ -55,7 +54,7 @@ func (h *Health) handle(withNode bool, count func(code int)) http.HandlerFunc {
 			code, body = http.StatusInternalServerError, nil // a year outside 0 to 9999
 		}
 		send(w, "application/json", code, string(body))
-		count(code)
+		h.config.Answered(r.URL.Path, code)
 	}
 }
 

@@ -14,12 +14,6 @@ import (
 // (cluster-autoscaler/utils/taints). Load balancers should send no new connections to such a node (KEP-3836).
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Counter counts answers by HTTP status code.
-type Counter interface {
-	HealthzAnswered(code int)
-	LivezAnswered(code int)
-}
-
 // Config holds the settings of a Health.
 type Config struct {
 	// Timeout is the time after which a requested sync that has not succeeded makes the proxy unhealthy. kube-proxy
@@ -33,8 +27,8 @@ type Config struct {
 	NoNode bool
 	// Reasons, if not nil, returns the reasons why the proxy is not ready, one line each. Any goroutine calls it.
 	Reasons func(context.Context) []string
-	// Counter, if not nil, counts the answers of /healthz and /livez.
-	Counter Counter
+	// Answered, if not nil, is called after each answer of /healthz and /livez, with the HTTP status code.
+	Answered func(path string, code int)
 }
 
 // Health is the health of the proxy. Its methods are safe for concurrent use.
@@ -57,20 +51,14 @@ type Health struct {
 // New returns the Health of a proxy that has not started. The node is not eligible before the first call of Node,
 // unless Config.NoNode is set.
 func New(c Config) *Health {
-	if c.Counter == nil {
-		c.Counter = uncounted{}
+	if c.Answered == nil {
+		c.Answered = func(string, int) {}
 	}
 	if c.Reasons == nil {
-		c.Reasons = unexplained
+		c.Reasons = func(context.Context) []string { return nil }
 	}
 	return &Health{config: c, eligible: c.NoNode}
 }
-
-// uncounted is the Counter for a Config without one.
-type uncounted struct{}
-
-func (uncounted) HealthzAnswered(int) {}
-func (uncounted) LivezAnswered(int)   {}
 
 // Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or
 // RecordSync has an effect. Call it also before a sync without a request: otherwise, Health would not detect the

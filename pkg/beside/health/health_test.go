@@ -9,13 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
-
-// The program's metrics count the answers.
-var _ Counter = (*metrics.Metrics)(nil)
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
@@ -27,8 +23,7 @@ type clock struct{ now time.Time }
 // counts holds the status codes by path.
 type counts map[string][]int
 
-func (c counts) HealthzAnswered(code int) { c["/healthz"] = append(c["/healthz"], code) }
-func (c counts) LivezAnswered(code int)   { c["/livez"] = append(c["/livez"], code) }
+func (c counts) answered(path string, code int) { c[path] = append(c[path], code) }
 
 func node(taints ...string) *corev1.Node {
 	n := &corev1.Node{}
@@ -117,7 +112,7 @@ func TestCodes(t *testing.T) {
 			c, n := clock{start}, counts{}
 			h := New(Config{
 				Timeout: timeout, Now: func() time.Time { return c.now }, Families: inet.Families[:],
-				NoNode: tt.noNode, Counter: n,
+				NoNode: tt.noNode, Answered: n.answered,
 			})
 			h.Updated(c.now)
 			tt.do(h)

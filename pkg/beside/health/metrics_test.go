@@ -52,7 +52,7 @@ func (broken) Collect(c chan<- prometheus.Metric) {
 func TestMetricsHandlerGathers(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := metrics.New(reg, metrics.Config{})
-	m.HealthzAnswered(http.StatusOK)
+	m.HealthAnswered("/healthz", http.StatusOK)
 	reg.MustRegister(broken{})
 	w := ask(MetricsHandler(reg, start), http.MethodGet, "/metrics")
 	for _, want := range []string{

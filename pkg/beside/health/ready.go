@@ -1,7 +1,6 @@
 package health
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -31,6 +30,3 @@ func local(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	return err == nil && from.Addr().Unmap().IsLoopback()
 }
-
-// unexplained is Config.Reasons for a Config without it.
-func unexplained(context.Context) []string { return nil }

@@ -28,7 +28,8 @@ type Metrics struct {
 	conntrackDuration *prometheus.HistogramVec
 	conntrackDeleted  *prometheus.CounterVec
 
-	healthz, livez *prometheus.CounterVec
+	// answers are those of the health port by path.
+	answers map[string]*prometheus.CounterVec
 
 	elements, capacity, classChains          *prometheus.GaugeVec
 	batches                                  *prometheus.CounterVec
@@ -143,10 +144,12 @@ func (m *Metrics) registerConntrack(r registry) {
 // registerHealth registers kube-proxy's counters of health answers.
 func (m *Metrics) registerHealth(r registry) {
 	code := by("code", "200", "503")
-	m.healthz = r.counters("kubeproxy_proxy_healthz_total",
-		"Responses of /healthz on the health port, by HTTP status code.", code)
-	m.livez = r.counters("kubeproxy_proxy_livez_total",
-		"Responses of /livez on the health port, by HTTP status code.", code)
+	m.answers = map[string]*prometheus.CounterVec{
+		"/healthz": r.counters("kubeproxy_proxy_healthz_total",
+			"Responses of /healthz on the health port, by HTTP status code.", code),
+		"/livez": r.counters("kubeproxy_proxy_livez_total",
+			"Responses of /livez on the health port, by HTTP status code.", code),
+	}
 }
 
 // registerBatches registers the program's own metrics of batches.
@@ -272,14 +275,9 @@ func (m *Metrics) WatchFailed(resource string) {
 	m.watchErrors.WithLabelValues(resource).Inc()
 }
 
-// HealthzAnswered counts an answer to /healthz on the health port with this HTTP status code.
-func (m *Metrics) HealthzAnswered(code int) {
-	m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
-}
-
-// LivezAnswered counts an answer to /livez on the health port with this HTTP status code.
-func (m *Metrics) LivezAnswered(code int) {
-	m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+// HealthAnswered counts an answer to /healthz or /livez on the health port with this HTTP status code.
+func (m *Metrics) HealthAnswered(path string, code int) {
+	m.answers[path].WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
 // Leftovers sets the number of kube-proxy's objects on the node, by kind.

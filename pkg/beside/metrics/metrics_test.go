@@ -43,8 +43,8 @@ func everything(m *Metrics) {
 	m.Synced(&beside.Sync{First: true, Start: end, End: end, Result: apply.Result{Kind: apply.Adopted}})
 	m.Programmed(inet.IPv4, 300*time.Millisecond)
 	m.FlowsDeleted(inet.IPv4, time.Millisecond, 7)
-	m.HealthzAnswered(503)
-	m.LivezAnswered(200)
+	m.HealthAnswered("/healthz", 503)
+	m.HealthAnswered("/livez", 200)
 	for _, f := range inet.Families {
 		m.NoLocalEndpoints(f, 1, 2)
 		m.Elements(f, "services", 10, 1024)
@@ -245,7 +245,7 @@ func TestValues(t *testing.T) {
 			},
 			batches, map[string]float64{"full": 1, "partial": 2}},
 		{"answers by code", nil,
-			func(m *Metrics) { m.HealthzAnswered(503) },
+			func(m *Metrics) { m.HealthAnswered("/healthz", 503) },
 			"kubeproxy_proxy_healthz_total", map[string]float64{"200": 0, "503": 1}},
 		{"a slice is of one family", nil,
 			func(m *Metrics) { m.Programmed(inet.IPv6, 3*time.Second) },
