@@ -593,11 +593,7 @@ func TestManyEntries(t *testing.T) {
 	const services, each = 40, 100
 	insert(t, table, synthetic(inet.UDP, services, each))
 	insert(t, table, synthetic(inet.TCP, services, each))
-	// Every service has lost the first of its endpoints.
-	d := &Desired{}
-	for i := range services {
-		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), serving(list(i, 1)))
-	}
+	d := changed(services)
 	for _, tc := range []struct {
 		name       string
 		selection  Selection
@@ -613,14 +609,21 @@ func TestManyEntries(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			table.unfiltered = tc.unfiltered
-			out, err := table.Delete(t.Context(), inet.IPv4, tc.selection, d.Stale)
-			lab.Must(t, err)
-			if out.Seen != tc.seen || out.Deleted != tc.deleted || out.Partial {
-				t.Errorf("got %+v, want %d seen, %d deleted", out, tc.seen, tc.deleted)
-			}
+			deletes(t, table, tc.selection, d.Stale, tc.seen, tc.deleted)
 		})
 	}
 }
+
+// deletes deletes the stale entries of IPv4 in a part of the table, and checks the numbers of seen and deleted ones.
+func deletes(t *testing.T, table *Netlink, s Selection, stale func(*Flow) bool, seen, deleted int) {
+	t.Helper()
+	out, err := table.Delete(t.Context(), inet.IPv4, s, stale)
+	if want := (Outcome{Seen: seen, Deleted: deleted}); err != nil || out != want {
+		t.Errorf("got %+v, %v; want %d seen, %d deleted", out, err, seen, deleted)
+	}
+}
+
+func all(*Flow) bool { return true }
 
 // With the selection TCP, an entry no longer exists when the next one is read.
 func TestEntriesOfTCPAreDeletedAtOnce(t *testing.T) {
@@ -630,7 +633,7 @@ func TestEntriesOfTCPAreDeletedAtOnce(t *testing.T) {
 	insert(t, table, synthetic(inet.UDP, 1, each))
 	insert(t, table, synthetic(inet.TCP, 1, each))
 	var last *Flow
-	out, err := table.Delete(t.Context(), inet.IPv4, TCP, func(f *Flow) bool {
+	deletes(t, table, TCP, func(f *Flow) bool {
 		if last != nil {
 			left, err := Lookup(inet.TCP, last.Source, last.Destination)
 			if lab.Must(t, err); left != nil {
@@ -642,10 +645,7 @@ func TestEntriesOfTCPAreDeletedAtOnce(t *testing.T) {
 		}
 		last = &Flow{Source: f.Source, Destination: f.Destination}
 		return true
-	})
-	if err != nil || out.Seen != each || out.Deleted != each {
-		t.Errorf("got %+v, %v; want %d seen and deleted", out, err, each)
-	}
+	}, each, each)
 }
 
 // selection returns All or UDP.
@@ -671,18 +671,8 @@ func TestEntryInAnotherZone(t *testing.T) {
 		f := flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53")
 		_ = yield(f, 0) && yield(f, 7)
 	})
-	var zones []uint16
-	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool {
-		zones = append(zones, f.Zone)
-		return f.Zone == 7
-	})
-	if err != nil || out.Seen != 2 || out.Deleted != 1 {
-		t.Fatalf("got %+v, %v; want 2 seen, 1 deleted", out, err)
-	}
-	out, err = table.Delete(t.Context(), inet.IPv4, UDP, func(f *Flow) bool { return f.Zone == 0 })
-	if err != nil || out.Seen != 1 || out.Deleted != 1 {
-		t.Errorf("got %+v, %v; want 1 seen, 1 deleted (zones %v)", out, err, zones)
-	}
+	deletes(t, table, UDP, func(f *Flow) bool { return f.Zone == 7 }, 2, 1)
+	deletes(t, table, UDP, func(f *Flow) bool { return f.Zone == 0 }, 1, 1)
 }
 
 // If an entry expires before its deletion, it does not count as deleted, and this is no error.
@@ -690,15 +680,10 @@ func TestExpiredEntry(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
-	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool {
-		if out, err := other.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
-			t.Errorf("got %+v, %v; want 1 deleted", out, err)
-		}
+	deletes(t, table, UDP, func(*Flow) bool {
+		deletes(t, other, UDP, all, 1, 1)
 		return true
-	})
-	if err != nil || out.Deleted != 0 || out.Seen != 1 {
-		t.Errorf("got %+v, %v; want 1 seen, 0 deleted", out, err)
-	}
+	}, 1, 0)
 }
 
 // If the receive buffer is small and cannot be enlarged, the kernel drops errors, but processes all deletions.
@@ -723,9 +708,7 @@ func TestLostErrors(t *testing.T) {
 	if err != nil {
 		t.Errorf("got %+v, %v; want no error", out, err)
 	}
-	if out, err := other.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
-		t.Errorf("%d flows are left, %v; want none", out.Seen, err)
-	}
+	deletes(t, other, UDP, all, 0, 0)
 }
 
 // If the entry to delete has expired, and a new one with the same addresses and ports exists, the new entry is kept.
@@ -743,10 +726,7 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	if err := table.deleteBatch(&out); err != nil || out.Deleted != 0 {
 		t.Errorf("got %+v, %v; want 0 deleted", out, err)
 	}
-	out, err := table.Delete(t.Context(), inet.IPv4, UDP, func(*Flow) bool { return true })
-	if err != nil || out.Deleted != 1 {
-		t.Errorf("got %+v, %v; want 1 deleted", out, err)
-	}
+	deletes(t, table, UDP, all, 1, 1)
 }
 
 // unrelated yields entries of connections to other machines, which belong to no Service.
