@@ -18,6 +18,7 @@ type Objects struct {
 	Slices       []*discoveryv1.EndpointSlice
 	Node         *corev1.Node
 	ServiceCIDRs []*networkingv1.ServiceCIDR
+	Pods         []*corev1.Pod
 }
 
 // Add adds an object of any kind that the oracle knows, and ignores others.
@@ -31,6 +32,8 @@ func (o *Objects) Add(object runtime.Object) {
 		o.Node = object
 	case *networkingv1.ServiceCIDR:
 		o.ServiceCIDRs = append(o.ServiceCIDRs, object)
+	case *corev1.Pod:
+		o.Pods = append(o.Pods, object)
 	}
 }
 
@@ -156,8 +159,8 @@ type claim struct {
 	allocated bool
 	// balanced is true if a load balancer has the address.
 	balanced bool
-	// onNode is true for a node port.
-	onNode bool
+	// onNode is true for a node port, and for a host port without a hostIP. ofPod is true for a host port.
+	onNode, ofPod bool
 	// sources are the allowed sources; nil means all. denied are never allowed.
 	sources, denied []netip.Prefix
 }
@@ -184,6 +187,9 @@ func New(o Objects, m Machine) *Oracle {
 			r.services = append(r.services, s)
 			r.readService(s)
 		}
+	}
+	for _, p := range o.Pods {
+		r.readPod(p)
 	}
 	r.settleRedirects()
 	r.settleClusterIPs()
@@ -325,7 +331,8 @@ func (r *Oracle) local(c claim, p Packet) bool {
 // sees returns the source that the endpoint sees. A cluster IP masquerades all clients except local pods, if these can be
 // recognised; an external address with policy Cluster masquerades all, one with policy Local only processes of this node. An
 // endpoint on this node that reaches itself must see the node, or it would reply to itself. A node does not masquerade packets to
-// itself. With direct server return, an endpoint on this node sees all clients except processes of this node.
+// itself. With direct server return, an endpoint on this node sees all clients except processes of this node. A pod sees all
+// clients of its host ports except itself.
 func (r *Oracle) sees(c claim, p Packet, e endpoint) netip.Addr {
 	masquerade := !externalLocal(c.service) || r.isNode(p)
 	switch {
@@ -333,6 +340,8 @@ func (r *Oracle) sees(c claim, p Packet, e endpoint) netip.Addr {
 		masquerade = r.machine.MasqueradeAll || r.machine.LocalPod != nil && !r.isLocalPod(p)
 	case r.direct(c, p.To.Addr().Is6()):
 		masquerade = r.isNode(p) || !e.local
+	case c.ofPod:
+		masquerade = false
 	}
 	toItself := e.addr.Addr() == p.From && !r.isNode(p)
 	switch {

@@ -370,8 +370,11 @@ func (s *shrinker) write(name string) (string, error) {
 		}
 	}
 	add("flags", strings.Join(s.h.flags, " "))
-	if slices.ContainsFunc(s.h.steps, func(m *moment) bool { return len(m.faults) > 0 || m.hasty }) {
+	switch {
+	case slices.ContainsFunc(s.h.steps, func(m *moment) bool { return len(m.faults) > 0 || m.hasty }):
 		add("not-for-kube-proxy", "Other programs change the tables, or the program restarts between the steps.")
+	case slices.ContainsFunc(s.h.steps, (*moment).writesPods):
+		add("not-for-kube-proxy", "kube-proxy does not serve host ports: the CNI plugin portmap does.")
 	}
 	s.play(s.h)
 	recorded := s.lastPlay

@@ -27,10 +27,8 @@ type world struct {
 	created  int
 	node     corev1.Node
 	cidrs    [][]string
-	// flows are UDP clients that keep sending, at most the number in most. Some worlds have none, because checks of conntrack entries
-	// take time.
-	flows       []question
-	most, begun int
+	clients  clients
+	pods     *pods
 	// direct is true with the flag for direct server return.
 	direct bool
 }
@@ -52,20 +50,23 @@ const (
 // serviceCIDR has the cluster IPs. otherCIDR is added and removed.
 var serviceCIDR, otherCIDR = []string{"10.96.0.0/16", "fd00:10:96::/112"}, []string{"10.97.0.0/24", "fd00:10:97::/120"}
 
-func newWorld(r *rand.Rand) *world {
-	w := &world{rand: r, services: map[string]*member{}, cidrs: [][]string{serviceCIDR}}
+func newWorld(seed uint64) *world {
+	w := &world{
+		rand: rand.New(rand.NewPCG(seed, 2)), services: map[string]*member{}, cidrs: [][]string{serviceCIDR},
+		pods: newPods(rand.New(rand.NewPCG(seed, 3))),
+	}
 	w.node = corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelTopologyZone: "zone-a"}},
 	}
 	w.node.Status.Addresses = w.nodeAddresses(0)
-	w.most = lab.One(w.rand, 0, 4)
+	w.clients = clients{rand: w.rand, name: "flow", most: lab.One(w.rand, 0, 4)}
 	return w
 }
 
 // newHistory draws a history with a number of steps. With direct, Services may have direct server return.
 func newHistory(seed uint64, steps int, direct bool) *history {
-	w := newWorld(rand.New(rand.NewPCG(seed, 2)))
+	w := newWorld(seed)
 	h := &history{flags: w.flags()}
 	if w.direct = direct; direct {
 		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64", "--direct-server-return")
@@ -105,25 +106,36 @@ func (w *world) step() *moment {
 	for range 16 {
 		m.packets = append(m.packets, w.question())
 	}
-	m.packets = append(m.packets, w.goOn()...)
-	return m
-}
-
-// goOn draws packets of some of the clients that keep sending. Sometimes a client is added or removed.
-func (w *world) goOn() (list []question) {
 	q := w.question()
 	if s := w.services[fmt.Sprintf("svc-%d", w.rand.IntN(busy))]; s != nil {
 		q = w.questionTo(w.target(s))
 	}
-	if len(w.flows) < w.most && q.protocol == corev1.ProtocolUDP {
-		w.begun++
-		q.flow = fmt.Sprintf("flow-%d", w.begun)
-		w.flows = append(w.flows, q)
-	} else if len(w.flows) > 0 && w.rand.IntN(20) == 0 {
-		w.flows = w.flows[1:]
+	m.packets = append(m.packets, w.clients.goOn(q)...)
+	w.pods.step(m)
+	return m
+}
+
+// clients are UDP clients that keep sending, at most the number in most. Some worlds have none, because checks of
+// conntrack entries take time.
+type clients struct {
+	rand *rand.Rand
+	// name begins the names of all clients.
+	name        string
+	flows       []question
+	most, begun int
+}
+
+// goOn draws packets of some of the clients. Sometimes a client with the packet q is added, or a client is removed.
+func (c *clients) goOn(q question) (list []question) {
+	if len(c.flows) < c.most && q.protocol == corev1.ProtocolUDP {
+		c.begun++
+		q.flow = fmt.Sprintf("%s-%d", c.name, c.begun)
+		c.flows = append(c.flows, q)
+	} else if len(c.flows) > 0 && c.rand.IntN(20) == 0 {
+		c.flows = c.flows[1:]
 	}
-	for _, q := range w.flows {
-		if w.rand.IntN(2) == 0 {
+	for _, q := range c.flows {
+		if c.rand.IntN(2) == 0 {
 			list = append(list, q)
 		}
 	}
@@ -697,15 +709,19 @@ func (w *world) question() question {
 }
 
 func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
-	q := question{from: lab.One(w.rand, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
+	return questionTo(w.rand, addr, port)
+}
+
+func questionTo(r *rand.Rand, addr netip.Addr, port corev1.ServicePort) question {
+	q := question{from: lab.One(r, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
 	q.to, q.protocol = netip.AddrPortFrom(addr, uint16(port.Port)), port.Protocol
-	if !slices.Contains(ownAddresses, addr) && w.rand.IntN(20) == 0 {
+	if !slices.Contains(ownAddresses, addr) && r.IntN(20) == 0 {
 		q.to, q.protocol = netip.AddrPortFrom(addr, 0), ""
 	}
 	if q.from == "node" {
-		q.source = lab.One(w.rand, ownAddresses...)
+		q.source = lab.One(r, ownAddresses...)
 		for q.source.Is6() != addr.Is6() {
-			q.source = lab.One(w.rand, ownAddresses...)
+			q.source = lab.One(r, ownAddresses...)
 		}
 	}
 	return q
