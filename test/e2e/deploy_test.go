@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,7 +22,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -74,6 +77,7 @@ func TestDeploy(t *testing.T) {
 	t.Run("configuration", func(t *testing.T) { testConfigMap(t, s) })
 	t.Run("wrong address of the API server", func(t *testing.T) { testWrongAddress(t, s) })
 	t.Run("permissions", func(t *testing.T) { testNoPermissionToSpare(t, s) })
+	t.Run("host ports", func(t *testing.T) { testHostPortsPermission(t, s) })
 	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, s, p) })
 	t.Run("external IPs", func(t *testing.T) { testExternalIPs(t, s) })
 	t.Run("folder of one's own", func(t *testing.T) { testOwnFolder(t, s) })
@@ -309,6 +313,55 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 		t.Fatal(err)
 	}
 	s.awaitPermission(t, "events", true)
+}
+
+// testHostPortsPermission applies deploy/host-ports over deploy/base: with its role, the program reads the pods of its
+// node only, and serves a host port. Without the role, it serves Services, and status has the finding APIForbidden.
+func testHostPortsPermission(t *testing.T, s *site) {
+	pods := s.api.Client().CoreV1().Pods(metav1.NamespaceDefault)
+	_, err := pods.Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "ingress"},
+		Spec: corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{
+			Name: "proxy", Image: "none", Ports: []corev1.ContainerPort{{ContainerPort: backendPort, HostPort: 80}},
+		}}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+
+	since := time.Now()
+	s.sh("kubectl apply -k deploy/host-ports; kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	p, _ := s.pod("kube-nftproxy")
+	eventually(t, patience, func() error { // the kubelet, which does not run the pod, also writes its status
+		addr := s.Pods[0].IPv4.String()
+		status := fmt.Sprintf(`{"status": {"phase": "Running", "podIP": %[1]q, "podIPs": [{"ip": %[1]q}]}}`, addr)
+		_, err := pods.Patch(t.Context(), "ingress", types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		return errors.Join(err, reached(t.Context(), s.Client, inet.TCP, netip.AddrPortFrom(s.Node.IPv4, 80), "pod-0"))
+	})
+	verbs := map[string]bool{}
+	for _, r := range s.requests(since) {
+		if r.Object.Resource != "pods" {
+			continue
+		}
+		verbs[r.Verb] = true
+		if r.Response.Code == 403 || !strings.Contains(r.URI, "fieldSelector=spec.nodeName%3D"+nodeName) {
+			t.Errorf("refused, or a request for pods of other nodes: %+v", r)
+		}
+	}
+	lab.Same(t, map[string]bool{"list": true, "watch": true}, verbs, "requests for pods")
+
+	s.sh("kubectl delete clusterrole kube-nftproxy-host-ports")
+	s.kubelet.Program(p, "kube-nftproxy").Kill() // the kubelet starts another one
+	eventually(t, patience, func() error {
+		out, err := s.try("kubectl -n kube-system exec daemonset/kube-nftproxy -- kube-nftproxy status")
+		if !strings.Contains(out, "cannot read pods") {
+			return fmt.Errorf("no finding about pods: %w: %s", err, out)
+		}
+		return nil
+	})
+	s.reachWeb("pod-0")
+
+	s.sh("kubectl delete pod ingress --force --grace-period=0; kubectl delete clusterrolebinding kube-nftproxy-host-ports; kubectl apply -k deploy/base")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.pod("kube-nftproxy")
 }
 
 // startSaid returns nil if the Event of a start exists.

@@ -196,6 +196,7 @@ type request struct {
 		Resource string
 		APIGroup string
 	} `json:"objectRef"`
+	URI      string `json:"requestURI"`
 	User     struct{ Username string }
 	Response struct{ Code int } `json:"responseStatus"`
 	At       time.Time          `json:"requestReceivedTimestamp"`
