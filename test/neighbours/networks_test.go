@@ -61,6 +61,7 @@ func networks() []neighbour {
 		metalLB(),
 		libvirt(), sshguard(),
 		kubeRouter(), crowdSec(),
+		besidePortmap("nftables"), besidePortmap("iptables"), insteadOfPortmap(),
 	}
 }
 
