@@ -65,8 +65,8 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 			"no endpoint has a connection limit")
 	}
 	if served.WithoutTimeouts {
-		logger.Info("The kernel lacks ct timeout (module nft_ct, CONFIG_NF_CONNTRACK_TIMEOUT): " +
-			"all connections have the timeouts of the node")
+		logger.Info("The kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT, and before Linux 6.2 also the module " +
+			"nft_objref): all connections have the timeouts of the node")
 	}
 	if o.DirectReturn && !served.DirectReturn {
 		logger.Info("The kernel lacks dup (modules nft_dup_ipv4 and nft_dup_ipv6): no Service has direct server return")

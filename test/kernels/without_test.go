@@ -78,6 +78,8 @@ func TestWithoutModules(t *testing.T) {
 		{"nft_hash", both, []string{"The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random"}},
 		{"nft_connlimit", both, []string{"The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): " +
 			"no endpoint has a connection limit"}},
+		{"nft_objref", both, []string{"The kernel lacks ct timeout (", // a module before Linux 6.2
+			"and before Linux 6.2 also the module nft_objref): all connections have the timeouts of the node"}},
 		{"nft_masq", ended, []string{"the kernel lacks masquerade (module nft_masq, CONFIG_NFT_MASQ):"}},
 		{"nft_nat", ended, []string{"the kernel lacks dnat (module nft_nat, CONFIG_NFT_NAT):"}},
 		{"nft_chain_nat", ended, []string{"the kernel lacks chains of type nat (module nft_chain_nat, CONFIG_NFT_NAT):"}},
