@@ -38,6 +38,7 @@ var vip = [2]netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr
 // newFabric makes the cluster. flags are those of the proxy on each node.
 func newFabric(t *testing.T, flags ...string) *fabric {
 	t.Helper()
+	t.Parallel()
 	f := newNetwork(t, len(flags))
 	for i := range f.nodes {
 		f.proxies = append(f.proxies, f.startProxy(i, flags[i], t.TempDir()))

@@ -139,13 +139,13 @@ func (w *firstWorld) feed(t *testing.T, input string, command string, args ...st
 	}
 }
 
-// answers fails unless a host answers all packets of a pod, the node and a client to the Service; with an empty name, nobody.
+// answers fails unless a host answers all packets of a pod, the node and a client to the Service.
 func (w *firstWorld) answers(t *testing.T, want string) {
 	t.Helper()
 	for _, from := range []*lab.Host{w.Pods[2], w.Node, w.Client} {
 		for _, to := range firstDestinations {
-			a := from.Probe(t.Context(), inet.TCP, netip.MustParseAddrPort(to), lab.Options{})
-			if a.Server != want || want == "" && a.Outcome != lab.TimedOut {
+			a := from.Probe(t.Context(), inet.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: patience})
+			if a.Server != want {
 				t.Errorf("from %s to %s: %s, want an answer of %q", from.Name, to, a, want)
 			}
 		}
@@ -155,6 +155,7 @@ func (w *firstWorld) answers(t *testing.T, want string) {
 // TestWhoIsAskedFirst: Services decide before all rules of other programs at dstnat while the lease lasts, in each order of starts, reloads and
 // repairs. After the lease has expired, a proxy at dstnat that has taken over decides first, and chains behind dstnat do not.
 func TestWhoIsAskedFirst(t *testing.T) {
+	t.Parallel()
 	w := newFirstWorld(t)
 	const dstnat = -100
 	for _, order := range []struct {

@@ -61,17 +61,18 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a test of the tests")
 	}
-	r := newRig(t)
 	for name, c := range map[string]struct {
 		distort        func(proxy.Source) proxy.Source
 		seed           uint64 // of a history that finds it soon
 		steps, objects int
 	}{
-		"source-ranges-ignored":   {withoutSourceRanges, 16, 1, 2},
-		"internal-policy-ignored": {withoutInternalPolicy, 100, 1, 2},
-		"deletion-forgotten":      {withoutDeletions, 56, 2, 1},
+		"source-ranges-ignored":   {withoutSourceRanges, 12, 1, 2},
+		"internal-policy-ignored": {withoutInternalPolicy, 102, 1, 2},
+		"deletion-forgotten":      {withoutDeletions, 16, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
 			p := newPlayer(r.lab)
 			p.folder = t.TempDir()
 			p.sabotage = func(s *settings) { s.distort = c.distort }

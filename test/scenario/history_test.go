@@ -88,6 +88,7 @@ const (
 // duration or a seed. After each step the kernel holds exactly the plan from scratch, and packets match the oracle. Sometimes
 // nft's listing is compared with that of tables programmed at once. A failure is shrunk and written as a scenario.
 func TestHistories(t *testing.T) {
+	t.Parallel()
 	steps, until := lab.Setting(t, "HISTORY_STEPS", 0), time.Now().Add(defaultTime)
 	if minutes := lab.Setting(t, "HISTORY_MINUTES", 0); minutes > 0 {
 		steps, until = math.MaxInt, time.Now().Add(time.Duration(minutes)*time.Minute)

@@ -356,6 +356,7 @@ func newMatrixLab(t *testing.T, m mode) *lab.Lab {
 
 // TestMatrix sends the packets of all cells in each mode. The oracle predicts their outcomes.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	for _, m := range playedModes() {
 		t.Run(m.String(), func(t *testing.T) {
 			t.Parallel()

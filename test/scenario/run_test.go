@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -84,11 +83,12 @@ func mustServe(t *testing.T, h *lab.Host) {
 }
 
 func TestScenarios(t *testing.T) {
+	t.Parallel()
 	paths, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
 	}
-	rigs := make(chan *rig, min(runtime.GOMAXPROCS(0), 4))
+	rigs := make(chan *rig, 4) // a scenario waits for half of its time
 	first := newRig(t)
 	first.checkCluster(t)
 	rigs <- first

@@ -105,6 +105,7 @@ func (w *warmup) foretold(to *lab.Host) (sum float64, err error) {
 // A new endpoint gets a tenth of the weight of the others, then more with each step. An established connection stays. An endpoint that returns starts
 // again. After a restart, all endpoints have their full weight, and the kernel's tables are those of the plan.
 func TestSlowStart(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Config{Pods: 3})
 	for _, pod := range l.Pods {
 		if _, err := pod.Serve(inet.TCP, firstPort); err != nil {

@@ -56,6 +56,7 @@ func (d *departing) round(after time.Duration) (ended [2]int) {
 // After a scale-up, connections to the earlier endpoints end if no packet of them passes for five seconds: the next
 // segment of the client gets a reset, unless the rules select the same endpoint again. All others continue.
 func TestSpreadConnections(t *testing.T) {
+	t.Parallel()
 	const (
 		silent  = 5
 		idle    = 32 // from each client, in each family

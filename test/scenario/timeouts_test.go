@@ -137,6 +137,7 @@ func (c *tracked) ask(from *lab.Host, port uint16, to netip.AddrPort) time.Durat
 // TestTimeouts: a connection to a Service has the timeouts of its annotation, by all paths through the rules, and all
 // other connections have those of the node. Changes do not affect it, as long as a Service has its timeouts.
 func TestTimeouts(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
 		l.Node.Run(t, "sysctl", "-qw", fmt.Sprintf("net.netfilter.nf_conntrack_%s=%.0f", name, ofNode.Seconds()))

@@ -135,6 +135,7 @@ var alterations = []struct {
 
 // TestTraceFollowsAlteredRules: traces of manually changed rules match the packets.
 func TestTraceFollowsAlteredRules(t *testing.T) {
+	t.Parallel()
 	r := &rig{lab: newLab(t)}
 	folder := t.TempDir()
 	common, err := os.ReadFile(common)
