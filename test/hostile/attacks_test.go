@@ -170,6 +170,7 @@ func ranges(n int) (list []string) {
 func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
 			n := newBank(t)
 			bank := func(when string) { t.Logf("bank's change takes %v %s, %v without evil", n.bank(), when, n.usual) }
 			before, lines := n.elements(), n.lines()

@@ -167,6 +167,7 @@ func TestCrowds(t *testing.T) {
 
 // attack attacks a new node with a number of namespaces.
 func (c *crowd) attack(t *testing.T, of int) {
+	t.Parallel()
 	n, early, late := newVictims(t, c.flags()...)
 	objects, services := c.all(of)
 	n.absorbed(func() { n.put("crowd", objects...) }, services)

@@ -37,13 +37,17 @@ const (
 //
 // At the end, the last applies to log lines. HOSTILE_SEED and HOSTILE_STEPS select other histories.
 func TestHistories(t *testing.T) {
+	t.Parallel()
 	for _, room := range []struct {
 		name  string
 		flags []string
 	}{{"default room", nil}, {"little room", []string{
 		"--limits=node-elements=2000,node-source-ranges=40,node-port-ranges=10",
 	}}} {
-		t.Run(room.name, func(t *testing.T) { histories(t, room.flags...) })
+		t.Run(room.name, func(t *testing.T) {
+			t.Parallel()
+			histories(t, room.flags...)
+		})
 	}
 }
 
