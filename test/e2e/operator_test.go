@@ -252,7 +252,8 @@ func (o *operator) testPackets() {
 	o.live(client, vip("fine"), lab.Answered, 0, `The packet left this node by veth-\w+\. 10\.244\.[01]\.10:8080 answered\.`)
 	o.live(client, vip("closed"), lab.Refused, 1, `10\.244\.0\.10:8081 refused the connection \(TCP reset\): nothing listens on port 8081`)
 	o.apply(slice("half-dead", "half-dead", endpoint(netip.MustParseAddr("10.244.0.99"))))
-	o.says(0, "trace 10.244.0.11 "+vip("half-dead").String(), `a cluster IP with one endpoint`) // the kernel has the change
+	o.says(0, "services default/half-dead", `policy Cluster +1 endpoint `)
+	o.daemon.awaitIdle(patience) // the command shows the plan, which precedes the commit
 	o.live(client, vip("half-dead"), lab.TimedOut, 1, `left this node by eth0\. 10\.244\.0\.99:8080 has not answered within 1s`)
 	for _, s := range []struct {
 		nft     string
