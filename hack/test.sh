@@ -2,9 +2,9 @@
 # Runs the lanes of the tests, also after a lane has failed, and prints a summary. Usage: hack/test.sh [lane ...]
 #   lint   checks of the source: see lint.sh
 #   house  rules about source, documents and manifests
-#   unit   tests without privileges of the packages that start no goroutines and use no locks; tests that need root are
-#          skipped
-#   race   the same for all other packages, with the race detector
+#   unit   tests without privileges of test, and of the packages of the program that start no goroutines and use no locks;
+#          tests that need root are skipped
+#   race   the same for the other packages, with the race detector
 #   netns  the packages with tests in network namespaces, as root; no test may be skipped for missing privileges
 #   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
@@ -40,9 +40,9 @@ matching() { # files, pattern
 # namespaces lists the packages with tests in network namespaces.
 namespaces() { all | matching '*_test.go' '\b(EnterNamespace|ForTest)\(|REQUIRE_NETNS'; }
 
-# concurrent lists the packages that start goroutines or use locks. In the other packages, the race detector finds nothing,
-# and makes the tests slower. A sync.OnceValue is no reason, because its value never changes.
-concurrent() { all | matching '*.go' '^\s*go |\.Go\(|\bsync\.(Once\b|[CMNPRW])|"sync/'; }
+# concurrent lists the packages of the program that start goroutines or use locks. In the other packages, the race detector
+# finds nothing, and makes the tests slower. A sync.OnceValue is no reason, because its value never changes.
+concurrent() { all | grep -v /test/ | matching '*.go' '^\s*go |\.Go\(|\bsync\.(Once\b|[CMNPRW])|"sync/'; }
 
 # tagged lists the packages that have tests with a build tag.
 tagged() { # tag
@@ -58,6 +58,9 @@ tests() { # lane, arguments of go test...
   local status=("${PIPESTATUS[@]}")
   [ "${status[0]}" -eq 0 ] || { cat $out/$lane.json.err && return 1; }
 }
+
+# Most tests of these lanes wait for half of their time, so more of them run than a machine of CI has processors.
+waiting=(-p 3 -parallel 4)
 
 # Root without capabilities has no more rights than another user, but can read the clone and Go's cache.
 unprivileged=()
@@ -77,21 +80,21 @@ unit() {
 }
 race() {
   local packages
-  packages=$(concurrent) && CGO_ENABLED=1 tests race -race "${unprivileged[@]}" $packages
+  packages=$(concurrent) && CGO_ENABLED=1 tests race -race "${waiting[@]}" "${unprivileged[@]}" $packages
 }
 netns() {
   local chroots
   # nft of sid changes from day to day: make test-kernels looks at it.
-  root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns $(namespaces | grep -v '/test/hostile$')
+  root && chroots=$(hack/nfts.sh bookworm trixie) && REQUIRE_NETNS=1 NFT_CHROOTS=$chroots tests netns "${waiting[@]}" $(namespaces | grep -v '/test/hostile$')
 }
-hostile() { root && built && REQUIRE_NETNS=1 tests hostile -timeout 3h ./test/hostile; } # HOSTILE_STEPS makes it long
+hostile() { root && built && REQUIRE_NETNS=1 tests hostile -timeout 3h -parallel 3 ./test/hostile; } # HOSTILE_STEPS makes it long
 e2e() {
   root || return 1
   local packages
   packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
   # Each package and each parallel test runs an API server.
-  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 3 $packages
+  built && REQUIRE_NETNS=1 tests e2e -tags e2e -p 2 -parallel 4 $packages
 }
 ratios() {
   root || return 1

@@ -30,6 +30,7 @@ type node struct {
 }
 
 func newNode(t *testing.T) *node {
+	t.Parallel()
 	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2}), dir: t.TempDir()}
 	for _, pod := range n.Pods {
 		if _, err := pod.Serve(inet.TCP, 8080); err != nil {

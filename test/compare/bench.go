@@ -16,7 +16,9 @@ type results map[string]map[string][]float64
 
 // bench runs benchmarks of a package. pattern is the argument of -bench, and arguments follow it.
 func bench(pattern, pkg string, arguments ...string) (results, error) {
-	cmd := exec.Command("go", append([]string{"test", "-run", "^$", "-bench", pattern, "-benchmem", "-timeout", "60m", pkg}, arguments...)...)
+	cmd := exec.Command("go", append([]string{
+		"test", "-run", "^$", "-vet=off", "-bench", pattern, "-benchmem", "-timeout", "60m", pkg,
+	}, arguments...)...)
 	cmd.Env = append(os.Environ(), "REQUIRE_NETNS=1")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()

@@ -25,7 +25,7 @@ var program string
 
 // shared has the clusters of all worlds that do not have their own one. One world at a time uses a cluster. A cluster starts with its
 // first world.
-var shared = make(chan func() (*cluster.Cluster, error), 2)
+var shared = make(chan func() (*cluster.Cluster, error), 3)
 
 func TestMain(m *testing.M) {
 	code, err := prepare(m)
