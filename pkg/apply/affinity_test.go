@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -334,39 +333,4 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	within("with a new timeout", 50*time.Second, time.Minute)
 	c.stay("with a new timeout", to)
 	within("after another connection", 50*time.Second, time.Minute)
-}
-
-// BenchmarkAffinity measures the first packet of a connection of one of many remembered clients, from the device to the endpoint's address, where the
-// packet is dropped. "none" is without affinity.
-func BenchmarkAffinity(b *testing.B) {
-	for _, f := range inet.Families {
-		for _, clients := range []int{0, 1 << 10, 1 << 16, 1_000_000} {
-			name := fmt.Sprintf("%s/%d", f, clients)
-			timeout := 3 * time.Hour
-			if clients == 0 {
-				name, timeout = f.String()+"/none", 0
-			}
-			b.Run(name, func(b *testing.B) {
-				w := newWire(b)
-				mustSync(b, open(b), newStickyPlanner(sticky(0, timeout, numbers(0, 10)...)), Full)
-				run(b, "nft", "add table inet nowhere; add chain inet nowhere c { type filter hook forward priority 0; policy drop; }")
-				to := destinations(f, 0)[0]
-				for i := range clients {
-					w.send(f, i, to)
-				}
-				// The order of clients has no locality for caches.
-				frames := make([][]byte, 1<<14)
-				for i := range frames {
-					frames[i] = w.frame(f, (i*7919*61)%max(clients, 1), to)
-				}
-				i := 0
-				for b.Loop() {
-					if _, err := unix.Write(w.clients, frames[i%len(frames)]); err != nil {
-						b.Fatal(err)
-					}
-					i++
-				}
-			})
-		}
-	}
 }

@@ -4,13 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -90,29 +88,6 @@ func BenchmarkReplaceOneEndpoint(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkScale gives a Service one endpoint more, or one less. Its class changes, so the kernel reports the counter of the deleted element.
-func BenchmarkScale(b *testing.B) {
-	lab.EnterNamespace(b)
-	const services = 1000
-	k, p := open(b), plan.New(options())
-	k.Count(uncounted{})
-	fill(p, services, 10)
-	mustSync(b, k, p, Full)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		s := plain(i%services, 10+(1+i/services)%2, 0)
-		p.Set(s.Name, s)
-		mustSync(b, k, p, Partial)
-	}
-}
-
-type uncounted struct{}
-
-func (uncounted) Await(time.Duration) error { return nil }
-func (uncounted) Begin()                    {}
-func (uncounted) End([]nft.Found, bool)     {}
-func (uncounted) Adopted()                  {}
 
 // BenchmarkAdopt measures the sync of a new process that adopts the tables.
 func BenchmarkAdopt(b *testing.B) {

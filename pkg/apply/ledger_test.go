@@ -304,23 +304,3 @@ func BenchmarkChangeOne(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkPlanAll plans all Services of a cluster, as at the start.
-func BenchmarkPlanAll(b *testing.B) {
-	for _, size := range sizes[:3] {
-		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			services := make([]*model.Service, size.services)
-			for i := range services {
-				services[i] = plain(i, size.endpoints, 0)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				p := plan.New(options())
-				newLedger(p)
-				for _, s := range services {
-					p.Set(s.Name, s)
-				}
-			}
-		})
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -98,6 +99,14 @@ func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	mustSync(t, k, p, Full)
 	checkKernel(t, k, p)
 }
+
+// uncounted are [Counts] of nothing.
+type uncounted struct{}
+
+func (uncounted) Await(time.Duration) error { return nil }
+func (uncounted) Begin()                    {}
+func (uncounted) End([]nft.Found, bool)     {}
+func (uncounted) Adopted()                  {}
 
 // afterRewrite calls a function once, after the first batch of a rewrite.
 type afterRewrite struct {

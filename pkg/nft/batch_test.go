@@ -196,21 +196,3 @@ func TestReadersSurviveGarbage(t *testing.T) {
 		t.Errorf("describe of an unknown message = %q", got)
 	}
 }
-
-func BenchmarkAddElement(b *testing.B) {
-	s := testMap()
-	batch := NewBatch(64 << 20)
-	elements := make([]*Element, 1024)
-	for i := range elements {
-		elements[i] = testElement(s, i)
-	}
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		if i%(1<<19) == 0 {
-			batch.Buf, batch.last = batch.Buf[:20], 0
-		}
-		batch.AddElement(elements[i%len(elements)])
-		i++
-	}
-}

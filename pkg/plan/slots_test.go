@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 )
 
 func endpoints(r *rand.Rand, n int) []netip.AddrPort {
@@ -86,37 +85,4 @@ func TestEqualHashes(t *testing.T) {
 	defer func(mask uint64) { hashMask = mask }(hashMask)
 	hashMask = 3 << 32
 	t.Run("plans", TestThePlanOfManyEndpointsDoesNotDependOnHistory)
-}
-
-func BenchmarkSlots(b *testing.B) {
-	r := rand.New(rand.NewPCG(5, 6))
-	for _, n := range []int{1, 10, 100, 255, 1000, 5000, 10000} {
-		in := endpoints(r, n)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				inSlots(in)
-			}
-		})
-	}
-}
-
-// BenchmarkIDsOfManyEndpoints changes the endpoints of a port with affinity. The endpoints are in groups, and some of them are on this node. The
-// time per endpoint must not grow with their number.
-func BenchmarkIDsOfManyEndpoints(b *testing.B) {
-	for _, n := range []int{1500, 12000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			p := New(testOptions())
-			for round := 0; b.Loop(); round++ {
-				b.StopTimer()
-				s := benchService(0, n, round)
-				port := s.Ports[0]
-				port.Affinity, port.Cluster = time.Hour, sorted(port.Cluster)
-				port.Local = port.Cluster[:200+round%8]
-				b.StartTimer()
-				p.Set(s.Name, s)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/endpoint")
-		})
-	}
 }

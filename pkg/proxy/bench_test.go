@@ -279,45 +279,6 @@ func BenchmarkPlanned(b *testing.B) {
 	}
 }
 
-// BenchmarkSync measures the time from a change of a stored object to the kernel's acknowledgement.
-func BenchmarkSync(b *testing.B) {
-	for _, size := range sizes {
-		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			lab.EnterNamespace(b)
-			s := newStoredSource(size.services, size.endpoints)
-			p := s.open(b)
-			settle(b, p)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				b.StopTimer()
-				name := s.put(i%size.services, size.endpoints, 1+i/size.services)
-				p.Tracker.MarkSlice(name, track.Trigger{})
-				b.StartTimer()
-				settle(b, p)
-			}
-		})
-	}
-}
-
-// BenchmarkBurst replaces an endpoint of each of 1,000 Services at once.
-func BenchmarkBurst(b *testing.B) {
-	const services, changed, endpoints = 10000, 1000, 10
-	lab.EnterNamespace(b)
-	s := newStoredSource(services, endpoints)
-	p := s.open(b)
-	settle(b, p)
-	b.ReportAllocs()
-	for n := 0; b.Loop(); n++ {
-		b.StopTimer()
-		for k := range changed {
-			i := n*changed + k
-			p.Tracker.MarkSlice(s.put(i%services, endpoints, 1+i/services), track.Trigger{})
-		}
-		b.StartTimer()
-		settle(b, p)
-	}
-}
-
 // BenchmarkEvent measures the part of a change without a kernel: one endpoint of a Service is replaced, in slices of
 // 100, beside a thousand small Services. It begins with the stored slice, and ends with the reported elements.
 func BenchmarkEvent(b *testing.B) {

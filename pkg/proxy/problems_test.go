@@ -95,21 +95,6 @@ func (c fakeConflicts) Of(loser types.NamespacedName) ([]plan.Conflict, int) {
 	return c[loser], len(c[loser])
 }
 
-// BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.
-func BenchmarkProblems(b *testing.B) {
-	for _, n := range []int{2_000, 16_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			before, now := manyProblems(0, n), manyProblems(n/2, n)
-			for b.Loop() {
-				p, _ := reporting()
-				p.reportNew(named(1), before)
-				p.reportNew(named(1), now)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/problem")
-		})
-	}
-}
-
 func TestObjectsWithProblemsAreCounted(t *testing.T) {
 	p, _ := reporting()
 	of := func(kind string, i int, field string) model.Problem {

@@ -180,39 +180,6 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 	}
 }
 
-func BenchmarkSlice(b *testing.B) {
-	tr := New(start, func() time.Time { return start })
-	trigger := Trigger{At: start.Add(time.Second)}
-	b.ReportAllocs()
-	for b.Loop() {
-		tr.MarkSlice(web, trigger)
-	}
-}
-
-// BenchmarkTake marks a number of Services, each with an EndpointSlice, and takes them.
-func BenchmarkTake(b *testing.B) {
-	for _, n := range []int{1, 1000, 10000} {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			list := make([]types.NamespacedName, n)
-			for i := range list {
-				list[i] = types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
-			}
-			tr := New(start, func() time.Time { return start })
-			trigger := Trigger{At: start.Add(time.Second)}
-			b.ReportAllocs()
-			for b.Loop() {
-				for _, name := range list {
-					tr.MarkService(name)
-					tr.MarkSlice(name, trigger)
-				}
-				if d := tr.Take(); len(d.Services) != n {
-					b.Fatalf("took %d Services, want %d", len(d.Services), n)
-				}
-			}
-		})
-	}
-}
-
 // Take returns marks of one call of Together all at once.
 func TestTogether(t *testing.T) {
 	const rounds = 1000

@@ -30,14 +30,6 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-func BenchmarkTransformSlice(b *testing.B) {
-	slice := bigSlice(1, 100)
-	b.ReportAllocs()
-	for b.Loop() {
-		encodeForTest(b, slice)
-	}
-}
-
 // bytesPerEndpoint returns the heap size of the stores for a number of Services, divided by the number of endpoints.
 func bytesPerEndpoint(t testing.TB, services int) float64 {
 	t.Helper()

@@ -1,15 +1,11 @@
 package counters
 
 import (
-	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -67,44 +63,5 @@ func BenchmarkRead(b *testing.B) {
 			}
 			lab.Must(b, c.Close())
 		})
-	}
-}
-
-// BenchmarkNewConnection sends the first packet of a connection from this node to a Service. The packet leaves
-// through a veth device, and no host answers.
-func BenchmarkNewConnection(b *testing.B) {
-	program(b, 1000)
-	must := func(err error) {
-		lab.Must(b, err)
-	}
-	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "out"}, PeerName: "far"}))
-	for _, name := range []string{"lo", "far", "out"} {
-		link, err := netlink.LinkByName(name)
-		must(err)
-		must(netlink.LinkSetARPOff(link))
-		must(netlink.LinkSetUp(link))
-		if name == "out" {
-			addr := &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}
-			must(netlink.AddrAdd(link, &netlink.Addr{IPNet: addr}))
-			must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}))
-		}
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-	must(err)
-	defer unix.Close(fd) //nolint:errcheck // write only
-	packet := make([]byte, 28)
-	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_UDP
-	copy(packet[12:], []byte{192, 0, 2, 1})
-	binary.BigEndian.PutUint16(packet[22:], 53)
-	binary.BigEndian.PutUint16(packet[24:], 8)
-	to := &unix.SockaddrInet4{}
-	const ports = 1 << 15
-	for i := 0; b.Loop(); i++ {
-		// Each packet begins a new connection: 32,768 source ports for each of 1,000 Services.
-		service := i / ports % 1000
-		to.Addr = [4]byte{10, 97, byte(service >> 8), byte(service)}
-		copy(packet[16:], to.Addr[:])
-		binary.BigEndian.PutUint16(packet[20:], uint16(ports+i%ports))
-		must(unix.Sendto(fd, packet, 0, to))
 	}
 }
