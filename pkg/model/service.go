@@ -62,6 +62,11 @@ type AddrProtocol struct {
 	Protocol inet.Protocol
 }
 
+// NodePort returns the key of the node port with the same number.
+func (k Key) NodePort() Key {
+	return Key{Port: k.Port, Protocol: k.Protocol, Family: k.Family}
+}
+
 // AddrProtocol returns the address and the protocol of a key.
 func (k Key) AddrProtocol() AddrProtocol { return AddrProtocol{k.Addr, k.Protocol} }
 

@@ -34,7 +34,9 @@ type claims struct {
 	lost int
 	// rangesAt are the claimed ranges of ports by place.
 	rangesAt groups[model.AddrProtocol, model.Key]
-	places   places
+	// hostIPs are the claimed keys of host ports with a hostIP, by the node port with the same number.
+	hostIPs groups[model.Key, model.Key]
+	places  places
 	// isClusterIP reports whether an address of a family is a cluster IP of a Service.
 	isClusterIP func(inet.Family, netip.Addr) bool
 	// losers are the Services whose lost claims may have changed since the last [Conflicts.TakeLosers].
@@ -49,7 +51,8 @@ type contest struct {
 
 func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 	return &claims{
-		byKey: map[model.Key][]claim{}, rangesAt: groups[model.AddrProtocol, model.Key]{}, places: newPlaces(),
+		byKey: map[model.Key][]claim{}, rangesAt: groups[model.AddrProtocol, model.Key]{},
+		hostIPs: groups[model.Key, model.Key]{}, places: newPlaces(),
 		isClusterIP: isClusterIP, losers: map[types.NamespacedName]struct{}{},
 	}
 }
@@ -64,8 +67,8 @@ func (cs *claims) replace(old, now *service) []contest {
 	return list
 }
 
-// contests returns each key that the old or the new version of a Service claims, with its present winner, and the
-// ranges that may overlap these keys.
+// contests returns each key that the old or the new version of a Service claims, with its present winner, the ranges
+// that may overlap these keys, and the host ports that compete with a node port in them.
 func (cs *claims) contests(old, now *service) (list []contest) {
 	known := map[model.Key]bool{}
 	add := func(k model.Key) {
@@ -81,6 +84,9 @@ func (cs *claims) contests(old, now *service) (list []contest) {
 			for other := range cs.rangesAt[c.key.AddrProtocol()] {
 				add(other)
 			}
+		}
+		for other := range cs.hostIPs[c.key] {
+			add(other)
 		}
 	}
 	return list
@@ -131,7 +137,9 @@ func (cs *claims) withdraw(c claim) {
 		cs.byKey[k] = slices.Delete(cs.byKey[k], i, i+1)
 		cs.lost--
 	default:
-		if delete(cs.byKey, k); k.Last != 0 {
+		delete(cs.byKey, k)
+		cs.hostIPs.remove(k.NodePort(), k)
+		if k.Last != 0 {
 			cs.rangesAt.remove(k.AddrProtocol(), k)
 		}
 	}
@@ -141,6 +149,9 @@ func (cs *claims) claim(c claim) {
 	k := c.frontend.Key
 	if c.elsewhere() {
 		cs.places.sharing.add(k.Addr, c.service)
+	}
+	if atHostIP(c.frontend) {
+		cs.hostIPs.add(k.NodePort(), k)
 	}
 	i, found := find(cs.byKey[k], c)
 	switch {

@@ -13,6 +13,8 @@ import (
 //   - A range belongs to the Service with the best claim to it. A range that overlaps the range of a better claim is
 //     not programmed, and neither is a single port of another Service in the range of a better claim. If the claim to
 //     the single port is better, the rules find the port first, and the rest of the range stays.
+//   - A host port with a hostIP competes with the node port of its number, by the age of their objects. If the node
+//     port is older, the host port is not programmed. Otherwise the rules find the host port first.
 //
 // If two Services have the same cluster IP, which the API server prevents, the best claim to each key is programmed,
 // and single ports take precedence over ranges.
@@ -23,13 +25,13 @@ import (
 
 // places has the decisions that depend on other keys at the same address.
 type places struct {
-	// beaten has the claimed keys that are not programmed, with the range of a better claim. The zero key stands for
-	// the cluster IP of another Service.
+	// beaten has the claimed keys that are not programmed, with the range or the node port of a better claim. The zero
+	// key stands for the cluster IP of another Service.
 	beaten map[model.Key]model.Key
 	// won has the ranges of each place (an address and a protocol) that are programmed, by port. They do not overlap.
 	won map[model.AddrProtocol][]claim
-	// fronts has the programmed single ports in a range of another Service, with the range. inFrontOf has the same by
-	// range.
+	// fronts has the programmed single ports in a range of another Service, with the range, and the programmed host
+	// ports with the node port. inFrontOf has the same by range and node port.
 	fronts    map[model.Key]model.Key
 	inFrontOf groups[model.Key, model.Key]
 	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
@@ -179,11 +181,16 @@ func (cs *claims) settlePort(k model.Key) {
 	beaten := false
 	if best.service != nil && best.elsewhere() {
 		in := cs.rangeAt(k)
+		better := in.service != nil && in.compare(best) < 0
+		if atHostIP(best.frontend) {
+			in = cs.best(k.NodePort())
+			better = in.service != nil && in.service.compareAge(best.service) < 0
+		}
 		switch {
 		case cs.isOthersClusterIP(best):
 			beaten = true
 		case in.service == nil || in.service == best.service:
-		case in.compare(best) < 0:
+		case better:
 			by, beaten = in.frontend.Key, true
 		default:
 			front = in.frontend.Key
@@ -206,7 +213,8 @@ func (cs *claims) setBeaten(k, by model.Key, beaten bool) {
 	cs.noteLoser(k)
 }
 
-// setFront records the range of another Service that contains a programmed single port; the zero key if there is none.
+// setFront records the range of another Service that contains a programmed single port, or the node port of another
+// Service that a host port precedes; the zero key if there is none.
 func (cs *claims) setFront(k, r model.Key) {
 	old := cs.places.fronts[k]
 	if old == r {

@@ -74,7 +74,8 @@ type service struct {
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster
 // IP wins over all other addresses, because the API server allocates it. A load-balancer IP, which a controller
-// allocates, wins over an external IP, which a user writes into the Service. Among equals, the older Service wins.
+// allocates, wins over an external IP or a hostIP, which a user writes into the object. Among equals, the older object
+// wins.
 type claim struct {
 	service  *service
 	port     *port
@@ -96,8 +97,14 @@ func (c claim) rank() int {
 }
 
 // isAllocated reports whether the API server or a load balancer has allocated the address or node port of a frontend to
-// its Service. The author of a Service can write any address into its external IPs.
-func isAllocated(f *model.Frontend) bool { return f.Kind != model.ExternalIP || f.ReplacesClusterIP }
+// its Service. The author of a Service can write any address into its external IPs. A host port without a hostIP
+// competes with node ports only.
+func isAllocated(f *model.Frontend) bool {
+	return f.Kind != model.ExternalIP && !atHostIP(f) || f.ReplacesClusterIP
+}
+
+// atHostIP reports whether a frontend is a host port with a hostIP.
+func atHostIP(f *model.Frontend) bool { return f.Kind == model.HostPort && f.Addr.IsValid() }
 
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {

@@ -181,7 +181,8 @@ func TestOverlappingClaims(t *testing.T) {
 		p.Set(name, nil)
 	}
 	p.Conflicts().Settle(1)
-	if l := &p.claims.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+len(p.shared)+len(p.leads) != 0 {
+	if l := &p.claims.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+len(p.shared)+len(p.leads)+
+		len(p.claims.hostIPs) != 0 {
 		t.Errorf("after the deletion of all Services, this is left: %+v, %d shared elements", l, len(p.shared))
 	}
 }
