@@ -40,9 +40,9 @@ type Flows struct{ planner *Planner }
 func (p *Planner) Flows() Flows { return Flows{p} }
 
 // Take returns the changed frontends since the last call, and forgets them. Each has the namespace of its last owner;
-// "" if this is an earlier process, or for the following frontends. For a range of ports, Take also returns its
-// [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its clients now. Call
-// it after a successful sync.
+// "" if this is an earlier process, or for the following frontends. For ranges of ports and node ports, Take also
+// returns their [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its
+// clients now. Call it after a successful sync.
 func (fs Flows) Take() map[model.Key]string {
 	p := fs.planner
 	if len(p.flows) == 0 {
@@ -51,18 +51,22 @@ func (fs Flows) Take() map[model.Key]string {
 	taken := p.flows
 	p.flows = map[model.Key]string{}
 	var deleted []model.Key
-	ranges := len(p.claims.rangesAt) > 0
+	others := p.claims.sharePlaces()
 	for k := range taken {
-		if ranges = ranges || k.Last != 0; k.Last == 0 && p.claims.winner(k).service == nil {
+		if others = others || k.Last != 0; k.Last == 0 && p.claims.winner(k).service == nil {
 			deleted = append(deleted, k)
 		}
 	}
 	if len(deleted) > 0 {
 		p.addHeirs(taken, deleted)
 	}
-	if ranges {
+	if others {
 		p.addRangesBefore(taken)
-		fs.SinglePortsBeside(taken, func(k model.Key) { taken[k] = "" })
+		fs.SinglePortsBeside(taken, func(k model.Key) {
+			if _, changed := taken[k]; !changed {
+				taken[k] = ""
+			}
+		})
 	}
 	return taken
 }

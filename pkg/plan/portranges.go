@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -69,14 +70,21 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 	}, append(l.toRangeBackend(ls), rule(undone, setPriorityTo(0)))...)
 }
 
-// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range in keys. These have
-// the same address and protocol, or are node ports of the protocol, if the address may serve node ports. f may add to
-// keys.
+// SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range or a node port in
+// keys. For a range, these have the same address and protocol, or are node ports of the protocol, if the address may
+// serve node ports. For a node port, these have its number, at an address that serves node ports. f may add to keys.
 func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) {
 	p := fs.planner
 	places := map[model.AddrProtocol]bool{}
+	var near [2][]netip.Addr
+	for family := range near {
+		near[family] = p.sharedNodeAddresses(inet.Family(family))
+	}
 	for k := range keys {
 		if k.Last == 0 {
+			if !k.Addr.IsValid() {
+				fs.beside(k, near[k.Family], f)
+			}
 			continue
 		}
 		places[k.AddrProtocol()] = true
@@ -92,6 +100,26 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 			f(k)
 		}
 	}
+}
+
+// beside calls f for the frontends of single ports with the number of a node port at addresses.
+func (fs Flows) beside(nodePort model.Key, addresses []netip.Addr, f func(model.Key)) {
+	for _, a := range addresses {
+		k := nodePort
+		if k.Addr = a; fs.planner.claims.winner(k).service != nil {
+			f(k)
+		}
+	}
+}
+
+// sharedNodeAddresses returns the addresses of a family that serve node ports and are addresses of Services.
+func (p *Planner) sharedNodeAddresses(f inet.Family) (shared []netip.Addr) {
+	for _, a := range p.nodes[f].addresses {
+		if _, is := p.claims.places.sharing[a]; is {
+			shared = append(shared, a)
+		}
+	}
+	return shared
 }
 
 // precedesNodePorts reports whether a claim is to a range that takes precedence over node ports.

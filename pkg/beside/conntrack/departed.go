@@ -61,7 +61,8 @@ func (d *Desired) Terminate(k model.Key, departed *Departed) {
 	d.terminates = true
 }
 
-// Exempt records a single port whose TCP connections stay, although the port is in a range of [Desired.Terminate].
+// Exempt records a single port whose TCP connections stay, although the port is in a range of [Desired.Terminate], or
+// at an address that serves its node ports.
 // Any other state of the frontend in the Desired overrides this.
 func (d *Desired) Exempt(k model.Key) {
 	if _, known := d.frontends[k]; !known {

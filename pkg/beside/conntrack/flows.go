@@ -95,30 +95,31 @@ func (f *Flows) Synced(s *beside.Sync) {
 	}
 	d := &Desired{Urgent: all || added}
 	var deleted []model.Key
-	add := func(k model.Key) (flows plan.FlowPolicy, exists bool) {
-		if flows, exists = f.Planner.Flows().Of(k); exists {
+	add := func(k model.Key) {
+		if flows, exists := f.Planner.Flows().Of(k); exists {
 			d.Frontend(k, flows)
-			return flows, true
+			return
 		}
 		if d.Gone(k); k.Protocol == inet.UDP {
 			deleted = append(deleted, k)
 		}
-		return flows, false
 	}
 	for k, namespace := range changed {
-		if flows, exists := add(k); exists {
-			namespace = flows.Port.Namespace
-		}
-		if namespace != "" {
+		if add(k); namespace != "" { // the frontends beside a changed one have no namespace: their owners do not pay
 			d.For(namespace)
 		}
 	}
 	if all || added {
+		nodePorts := map[model.Key]string{}
 		f.Planner.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 			if all || !k.Addr.IsValid() {
 				d.Frontend(k, flows)
+				nodePorts[k] = ""
 			}
 		})
+		if !all {
+			f.Planner.Flows().SinglePortsBeside(nodePorts, add)
+		}
 	}
 	for _, k := range f.Earlier {
 		add(k)

@@ -199,6 +199,7 @@ func (s *Spreads) plan(now time.Time) {
 // round returns the next round.
 func (s *Spreads) round() *round {
 	r := &round{desired: &Desired{}, spreads: map[model.Key]*spread{}}
+	keys := map[model.Key]string{}
 	for p := range s.active {
 		r.all = append(r.all, p.spread)
 		for i := range p.port.Frontends {
@@ -206,10 +207,11 @@ func (s *Spreads) round() *round {
 			flows, exists := s.Planner.Flows().Of(f.Key)
 			if exists && flows.Port == p.port.Name && spreads(p.port, f) {
 				r.desired.Frontend(f.Key, flows)
-				r.spreads[f.Key] = p.spread
+				r.spreads[f.Key], keys[f.Key] = p.spread, ""
 			}
 		}
 	}
+	s.Planner.Flows().SinglePortsBeside(keys, r.desired.Exempt)
 	for _, f := range s.Families {
 		r.desired.NodeAddresses(f, s.nodes.Addresses[f])
 	}
