@@ -301,8 +301,9 @@ var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 func (b *builder) addresses(ports, nodePorts int) {
 	for _, f := range inet.Families {
 		if addr := b.cluster[f]; addr.IsValid() && b.exposes(corev1.ServiceTypeClusterIP) {
-			b.fronts[f] = append(b.fronts[f],
-				Frontend{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: b.internalLocal})
+			b.fronts[f] = append(b.fronts[f], Frontend{
+				Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: b.internalLocal, OnNode: addr == b.node.IPs[f],
+			})
 		}
 	}
 	var balancers, externals []netip.Addr
@@ -372,6 +373,7 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 		f := inet.FamilyOf(addr)
 		front := Frontend{
 			Key: Key{Addr: addr, Family: f}, Kind: kind, Local: b.externalLocal, Sources: b.sources[kind][f],
+			OnNode: addr == b.node.IPs[f],
 		}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true

@@ -98,7 +98,10 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 	return ""
 }
 
-// MayBeDirect reports whether direct server return applies to the frontend, if its service port has it.
+// MayBeDirect reports whether direct server return applies to the frontend, if its service port has it. Direct server
+// return handles each packet to an address and a port, also replies to a process that has opened a connection from
+// there. So it does not apply to the primary address of this node: some load balancers use it, and the author of a
+// Service can write any address into spec.externalIPs.
 func (f *Frontend) MayBeDirect() bool {
-	return (f.Kind == ExternalIP || f.Kind == LoadBalancer) && !f.AtClusterIP() && !f.Local && f.Last == 0
+	return (f.Kind == ExternalIP || f.Kind == LoadBalancer) && !f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
 }

@@ -141,7 +141,7 @@ func (l *Limits) parsePortRanges(text string) ([]portRange, error) {
 
 // rangeFronts returns the frontends of a family that may have ranges: all except frontends at the address of this node.
 func (b *builder) rangeFronts(f inet.Family) []Frontend {
-	own := func(front Frontend) bool { return front.Addr == b.node.IPs[f] }
+	own := func(front Frontend) bool { return front.OnNode }
 	if !slices.ContainsFunc(b.fronts[f], own) {
 		return b.fronts[f]
 	}

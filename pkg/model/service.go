@@ -80,6 +80,8 @@ type Frontend struct {
 	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in
 	// kube-proxy, it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
+	// OnNode is true if the address is the primary address of this node.
+	OnNode bool
 	// RefuseUnused is the vote on refusing connections to unused ports of the address, Ping on answering echo requests.
 	RefuseUnused, Ping Vote
 	// Sources restricts the clients of this frontend; nil admits all. All frontends of a Service, family and kind share

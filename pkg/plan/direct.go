@@ -133,6 +133,10 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 		rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
 		if pods := o.LocalPods[l.family]; pods.known() {
 			rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT))
+			if pods.Prefix.IsValid() { // the author of a Service can write any address into spec.externalIPs
+				toPod := address(nft.DstAddr(l.family), expr.CmpOpEq, pods.Prefix)
+				rules = append(rules, rule("a pod's address: it may be a reply", toPod, byNAT))
+			}
 		}
 		return &nft.Chain{Name: name, Comment: comment, Rules: append(rules,
 			rule("another node has passed it on", l.ttl(expr.CmpOpLte, c.ttl()), byNAT),
@@ -200,9 +204,14 @@ func (p *Planner) preventsDirect(sp *model.ServicePort) string {
 		return "the kernel lacks dup (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)"
 	case !p.rules.options.LocalPods[sp.Family].known():
 		return "the program does not recognise local pods (--cluster-cidr)"
+	case !p.rules.options.LocalPods[sp.Family].Prefix.IsValid() && slices.ContainsFunc(sp.Frontends, mayBeAPod):
+		return "an external IP may be the address of a pod, and the program does not know these (--cluster-cidr)"
 	}
 	return ""
 }
+
+// mayBeAPod reports whether a packet to a frontend with direct server return may be a reply to a pod.
+func mayBeAPod(f model.Frontend) bool { return f.Kind == model.ExternalIP && f.MayBeDirect() }
 
 // isDirect reports whether a frontend has direct server return. The port must have endpoints.
 func (p *port) isDirect(f *model.Frontend) bool {

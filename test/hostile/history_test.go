@@ -402,6 +402,7 @@ func (h *history) oracle() *oracle.Oracle {
 	return oracle.New(all, oracle.Machine{
 		Name: "node-1", Addresses: []netip.Addr{h.Node.IPv4, h.Node.IPv6},
 		LocalPod: func(p oracle.Packet) bool { return pods[0].Contains(p.From) || pods[1].Contains(p.From) },
+		Pods:     [2]netip.Prefix(pods),
 	})
 }
 

@@ -1,6 +1,11 @@
 package oracle
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // The sentences of docs/dsr.md.
 
@@ -20,17 +25,35 @@ func (r *Oracle) wantsDirect(s *corev1.Service) bool {
 		slowStart(s) == 0 && len(portRanges(s)) == 0
 }
 
-// direct reports whether a claim has direct server return: a load-balancer or external IP, without SCTP and without
-// hints that select endpoints near the node.
-func (r *Oracle) direct(c claim, six bool) bool {
-	if c.allocated || c.onNode || protocol(c.port.Protocol) == corev1.ProtocolSCTP || r.machine.LocalPod == nil {
+// direct reports whether a claim has direct server return: a load-balancer or external IP other than the primary address
+// of the node and the address of a pod, without SCTP and without hints that select endpoints near the node.
+func (r *Oracle) direct(c claim, to netip.Addr) bool {
+	if c.allocated || c.onNode || slices.Contains(r.primary, to) || r.isPod(to) ||
+		protocol(c.port.Protocol) == corev1.ProtocolSCTP || r.machine.LocalPod == nil {
 		return false
 	}
-	_, near := hinted(ready(unique(r.listOf(key(c.service, c.port, six)))))
+	if !r.machine.Pods[0].IsValid() && r.hasExternalIP(c.service, to.Is6()) {
+		return false
+	}
+	_, near := hinted(ready(unique(r.listOf(key(c.service, c.port, to.Is6())))))
 	return !near && r.wantsDirect(c.service)
+}
+
+// hasExternalIP reports whether a Service has an external IP of a family that is no other address of the Service or of the
+// node.
+func (r *Oracle) hasExternalIP(s *corev1.Service, six bool) bool {
+	others := slices.Concat(clusterIPs(s), balancerIPs(s), r.primary)
+	return !r.machine.IgnoreExternalIPs && slices.ContainsFunc(s.Spec.ExternalIPs, func(text string) bool {
+		a, ok := usable(text)
+		return ok && a.Is6() == six && !slices.Contains(others, a)
+	})
+}
+
+func (r *Oracle) isPod(a netip.Addr) bool {
+	return slices.ContainsFunc(r.machine.Pods[:], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // passes reports whether the node passes a packet for an endpoint on to the endpoint's node.
 func (r *Oracle) passes(c claim, p Packet, e endpoint) bool {
-	return r.direct(c, p.To.Addr().Is6()) && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
+	return r.direct(c, p.To.Addr()) && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
 }

@@ -45,6 +45,8 @@ type Machine struct {
 	Addresses []netip.Addr
 	// LocalPod reports whether the program takes a packet for one of a local pod; nil without a setting for that.
 	LocalPod func(Packet) bool
+	// Pods are the prefixes by which the program recognises pods, if it does so by addresses.
+	Pods [2]netip.Prefix
 	// MasqueradeAll masquerades all traffic to cluster IPs.
 	MasqueradeAll bool
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
@@ -338,7 +340,7 @@ func (r *Oracle) sees(c claim, p Packet, e endpoint) netip.Addr {
 	switch {
 	case c.internal:
 		masquerade = r.machine.MasqueradeAll || r.machine.LocalPod != nil && !r.isLocalPod(p)
-	case r.direct(c, p.To.Addr().Is6()):
+	case r.direct(c, p.To.Addr()):
 		masquerade = r.isNode(p) || !e.local
 	case c.ofPod:
 		masquerade = false

@@ -486,6 +486,7 @@ func (s *settings) machine(out func(netip.Addr) string) oracle.Machine {
 	case pods[0].Interface != "":
 		m.LocalPod = func(p oracle.Packet) bool { return strings.HasPrefix(p.Device, pods[0].Interface) }
 	case pods[0].Prefix.IsValid():
+		m.Pods = [2]netip.Prefix{pods[0].Prefix, pods[1].Prefix}
 		m.LocalPod = func(p oracle.Packet) bool { return pods[0].Prefix.Contains(p.From) || pods[1].Prefix.Contains(p.From) }
 	}
 	return m
