@@ -202,7 +202,7 @@ var Annotations = []Annotation{
 				"topology.kubernetes.io/zone in (zone-a, zone-b)", "topology.kubernetes.io/zone=zone-b",
 				"!example.com/none",
 			},
-			Wrong: []string{"=", "a in b", strings.Repeat("a,", mostSelector)},
+			Wrong: []string{"=", "a in b", strings.Repeat("a,", mostSelector), strings.Repeat("a,", mostCommas+1) + "a"},
 			set:   (*builder).setNodeSelector,
 		},
 		Else: "all nodes serve the Service",
@@ -290,12 +290,16 @@ const RedirectAnnotation = annotationRedirect
 // change of its EndpointSlices plans all of them. The oldest Services count.
 const MostRedirects = 16
 
-// mostSelector is the largest length of a selector of nodes, which is read again for each change of the Service.
-const mostSelector = 1024
+// A selector of nodes has at most mostSelector bytes and mostCommas commas. It is read again for each change of the
+// Service, and the time grows with the number of labels and values.
+const mostSelector, mostCommas = 1024, 32
 
 func (b *builder) setNodeSelector(text string) error {
 	if len(text) > mostSelector {
 		return fmt.Errorf("has more than %d bytes", mostSelector)
+	}
+	if strings.Count(text, ",") > mostCommas {
+		return fmt.Errorf("has more than %d commas", mostCommas)
 	}
 	selector, err := labels.Parse(text)
 	if err != nil {
