@@ -54,8 +54,16 @@ func (s PlannedService) Releases(next *model.Service) bool {
 	return released
 }
 
-// Elements returns the number of elements that the Service takes of [Room].
-func (s PlannedService) Elements() int { return s.takes[ofElements] }
+// Elements returns the number of elements that the Service takes of [Room], and of frontends that take none.
+func (s PlannedService) Elements() int {
+	n := s.takes[ofElements]
+	for _, p := range s.ports {
+		if p.form == formSingle {
+			n += len(p.Frontends)
+		}
+	}
+	return n
+}
 
 // Present returns the planned frontends and endpoints of the Service.
 func (s PlannedService) Present() Present {
