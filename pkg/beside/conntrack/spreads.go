@@ -53,7 +53,8 @@ type Spreads struct {
 	room           *room.Room
 
 	mu sync.Mutex
-	// pending is the round that the pass has not finished, or nil. next is the time of the next round.
+	// pending is the round that the pass has not finished, or nil. next is the time of the next round, and of the next
+	// look at waiting.
 	pending *round
 	next    time.Time
 	// failed is the error of the last pass. Only Run uses it.
@@ -165,12 +166,13 @@ func (s *Spreads) Serve(on bool) {
 	if !on || s.pending != nil || len(s.waiting)+len(s.active) == 0 || now.Before(s.next) {
 		return
 	}
+	s.next = now.Add(roundInterval) // the loop calls Serve often, and many service ports may wait
 	for p := range s.waiting {
 		s.start(p, now)
 	}
 	s.plan(now)
 	if len(s.active) > 0 {
-		s.pending, s.next = s.round(), now.Add(roundInterval)
+		s.pending = s.round()
 		s.runner.Wake()
 	}
 }

@@ -443,3 +443,15 @@ func TestSpreadsAreBounded(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestWaitingPortsAreSeldomRead: the loop calls Serve often. It reads the service ports that wait once in an interval.
+func TestWaitingPortsAreSeldomRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := crowdOf(t, 2)
+		c.scale(4)
+		c.Serve(true)
+		if next := time.Until(c.Spreads.next); len(c.waiting) != 1 || next != roundInterval {
+			t.Errorf("%d service ports wait, and the next look is after %v", len(c.waiting), next)
+		}
+	})
+}
