@@ -60,10 +60,24 @@ func codec() runtime.Serializer {
 	return protobuf.NewSerializer(scheme, scheme)
 }
 
-// Encode writes a snapshot. The objects need their kinds, see [runtime.Object.GetObjectKind].
+// bounded writes up to a number of bytes.
+type bounded struct {
+	to   io.Writer
+	left int
+}
+
+func (b *bounded) Write(data []byte) (int, error) {
+	if b.left -= len(data); b.left < 0 {
+		return 0, fmt.Errorf("the objects have more than %d bytes", largestFile)
+	}
+	return b.to.Write(data)
+}
+
+// Encode writes a snapshot. The objects need their kinds, see [runtime.Object.GetObjectKind]. It fails if [Decode]
+// could not read the snapshot because of its size.
 func Encode(w io.Writer, h *Header, objects iter.Seq[runtime.Object]) error {
 	sum := sha256.New()
-	buffered := bufio.NewWriterSize(io.MultiWriter(w, sum), 64<<10)
+	buffered := bufio.NewWriterSize(&bounded{io.MultiWriter(w, sum), largestFile}, 64<<10)
 	frames := framer.NewLengthDelimitedFrameWriter(buffered)
 	data, err := json.Marshal(h)
 	if err != nil {
@@ -81,6 +95,9 @@ func Encode(w io.Writer, h *Header, objects iter.Seq[runtime.Object]) error {
 		object.Reset()
 		if err := to.Encode(o, &object); err != nil {
 			return err
+		}
+		if n := object.Len(); n > largestObject {
+			return fmt.Errorf("an object has %d bytes, more than %d", n, largestObject)
 		}
 		if _, err := frames.Write(object.Bytes()); err != nil {
 			return err

@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -266,6 +268,34 @@ func TestFailedWrite(t *testing.T) {
 	lab.Must(t, os.WriteFile(filepath.Join(path+".next", "x"), nil, 0o600))
 	if err := Write(path, header(), slices.Values([]runtime.Object(nil))); err == nil {
 		t.Error("a folder in the place of the new file was replaced")
+	}
+}
+
+// TestTooLargeToRead: a snapshot that no process could read is not written.
+func TestTooLargeToRead(t *testing.T) {
+	large := func(n int) runtime.Object {
+		o := object("large").(*corev1.Service)
+		o.Annotations = map[string]string{"a": strings.Repeat("x", n)}
+		return o
+	}
+	many := func(yield func(runtime.Object) bool) {
+		o := large(largestObject - 1<<10)
+		for range largestFile/largestObject + 2 {
+			if !yield(o) {
+				return
+			}
+		}
+	}
+	for name, objects := range map[string]iter.Seq[runtime.Object]{
+		"an object": slices.Values([]runtime.Object{large(largestObject)}), "all objects": many,
+	} {
+		if err := Encode(io.Discard, header(), objects); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, objects, err := decode(encode(t, header(), large(largestObject-1<<10)))
+	if lab.Must(t, err); len(objects) != 1 {
+		t.Errorf("%d objects", len(objects))
 	}
 }
 
