@@ -501,16 +501,16 @@ func (d *daemon) newLoop() *proxy.Proxy {
 func (d *daemon) listeners() []beside.Listener {
 	d.commits = console.NewCommits(d.planner)
 	d.searches = conntrack.NewFlows(conntrack.FlowsConfig{
-		To: d.flows, Planner: d.planner, Families: d.families, Change: func(c func()) { d.loop.Change(c) },
+		To: d.flows, Planner: d.planner, Change: func(c func()) { d.loop.Change(c) },
 	})
 	d.checks = health.NewChecks(health.NewServices(health.ServicesConfig{
 		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,
 	}), d.families, d.metrics.HealthCheckPortsFailed)
 	departures := conntrack.NewDepartures(conntrack.DeparturesConfig{
-		To: d.terminations, Planner: d.planner, Families: d.families, Now: time.Now, Report: d.report,
+		To: d.terminations, Planner: d.planner, Now: time.Now, Report: d.report,
 	})
 	d.spreads = conntrack.NewSpreads(conntrack.SpreadsConfig{
-		Planner: d.planner, Families: d.families, Now: time.Now, Open: openToTerminate,
+		Planner: d.planner, Now: time.Now, Open: openToTerminate,
 		Metrics: metrics.NewSpreads(d.registry, d.metrics),
 	})
 	return []beside.Listener{

@@ -154,17 +154,17 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	planner := plan.New(s.plan)
 	p.spread = make(terminated, mostPasses)
 	spreads := conntrack.NewSpreads(conntrack.SpreadsConfig{
-		Planner: planner, Families: s.plan.Families, Now: p.clock.now, Open: toTerminate, Metrics: p.spread,
+		Planner: planner, Now: p.clock.now, Open: toTerminate, Metrics: p.spread,
 	})
 	p.loop = proxy.New(proxy.Config{
 		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: planner,
 		Metrics: metrics.NewLoop(numbers, planner, p.kernel.EachCount),
 		Listeners: []beside.Listener{
 			conntrack.NewFlows(conntrack.FlowsConfig{
-				To: p.flows, Planner: planner, Families: s.plan.Families, Change: func(c func()) { p.loop.Change(c) },
+				To: p.flows, Planner: planner, Change: func(c func()) { p.loop.Change(c) },
 			}).Listener(),
 			conntrack.NewDepartures(conntrack.DeparturesConfig{
-				To: terminations, Planner: planner, Families: s.plan.Families, Now: p.clock.now, Report: p.report,
+				To: terminations, Planner: planner, Now: p.clock.now, Report: p.report,
 			}).Listener(),
 			spreads.Listener(),
 		},

@@ -29,11 +29,10 @@ const (
 
 // DeparturesConfig has the parts of [Departures].
 type DeparturesConfig struct {
-	To       *Reconciler
-	Planner  *plan.Planner
-	Families []inet.Family
-	Now      func() time.Time
-	Report   func(model.Problem)
+	To      *Reconciler
+	Planner *plan.Planner
+	Now     func() time.Time
+	Report  func(model.Problem)
 }
 
 // Departures is a listener that requests the termination of TCP connections to endpoints that leave all slices of their
@@ -210,8 +209,6 @@ func (d *Departures) Serve(on bool) {
 		return
 	}
 	d.Planner.Flows().SinglePortsBeside(terminated, request.Exempt)
-	for _, f := range d.Families {
-		request.NodeAddresses(f, d.addresses[f])
-	}
+	request.nodes = d.addresses
 	d.To.Request(request)
 }

@@ -27,7 +27,7 @@ type leaving struct {
 func newLeaving() *leaving {
 	l := &leaving{time: time.Unix(1_000, 0)}
 	l.Departures = NewDepartures(DeparturesConfig{
-		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:1]}), Families: inet.Families[:1],
+		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:1]}),
 		Now:    func() time.Time { return l.time },
 		Report: func(p model.Problem) { l.problems = append(l.problems, p) },
 	})

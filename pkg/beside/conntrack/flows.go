@@ -17,9 +17,8 @@ import (
 
 // FlowsConfig has the parts of [Flows].
 type FlowsConfig struct {
-	To       *Reconciler
-	Planner  *plan.Planner
-	Families []inet.Family
+	To      *Reconciler
+	Planner *plan.Planner
 	// Earlier holds the UDP frontends of an earlier process, see [ReadEarlier].
 	Earlier []model.Key
 	// Change makes the next sync call a function that changes the plan.
@@ -125,9 +124,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 		add(k)
 	}
 	f.Earlier = nil
-	for _, family := range f.Families {
-		d.NodeAddresses(family, f.addresses[family])
-	}
+	d.nodes = f.addresses
 	request := f.To.Request(d)
 	for _, k := range deleted {
 		f.owed[k] = request

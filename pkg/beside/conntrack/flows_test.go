@@ -31,7 +31,7 @@ type searching struct {
 func newSearching(earlier ...model.Key) *searching {
 	s := &searching{}
 	s.Flows = NewFlows(FlowsConfig{
-		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:]}), Families: inet.Families[:],
+		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:]}),
 		Earlier: earlier, Change: func(change func()) {
 			s.settled++
 			change()

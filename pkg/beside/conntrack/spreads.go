@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -30,9 +31,8 @@ const (
 
 // SpreadsConfig has the parts of [Spreads].
 type SpreadsConfig struct {
-	Planner  *plan.Planner
-	Families []inet.Family
-	Now      func() time.Time
+	Planner *plan.Planner
+	Now     func() time.Time
 	// Open and Metrics are those of [Config].
 	Open    func() (Table, error)
 	Metrics Metrics
@@ -45,8 +45,8 @@ type Spreads struct {
 	SpreadsConfig
 	runner *beside.Runner
 
-	nodes *beside.Node
-	ports map[types.NamespacedName]map[portOf]*spreadPort
+	addresses [2][]netip.Addr
+	ports     map[types.NamespacedName]map[portOf]*spreadPort
 	// fresh have changes of endpoints that are not committed. waiting have committed ones, or wait for room.
 	fresh, waiting map[*spreadPort]struct{}
 	active         map[*spreadPort]struct{}
@@ -82,7 +82,7 @@ type spreadPort struct {
 // NewSpreads returns a listener. [Spreads.Run] makes its passes.
 func NewSpreads(c SpreadsConfig) *Spreads {
 	s := &Spreads{
-		SpreadsConfig: c, nodes: &beside.Node{}, ports: map[types.NamespacedName]map[portOf]*spreadPort{},
+		SpreadsConfig: c, ports: map[types.NamespacedName]map[portOf]*spreadPort{},
 		fresh: map[*spreadPort]struct{}{}, waiting: map[*spreadPort]struct{}{}, active: map[*spreadPort]struct{}{},
 		room: room.New(mostSpread),
 	}
@@ -103,7 +103,7 @@ func (s *Spreads) Listener() beside.Listener {
 func (s *Spreads) Run(ctx context.Context) { s.runner.Run(ctx) }
 
 // Node records the addresses that serve node ports.
-func (s *Spreads) Node(n *beside.Node) { s.nodes = n }
+func (s *Spreads) Node(n *beside.Node) { s.addresses = n.Addresses }
 
 // Service records the endpoints of a Service. If they change, its connections are not spread any more for now.
 func (s *Spreads) Service(name types.NamespacedName, service *model.Service) {
@@ -214,9 +214,7 @@ func (s *Spreads) round() *round {
 		}
 	}
 	s.Planner.Flows().SinglePortsBeside(keys, r.desired.Exempt)
-	for _, f := range s.Families {
-		r.desired.NodeAddresses(f, s.nodes.Addresses[f])
-	}
+	r.desired.nodes = s.addresses
 	return r
 }
 

@@ -53,7 +53,7 @@ func endpoint(n int) netip.AddrPort { return netip.AddrPortFrom(at(n), 8080) }
 func crowdOf(t *testing.T, n int) *crowd {
 	c := &crowd{}
 	c.Spreads = NewSpreads(SpreadsConfig{
-		Planner: plan.New(plan.Options{Families: inet.Families[:1]}), Families: inet.Families[:1], Now: time.Now,
+		Planner: plan.New(plan.Options{Families: inet.Families[:1]}), Now: time.Now,
 		Open: func() (Table, error) { return c, c.failure }, Metrics: nothing{},
 	})
 	ctx, stop := context.WithCancel(t.Context())
