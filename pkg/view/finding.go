@@ -108,10 +108,18 @@ type Finding struct {
 	Affects string `json:"affects"`
 }
 
+// Findings is a list of findings.
+type Findings []Finding
+
 // NewFinding returns a finding. The texts have the order of the output: the fact, its impact, the fix, and everything
 // else that the fix affects.
 func NewFinding(severity Severity, reason Reason, object, what, impact, fix, affects string) Finding {
 	return Finding{severity, reason, object, what, impact, fix, affects}
+}
+
+// Add adds a new finding to the list.
+func (l *Findings) Add(severity Severity, reason Reason, object, what, impact, fix, affects string) {
+	*l = append(*l, NewFinding(severity, reason, object, what, impact, fix, affects))
 }
 
 // Absorb adds a finding that follows from this one. The finding then has the higher severity of the two.
@@ -121,28 +129,28 @@ func (f *Finding) Absorb(effect *Finding) {
 	f.Impact += "; " + effect.Impact
 }
 
-// IsWrong reports whether any finding is wrong.
-func IsWrong(list []Finding) bool { return CountOf(list, Wrong) > 0 }
+// Wrong reports whether any finding is wrong.
+func (l Findings) Wrong() bool { return l.Count(Wrong) > 0 }
 
-// CountOf returns the number of findings with a severity.
-func CountOf(list []Finding, s Severity) (n int) {
-	for i := range list {
-		if list[i].Severity == s {
+// Count returns the number of findings with a severity.
+func (l Findings) Count(s Severity) (n int) {
+	for i := range l {
+		if l[i].Severity == s {
 			n++
 		}
 	}
 	return n
 }
 
-// SortFindings sorts findings by severity. Findings with the same severity keep their order.
-func SortFindings(list []Finding) {
-	slices.SortStableFunc(list, func(a, b Finding) int {
+// Sort sorts findings by severity. Findings with the same severity keep their order.
+func (l Findings) Sort() {
+	slices.SortStableFunc(l, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
 	})
 }
 
 // printFindings writes findings. It writes notes only if the printer is wide, and the text none if it writes no finding.
-func printFindings(p *Printer, list []Finding, none string) {
+func printFindings(p *Printer, list Findings, none string) {
 	shown, notes := 0, 0
 	for i := range list {
 		f := &list[i]

@@ -38,20 +38,20 @@ func (f *Flow) String() string {
 }
 
 // findings returns the findings about the flows of a node.
-func (f *Flows) findings(node string) (list []Finding) {
+func (f *Flows) findings(node string) (list Findings) {
 	if f.StaleTotal > 0 {
-		list = append(list, NewFinding(Wrong, FlowsStale, "Service "+f.Stale[0].Service,
+		list.Add(Wrong, FlowsStale, "Service "+f.Stale[0].Service,
 			plural(f.StaleTotal, "entry of connection tracking contradicts", "entries of connection tracking contradict")+" the present endpoints",
 			"the packets of these clients reach removed endpoints, or none, while the clients keep sending",
 			fmt.Sprintf("on node %s, for one flow: %s. The log of the program has the reason if it cannot delete entries", node, f.Stale[0].deletion()),
-			"only the client "+f.Stale[0].Client+": its next packet is translated again"))
+			"only the client "+f.Stale[0].Client+": its next packet is translated again")
 	}
 	if f.RemovedTotal > 0 {
-		list = append(list, NewFinding(Note, FlowsToRemovedEndpoints, "Service "+f.Removed[0].Service,
+		list.Add(Note, FlowsToRemovedEndpoints, "Service "+f.Removed[0].Service,
 			fmt.Sprintf("%s to endpoints that no EndpointSlice has", plural(f.RemovedTotal, "established TCP connection leads", "established TCP connections lead")),
 			"none if the pods still run. Otherwise the clients wait for an answer until they time out. By default, as kube-proxy, the program does not terminate established connections",
 			"restart or reconnect the client "+f.Removed[0].Client+". For the future, set --terminate-connections=gone, or the Service's annotation",
-			"only this client"))
+			"only this client")
 	}
 	return list
 }

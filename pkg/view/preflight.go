@@ -7,8 +7,8 @@ type Preflight struct {
 	// Ready is true if no finding is wrong: [Preflight.Conclude] sets it.
 	Ready bool `json:"ready"`
 	// Checks are the results, one for each check.
-	Checks   []Check   `json:"checks"`
-	Findings []Finding `json:"findings"`
+	Checks   []Check  `json:"checks"`
+	Findings Findings `json:"findings"`
 }
 
 // Check is a check and its result.
@@ -25,8 +25,8 @@ func (v *Preflight) Add(name, result string, findings ...Finding) {
 
 // Conclude sorts the findings, and sets Ready.
 func (v *Preflight) Conclude() {
-	SortFindings(v.Findings)
-	v.Ready = !IsWrong(v.Findings)
+	v.Findings.Sort()
+	v.Ready = !v.Findings.Wrong()
 }
 
 // Text writes one line for each check, and the findings.

@@ -44,7 +44,7 @@ type Status struct {
 	// Loopback is absent if node ports are not served on loopback.
 	Loopback *Loopback `json:"loopback,omitempty"`
 	// Findings are the problems of the program and of this node, the most severe first.
-	Findings []Finding `json:"findings"`
+	Findings Findings `json:"findings"`
 }
 
 // Port is an HTTP server of the program.
@@ -181,8 +181,8 @@ type WatchFailure struct {
 
 // Conclude sorts the findings, and sets Healthy.
 func (s *Status) Conclude() {
-	SortFindings(s.Findings)
-	s.Healthy = !IsWrong(s.Findings)
+	s.Findings.Sort()
+	s.Healthy = !s.Findings.Wrong()
 }
 
 // Wrong reports whether any finding is wrong. It is the opposite of Healthy.
@@ -227,7 +227,7 @@ type rowFunc func(name string, style Style, format string, args ...any)
 // Health returns one sentence: the result, the first wrong finding, and the numbers of the other ones.
 func (s *Status) Health() string {
 	var others []string
-	wrong, warnings := CountOf(s.Findings, Wrong), CountOf(s.Findings, Warning)
+	wrong, warnings := s.Findings.Count(Wrong), s.Findings.Count(Warning)
 	if wrong > 1 {
 		others = append(others, Count(wrong-1, "more error"))
 	}

@@ -21,7 +21,7 @@ type Verification struct {
 	// Flows is absent unless the command searched connection tracking.
 	Flows *Flows `json:"flows,omitempty"`
 	// Findings follow from the other fields. [Verification.Conclude] sets them.
-	Findings []Finding `json:"findings"`
+	Findings Findings `json:"findings"`
 }
 
 // ReportAndRestart returns the fix for a defect of the program on a node.
@@ -31,13 +31,13 @@ func ReportAndRestart(node string) string {
 
 // Conclude sets the findings about a node.
 func (v *Verification) Conclude(node string) {
-	v.Findings = []Finding{}
+	v.Findings = Findings{}
 	if v.Total > 0 {
-		v.Findings = append(v.Findings, NewFinding(Wrong, TablesDiffer, "Node "+node,
+		v.Findings.Add(Wrong, TablesDiffer, "Node "+node,
 			plural(v.Total, "rule or element differs", "rules or elements differ")+" from the plan",
 			fmt.Sprintf("connections to %s may fail or reach a wrong endpoint", v.affected()),
 			ReportAndRestart(node),
-			"only the program on this node, which then rewrites its tables"))
+			"only the program on this node, which then rewrites its tables")
 	}
 	if v.Flows != nil {
 		v.Findings = append(v.Findings, v.Flows.findings(node)...)
@@ -59,7 +59,7 @@ func (v *Verification) affected() string {
 }
 
 // Wrong reports whether any finding is wrong.
-func (v *Verification) Wrong() bool { return IsWrong(v.Findings) }
+func (v *Verification) Wrong() bool { return v.Findings.Wrong() }
 
 // First returns the first of the differences, or nil.
 func (v *Verification) First() *Difference {

@@ -21,7 +21,7 @@ func TestFindingsPageHasAllReasons(t *testing.T) {
 		t.Errorf("docs/findings.md describes %q, the program declares %q", described, declared)
 	}
 	used := map[string]bool{}
-	reason := regexp.MustCompile(`\bview\.(\w+)|\bNewFinding\(\w+, (\w+)`)
+	reason := regexp.MustCompile(`\bview\.(\w+)|\b(?:NewFinding|Add)\(\w+, (\w+)`)
 	for _, s := range sources(t) {
 		if s.test() || s.name == "pkg/view/finding.go" {
 			continue

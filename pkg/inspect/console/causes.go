@@ -141,7 +141,7 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 
 // causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other programs that write its tables.
 // used are the families that this node or a Service uses.
-func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) []view.Finding {
+func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) view.Findings {
 	pods := podsAmong(o.local)
 	return slices.Concat(
 		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), fromSnapshot(&s.API), c.unbound(s),
@@ -154,7 +154,7 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 const onlyProgram = "only the program on this node: the rules and all connections stay"
 
 // unserved reports IP families of the host that are not served, because the kernel lacks features. For an unused family, the finding is a note.
-func (c *Console) unserved(used []inet.Family) []view.Finding {
+func (c *Console) unserved(used []inet.Family) view.Findings {
 	severity := func(f inet.Family) view.Severity {
 		if slices.Contains(used, f) {
 			return view.Wrong
@@ -162,7 +162,7 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 		return view.Note
 	}
 	if family, appeared := c.Appeared(); appeared {
-		return []view.Finding{view.NewFinding(severity(family), view.FamilyAppeared, c.node(),
+		return view.Findings{view.NewFinding(severity(family), view.FamilyAppeared, c.node(),
 			fmt.Sprintf("this host got %s after the program started", family),
 			fmt.Sprintf("no %s Service is served", family),
 			"wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
@@ -178,7 +178,7 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 	}
 	what, fix := probe.Advice(lacks)
 	missing := slices.DeleteFunc(slices.Clone(families), func(f inet.Family) bool { return slices.Contains(c.Families, f) })
-	return []view.Finding{view.NewFinding(severity(missing[0]), view.FamilyNotServed, c.node(),
+	return view.Findings{view.NewFinding(severity(missing[0]), view.FamilyNotServed, c.node(),
 		what,
 		"only Services of "+fmt.Sprint(c.Families)+" are served",
 		fix,
@@ -187,41 +187,41 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 
 // configuration reports a configuration file that is not in force. It also reports settings without effect that need attention, such as gates and
 // fields of another version of kube-proxy.
-func (c *Console) configuration() (list []view.Finding) {
+func (c *Console) configuration() (list view.Findings) {
 	changed, err := c.Unread()
 	object := "file " + c.File
 	switch {
 	case err != nil:
-		list = append(list, view.NewFinding(view.Wrong, view.ConfigurationUnread, object,
+		list.Add(view.Wrong, view.ConfigurationUnread, object,
 			fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
 			"the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
 			"correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
-			"all nodes that use the same ConfigMap"))
+			"all nodes that use the same ConfigMap")
 	case changed:
-		list = append(list, view.NewFinding(view.Warning, view.ConfigurationNotUsed, object,
+		list.Add(view.Warning, view.ConfigurationNotUsed, object,
 			fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
 			"the program runs with the configuration of its start",
 			fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
-			"only the program on this node, which then uses the new configuration. Connections stay"))
+			"only the program on this node, which then uses the new configuration. Connections stay")
 	}
 	return append(list, unmet(c.Notes, object)...)
 }
 
-func unmet(notes []config.Note, object string) (list []view.Finding) {
+func unmet(notes []config.Note, object string) (list view.Findings) {
 	for _, n := range notes {
 		if n.Finding {
-			list = append(list, view.NewFinding(view.Warning, view.ConfigurationIgnored, object,
+			list.Add(view.Warning, view.ConfigurationIgnored, object,
 				"configuration, "+n.Subject+": "+n.Text,
 				"all other settings of the configuration are in force",
 				"remove it from the configuration, or update kube-nftproxy to a version that has it",
-				"nothing now: the setting has no effect"))
+				"nothing now: the setting has no effect")
 		}
 	}
 	return list
 }
 
 // unbound reports HTTP servers that cannot listen.
-func (c *Console) unbound(s *view.Status) (list []view.Finding) {
+func (c *Console) unbound(s *view.Status) (list view.Findings) {
 	for _, p := range s.Ports {
 		if p.Error == "" {
 			continue
@@ -231,11 +231,11 @@ func (c *Console) unbound(s *view.Status) (list []view.Finding) {
 			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and load balancers may avoid this node"
 		}
 		_, port, _ := net.SplitHostPort(p.Address) // the address has been validated
-		list = append(list, view.NewFinding(view.Wrong, view.PortNotBound, c.node(),
+		list.Add(view.Wrong, view.PortNotBound, c.node(),
 			fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
 			impact,
 			fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it to another port", c.NodeName, port),
-			"only this process. The program tries again every 5 seconds"))
+			"only this process. The program tries again every 5 seconds")
 	}
 	return list
 }
@@ -244,15 +244,15 @@ func (c *Console) unbound(s *view.Status) (list []view.Finding) {
 const lately = 30 * time.Second
 
 // unread reports resources that the program cannot read from the API server. permit returns the fix for missing permissions.
-func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list []view.Finding) {
+func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list view.Findings) {
 	waits := s.Loop != nil && s.Loop.Waits != ""
 	impact := "the rules stay as they are and keep serving. The program sees no changes"
 	if waits {
 		impact = c.impactOfWaiting()
 	}
 	add := func(severity view.Severity, reason view.Reason, what, fix, affects string) {
-		list = append(list, view.NewFinding(severity, reason, "API server "+s.API.Source,
-			what, impact, fix, affects))
+		list.Add(severity, reason, "API server "+s.API.Source,
+			what, impact, fix, affects)
 	}
 	if !s.API.Answers {
 		fix, affects := reach(&s.API)
@@ -271,12 +271,12 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
 		switch {
 		case f.Forbidden && f.Resource == podsResource:
-			list = append(list, view.NewFinding(view.Wrong, view.APIForbidden, "API server "+s.API.Source,
+			list.Add(view.Wrong, view.APIForbidden, "API server "+s.API.Source,
 				what,
 				"the program serves no host port whose pod it has not read. Services are not affected",
 				"apply deploy/host-ports, or set hostPorts: true in the values of the chart: both permit the program "+
 					"to list and watch pods. Or remove the flag --host-ports",
-				"only the program, which may then read all pods"))
+				"only the program, which may then read all pods")
 		case f.Forbidden:
 			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
@@ -298,11 +298,11 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 const podsResource = "pods"
 
 // fromSnapshot reports that the objects of a snapshot are served.
-func fromSnapshot(api *view.API) []view.Finding {
+func fromSnapshot(api *view.API) view.Findings {
 	if api.FromSnapshot == nil {
 		return nil
 	}
-	return []view.Finding{view.NewFinding(view.Warning, view.ServingSnapshot, "API server "+api.Source,
+	return view.Findings{view.NewFinding(view.Warning, view.ServingSnapshot, "API server "+api.Source,
 		"the Services and endpoints are those of a snapshot of "+api.FromSnapshot.UTC().Format(time.RFC3339)+
 			": the API server has not confirmed them since the start of this process",
 		"connections fail if they are sent to an endpoint that was removed since then. "+
@@ -356,7 +356,7 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 
 // rivals reports another process that writes the same tables from another plan, for example with other flags. Each process reverts the changes of
 // the other one.
-func (c *Console) rivals(s *view.Status) []view.Finding {
+func (c *Console) rivals(s *view.Status) view.Findings {
 	const (
 		window = 5 * time.Minute
 		often  = 3 // a new instance and the old one may both write the tables until the old one exits
@@ -373,7 +373,7 @@ func (c *Console) rivals(s *view.Status) []view.Finding {
 	if times < often {
 		return nil
 	}
-	return []view.Finding{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
+	return view.Findings{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
 		fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
 		"all Services: the rules alternate between the two programs",
 		fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep kube-nftproxy", c.NodeName),
@@ -393,7 +393,7 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 
 // unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is
 // used, and local pods with other addresses.
-func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list []view.Finding) {
+func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list view.Findings) {
 	mode := c.Config.DetectLocalMode
 	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
 		return nil
@@ -410,11 +410,11 @@ func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list []vi
 		fix = "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
 	}
 	add := func(reason view.Reason, what, impact, fix string) {
-		list = append(list, view.NewFinding(view.Warning, reason, "configuration of node "+c.NodeName,
+		list.Add(view.Warning, reason, "configuration of node "+c.NodeName,
 			what,
 			impact,
 			fix,
-			"the source addresses of new connections, on all nodes that use the same configuration"))
+			"the source addresses of new connections, on all nodes that use the same configuration")
 	}
 	all, _ := config.Masquerading(c.Config)
 	unknown := mode == config.NodeCIDR && c.Source.Node() == nil
@@ -446,7 +446,7 @@ func (c *Console) clusterCIDRFix() string {
 // bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service, and the endpoint is another
 // pod on the bridge, the reply is not translated back and has an unexpected source. Masqueraded connections work, because their replies pass this
 // node.
-func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
+func (c *Console) bridged(pods []netip.Addr) (list view.Findings) {
 	bridges, err := host.Bridges()
 	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
 		return nil
@@ -461,11 +461,11 @@ func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 			if !slices.ContainsFunc(pods, behind) {
 				continue
 			}
-			list = append(list, view.NewFinding(view.Wrong, view.BridgeBypassesRules, c.node(),
+			list.Add(view.Wrong, view.BridgeBypassesRules, c.node(),
 				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
 				fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
 				fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
-				"the rules of all firewalls on this node apply to packets on all its bridges, until the next boot"))
+				"the rules of all firewalls on this node apply to packets on all its bridges, until the next boot")
 		}
 	}
 	return list

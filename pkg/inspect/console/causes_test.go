@@ -202,7 +202,7 @@ func TestCauseBeforeSymptom(t *testing.T) {
 	full := view.Finding{Severity: view.Wrong, Reason: view.ConntrackFull, What: "full"}
 	for _, c := range []struct {
 		name       string
-		list, want []view.Finding
+		list, want view.Findings
 	}{
 		{"a kube-proxy", []view.Finding{inUse, full, proxy}, []view.Finding{full, {Severity: view.Wrong, Reason: view.KubeProxyRunning, Fix: "stop it",
 			What: "a kube-proxy runs; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "the first rule wins; no probes"}}},

@@ -15,7 +15,7 @@ import (
 )
 
 // identity reports that the program does not run on the Node with its name, that the address of the Node is unknown, or that the Node is being deleted.
-func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) []view.Finding {
+func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.Findings {
 	if s.Loop == nil || s.Loop.Waits != "" || s.Loop.Last == nil || !s.API.Answers {
 		return nil // the Node is unknown yet, or may have changed
 	}
@@ -28,15 +28,15 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) []vie
 	case node == nil && c.API == nil && len(c.Source.Nodes()) == 0:
 		return c.unaddressed(everywhere, o.nodePorts, "the manifests have no Node "+c.NodeName)
 	case node == nil:
-		return []view.Finding{c.nodeMissing(own, everywhere)}
+		return view.Findings{c.nodeMissing(own, everywhere)}
 	case !s.Eligible:
-		return []view.Finding{view.NewFinding(view.Warning, view.NodeBeingDeleted, c.node(),
+		return view.Findings{view.NewFinding(view.Warning, view.NodeBeingDeleted, c.node(),
 			"the Node is being deleted: /healthz fails, so that load balancers send no new connections",
 			"none for Services: connections continue, and the program serves all Services",
 			"none, if the deletion is intended",
 			"nothing")}
 	case len(model.InternalIPs(node)) > 0 && len(nodesAt(own, node)) == 0:
-		return []view.Finding{c.nodeElsewhere(own, node)}
+		return view.Findings{c.nodeElsewhere(own, node)}
 	}
 	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
 	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, strings.Join(view.Texts(c.fallbacks(used)), " and ")))
@@ -65,7 +65,7 @@ func (c *Console) everywhere(used []inet.Family) string {
 }
 
 // unaddressed reports that node ports are served on all addresses. It is a warning if isLikelyWrong is true, otherwise a note.
-func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string) []view.Finding {
+func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string) view.Findings {
 	if everywhere == "" {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string)
 	if c.API == nil {
 		fix = "add the Node with an InternalIP in status.addresses to the manifests, or set --bind-address of this program to the address of this node"
 	}
-	return []view.Finding{view.NewFinding(severity, view.NodeAddressUnknown, c.node(),
+	return view.Findings{view.NewFinding(severity, view.NodeAddressUnknown, c.node(),
 		why+", so "+everywhere,
 		"clients reach node ports also at addresses that are not meant for them, for example in the pod network. All other addresses of Services work as usual",
 		fix,

@@ -104,13 +104,13 @@ func (c *Console) loopStatus(ctx context.Context) (*view.Loop, error) {
 }
 
 // judge sets Live, Ready and Eligible, and returns the findings about the loop and about other instances.
-func (c *Console) judge(s *view.Status) (list []view.Finding) {
+func (c *Console) judge(s *view.Status) (list view.Findings) {
 	a := c.Account()
 	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
 	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list = append(list, view.NewFinding(severity, reason, c.node(),
-			what, impact, fix, affects))
+		list.Add(severity, reason, c.node(),
+			what, impact, fix, affects)
 	}
 	restart := view.ReportAndRestart(c.NodeName)
 	if s.Loop == nil {

@@ -37,14 +37,14 @@ type Config struct {
 }
 
 // Look runs all checks. If a check fails, its error becomes a finding.
-func Look(ctx context.Context, c Config) (list []view.Finding) {
-	add := func(subject string, found []view.Finding, err error) {
+func Look(ctx context.Context, c Config) (list view.Findings) {
+	add := func(subject string, found view.Findings, err error) {
 		if list = append(list, found...); err != nil {
-			list = append(list, view.NewFinding(view.Warning, view.CheckFailed, c.node(),
+			list.Add(view.Warning, view.CheckFailed, c.node(),
 				fmt.Sprintf("cannot check %s: %v", subject, err),
 				"unknown",
 				"run the program with the capability NET_ADMIN in the node's network namespace",
-				"only the program on this node"))
+				"only the program on this node")
 		}
 	}
 	networks, err := host.ReadNetworks()
@@ -74,12 +74,12 @@ func Look(ctx context.Context, c Config) (list []view.Finding) {
 		guarded, err := takeover.LoopbackGuarded()
 		add("the chain KUBE-FIREWALL", c.localnet(guarded || err != nil), err)
 	}
-	view.SortFindings(list)
+	list.Sort()
 	return list
 }
 
 // findings returns a finding for each item of a list.
-func findings[T any](list []T, finding func(*T) view.Finding) (found []view.Finding) {
+func findings[T any](list []T, finding func(*T) view.Finding) (found view.Findings) {
 	for i := range list {
 		found = append(found, finding(&list[i]))
 	}
@@ -92,7 +92,7 @@ func (c *Config) node() string { return "Node " + c.NodeName }
 func (c *Config) on(command string) string { return fmt.Sprintf("on node %s: %s", c.NodeName, command) }
 
 // kubeProxy reports a running kube-proxy, or leftovers of kube-proxy.
-func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view.Finding {
+func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) view.Findings {
 	there := counts(left)
 	fix, affects := takeover.Remedy(c.NodeName)
 	switch {
@@ -100,19 +100,19 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view
 		if there != "" {
 			there = " (" + there + ")"
 		}
-		return []view.Finding{view.NewFinding(view.Wrong, view.KubeProxyRunning, c.node(),
+		return view.Findings{view.NewFinding(view.Wrong, view.KubeProxyRunning, c.node(),
 			fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
 			"both programs translate connections to Services. The rules of kube-nftproxy are evaluated first",
 			fix,
 			affects)}
 	case rival.Unknown != nil:
-		return []view.Finding{view.NewFinding(view.Warning, view.KubeProxyUnknown, c.node(),
+		return view.Findings{view.NewFinding(view.Warning, view.KubeProxyUnknown, c.node(),
 			fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
 			"if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
 			c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"),
 			"only this process")}
 	case there != "":
-		return []view.Finding{view.NewFinding(view.Warning, view.KubeProxyLeftovers, c.node(),
+		return view.Findings{view.NewFinding(view.Warning, view.KubeProxyLeftovers, c.node(),
 			"a kube-proxy has left rules on this node: "+there,
 			"packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules of kube-proxy. Some IPVS entries stay until their connections end",
 			fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+

@@ -32,11 +32,11 @@ func (m Monitor) String() string {
 }
 
 // slowCommits reports programs that make commits slower.
-func (c *Config) slowCommits(list []Monitor) []view.Finding {
+func (c *Config) slowCommits(list []Monitor) view.Findings {
 	if len(list) == 0 {
 		return nil
 	}
-	return []view.Finding{view.NewFinding(view.Warning, view.SlowCommits, c.node(),
+	return view.Findings{view.NewFinding(view.Warning, view.SlowCommits, c.node(),
 		"a program monitors nftables on this node: "+view.Names(view.Texts(list), 0),
 		"the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
 		c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"),

@@ -33,10 +33,10 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(have), w) })
 		})
 	}
-	var list []view.Finding
+	var list view.Findings
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list = append(list, view.NewFinding(severity, reason, "pod network "+name,
-			what, impact, fix, affects))
+		list.Add(severity, reason, "pod network "+name,
+			what, impact, fix, affects)
 	}
 	switch {
 	case is("ovn-k8s"):

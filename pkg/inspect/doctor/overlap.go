@@ -40,7 +40,7 @@ const (
 )
 
 // overlaps returns a finding for each ServiceCIDR and each kind of overlap.
-func (c *Config) overlaps(n *host.Networks) (list []view.Finding) {
+func (c *Config) overlaps(n *host.Networks) (list view.Findings) {
 	type group struct {
 		cidr netip.Prefix
 		kind overlapKind

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -69,7 +68,7 @@ func TestOverlaps(t *testing.T) {
 			networks, err := host.ReadNetworks()
 			lab.Must(t, err)
 			got := (&Config{Services: c.s}).overlaps(&networks)
-			view.SortFindings(got)
+			got.Sort()
 			lab.Same(t, c.want, brief(got), "")
 		})
 	}

@@ -49,7 +49,7 @@ const (
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	rival := takeover.FindRival(ctx, "", "")
 	s.NodeName = cmp.Or(s.NodeName, rival.NodeName(ctx), s.Hostname)
-	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
+	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: view.Findings{}}
 	families := usedFamilies()
 	c := Config{
 		NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Table: s.Table, First: s.First,
@@ -63,7 +63,7 @@ func Preflight(ctx context.Context, s Site) *view.Preflight {
 	s.firewalls(v)
 	c.Services = s.services(v, rival.Mode)
 	list := Look(ctx, c)
-	problems := view.Count(len(list)-view.CountOf(list, view.Note), "problem")
+	problems := view.Count(len(list)-list.Count(view.Note), "problem")
 	v.Add("node", problems+" of networks, forwarding, firewalls and connection tracking", list...)
 	v.Conclude()
 	return v

@@ -27,7 +27,7 @@ func (c *Config) ReversePath(device string) int {
 
 // reversePath finds interfaces with strict reverse path filtering. It is a warning if the kernel has dropped packets, or if the routes show an interface
 // whose packets it would drop. Otherwise it is a note, because the node does not know the senders behind an interface.
-func (c *Config) reversePath(networks *host.Networks, dropped uint64) []view.Finding {
+func (c *Config) reversePath(networks *host.Networks, dropped uint64) view.Findings {
 	var strict []string
 	for _, name := range c.interfaces() {
 		if c.ReversePath(name) == Strict {
@@ -58,7 +58,7 @@ func (c *Config) reversePath(networks *host.Networks, dropped uint64) []view.Fin
 	}
 	f.Fix = c.on(LooseCommand(device))
 	f.Affects = device + " accepts packets from each source address to which this node has any route, until the next boot"
-	return []view.Finding{f}
+	return view.Findings{f}
 }
 
 // LooseCommand returns the command that makes the reverse path filtering of an interface loose.

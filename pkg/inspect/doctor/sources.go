@@ -8,7 +8,7 @@ import (
 )
 
 // disguises reports routes whose masqueraded packets have a wrong source address.
-func (c *Config) disguises(list []host.Disguise) []view.Finding {
+func (c *Config) disguises(list []host.Disguise) view.Findings {
 	if len(list) == 0 {
 		return nil
 	}
@@ -25,7 +25,7 @@ func (c *Config) disguises(list []host.Disguise) []view.Finding {
 		}
 		routes = append(routes, text)
 	}
-	return []view.Finding{view.NewFinding(view.Warning, view.MasqueradeSource, c.node(),
+	return view.Findings{view.NewFinding(view.Warning, view.MasqueradeSource, c.node(),
 		"masqueraded IPv4 packets to these networks do not get the source address of the route: "+view.Names(routes, 0),
 		"if endpoints or clients in these networks cannot send replies to this source, masqueraded connections to them time out. The kernel masquerades with an "+
 			"address of the interface, and not of the route",
@@ -36,12 +36,12 @@ func (c *Config) disguises(list []host.Disguise) []view.Finding {
 
 // localnet reports that each host on the node's networks can reach the ports at 127.0.0.1 of the node. guarded reports whether the rule of the kubelet or of
 // kube-proxy against this exists.
-func (c *Config) localnet(guarded bool) []view.Finding {
+func (c *Config) localnet(guarded bool) view.Findings {
 	const name = "net/ipv4/conf/all/route_localnet"
 	if n, ok := c.number(name); !ok || n == 0 || guarded {
 		return nil
 	}
-	return []view.Finding{view.NewFinding(view.Warning, view.LoopbackExposed, c.node(),
+	return view.Findings{view.NewFinding(view.Warning, view.LoopbackExposed, c.node(),
 		fmt.Sprintf("this node routes packets of its networks to 127.0.0.0/8 (%s = 1), and the chain KUBE-FIREWALL, which drops them, is missing", dotted(name)),
 		"each host on a network of this node can reach ports that listen only on 127.0.0.1, unless another rule drops the packets. Services are not affected. "+
 			"kube-proxy in mode iptables sets this sysctl, and kube-nftproxy does not need it",

@@ -15,7 +15,7 @@ import (
 
 // sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature. dropped is the number
 // of packets that the kernel has dropped by reverse path filtering.
-func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list []view.Finding) {
+func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list view.Findings) {
 	ifZero := func(name string, finding view.Finding) {
 		if n, ok := c.number(name); ok && n == 0 {
 			list = append(list, finding)
@@ -59,7 +59,7 @@ func (c *Config) number(name string) (n int, ok bool) {
 }
 
 // someForward finds interfaces that do not forward IPv4. For IPv6, the setting of an interface has another meaning.
-func (c *Config) someForward() []view.Finding {
+func (c *Config) someForward() view.Findings {
 	if n, ok := c.number("net/ipv4/ip_forward"); !ok || n == 0 {
 		return nil // no interface forwards: another finding reports it
 	}
@@ -72,7 +72,7 @@ func (c *Config) someForward() []view.Finding {
 	if len(names) == 0 {
 		return nil
 	}
-	return []view.Finding{view.NewFinding(view.Warning, view.InterfaceForwardingDisabled, c.node(),
+	return view.Findings{view.NewFinding(view.Warning, view.InterfaceForwardingDisabled, c.node(),
 		fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", view.Names(names, 0)),
 		"pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
 		c.on("sysctl -w net.ipv4.conf."+strings.ReplaceAll(names[0], ".", "/")+".forwarding=1"),
@@ -101,7 +101,7 @@ const (
 	entrySize = 512
 )
 
-func (c *Config) connections() []view.Finding {
+func (c *Config) connections() view.Findings {
 	n, known := c.number("net/netfilter/nf_conntrack_count")
 	most, limited := c.number("net/netfilter/nf_conntrack_max")
 	if !known || !limited || most <= 0 || 100*n < nearlyFull*most {
@@ -111,7 +111,7 @@ func (c *Config) connections() []view.Finding {
 	if 100*n >= full*most {
 		severity = view.Wrong
 	}
-	return []view.Finding{view.NewFinding(severity, view.ConntrackFull, c.node(),
+	return view.Findings{view.NewFinding(severity, view.ConntrackFull, c.node(),
 		fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
 		"when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
 		c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
