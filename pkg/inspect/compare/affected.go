@@ -32,8 +32,8 @@ func (n names) of(e *nft.Element) string {
 // affected are the Services whose elements differ.
 type affected struct {
 	names names
-	// present are the Services with elements in the kernel, and in the plan.
-	present [2]map[string]bool
+	// present are the Services with elements in the plan (true), and in the kernel (false).
+	present map[bool]map[string]bool
 	changed map[string]*balance
 }
 
@@ -41,22 +41,14 @@ type affected struct {
 type balance struct{ frontends, endpoints map[string]int }
 
 func newAffected() *affected {
-	return &affected{names: names{}, present: [2]map[string]bool{{}, {}}, changed: map[string]*balance{}}
-}
-
-// side is the index of elements in the kernel, or of the plan.
-func side(wanted bool) int {
-	if wanted {
-		return 1
-	}
-	return 0
+	return &affected{names: names{}, present: map[bool]map[string]bool{true: {}, false: {}}, changed: map[string]*balance{}}
 }
 
 // name notes the names in elements of the kernel, or of the plan.
 func (a *affected) name(elements []nft.Element, wanted bool) {
 	for i := range elements {
 		if a.names.note(&elements[i]); elements[i].Comment != "" {
-			a.present[side(wanted)][serviceOf(elements[i].Comment)] = true
+			a.present[wanted][serviceOf(elements[i].Comment)] = true
 		}
 	}
 }
@@ -108,9 +100,9 @@ func (a *affected) changes() (list []view.Change) {
 	for name, b := range a.changed {
 		c := view.Change{Service: name, What: "changed"}
 		switch {
-		case !a.present[side(false)][name]:
+		case !a.present[false][name]:
 			c.What = "new"
-		case !a.present[side(true)][name]:
+		case !a.present[true][name]:
 			c.What = "gone"
 		}
 		c.Added, c.Removed = signs(b.endpoints)
