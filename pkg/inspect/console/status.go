@@ -108,13 +108,11 @@ func (c *Console) judge(s *view.Status) (list view.Findings) {
 	a := c.Account()
 	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
 	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
-	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list.Add(severity, reason, c.node(),
-			what, impact, fix, affects)
-	}
+	node := c.node()
 	restart := view.ReportAndRestart(c.NodeName)
 	if s.Loop == nil {
-		add(view.Wrong, view.LoopBusy, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
+		list.Add(view.Wrong, view.LoopBusy, node,
+			fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
 			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
 		return list
 	}
@@ -122,24 +120,29 @@ func (c *Console) judge(s *view.Status) (list view.Findings) {
 		s.Loop.OldestChange = &a.Pending
 	}
 	if f := s.Loop.Failure; f != nil {
-		add(view.Wrong, view.SyncFailing, fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
+		list.Add(view.Wrong, view.SyncFailing, node,
+			fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
 	} else if !a.Healthy {
-		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Pending).Round(time.Second)), previous,
+		list.Add(view.Wrong, view.ChangesWaiting, node,
+			fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Pending).Round(time.Second)), previous,
 			"read the log of this program. If it has no new lines, "+restart, onlyProgram)
 	}
 	if s.Loop.Other != "" {
-		add(view.Warning, view.StandingBy, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
+		list.Add(view.Warning, view.StandingBy, node,
+			fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
 			"none, if one instance replaces the other. The newer instance serves with its own configuration",
 			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
 	}
 	older, _, unreachable := c.Instances()
 	if len(older) > 0 {
-		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(older, "; "),
+		list.Add(view.Warning, view.OlderInstance, node,
+			"an older instance stands by on this node: "+strings.Join(older, "; "),
 			"commits take longer, because the older instance listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
 			fmt.Sprintf("unless a replacement is in progress, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
 	}
 	if unreachable != "" {
-		add(view.Warning, view.ServingAlone, "another process holds the socket by which instances agree: "+unreachable,
+		list.Add(view.Warning, view.ServingAlone, node,
+			"another process holds the socket by which instances agree: "+unreachable,
 			"if the process is another kube-nftproxy, both write the tables", fmt.Sprintf("on node %s: ss -xlp | grep kube-nftproxy/instance shows the process. Stop it", c.NodeName),
 			"only this process")
 	}

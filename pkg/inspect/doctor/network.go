@@ -34,22 +34,23 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 		})
 	}
 	var list view.Findings
-	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
-		list.Add(severity, reason, "pod network "+name,
-			what, impact, fix, affects)
-	}
+	object := "pod network " + name
 	switch {
 	case is("ovn-k8s"):
-		add(view.Wrong, view.NetworkServesServices, "OVN-Kubernetes serves Services itself", "two programs would translate connections to Services",
+		list.Add(view.Wrong, view.NetworkServesServices, object,
+			"OVN-Kubernetes serves Services itself", "two programs would translate connections to Services",
 			"do not install kube-nftproxy in this cluster", "nothing")
 	case is("cilium"):
-		add(view.Warning, view.NetworkServesServices, "Cilium serves Services itself if kubeProxyReplacement is true", "two programs would translate connections to Services",
+		list.Add(view.Warning, view.NetworkServesServices, object,
+			"Cilium serves Services itself if kubeProxyReplacement is true", "two programs would translate connections to Services",
 			"do not install kube-nftproxy if this prints true: kubectl -n kube-system get configmap cilium-config -o jsonpath='{.data.kube-proxy-replacement}'", "nothing")
 	case is("antrea"):
-		add(view.Warning, view.NetworkServesServices, "AntreaProxy serves Services itself if antreaProxy.proxyAll is true", "two programs would translate connections to Services",
+		list.Add(view.Warning, view.NetworkServesServices, object,
+			"AntreaProxy serves Services itself if antreaProxy.proxyAll is true", "two programs would translate connections to Services",
 			"do not install kube-nftproxy if this prints proxyAll: true: kubectl -n kube-system get configmap antrea-config -o yaml | grep proxyAll", "nothing")
 	case is("calico") && rival.Mode == "nftables":
-		add(view.Warning, view.NetworkWatchesKubeProxy, "Calico follows the mode of kube-proxy by its tables, if nftablesMode is Auto",
+		list.Add(view.Warning, view.NetworkWatchesKubeProxy, object,
+			"Calico follows the mode of kube-proxy by its tables, if nftablesMode is Auto",
 			"after kube-nftproxy removes the tables of kube-proxy, Calico on this node restarts with iptables",
 			"set nftablesMode to Enabled or Disabled before the installation. To see it: kubectl get felixconfiguration default -o jsonpath='{.spec.nftablesMode}'",
 			"Calico on all nodes, if the value changes the mode in use")
