@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -139,18 +137,6 @@ func TestUnluckyServices(t *testing.T) {
 	d := w.start()
 	reach(t, from, web, "pod-0")
 
-	t.Run("endpoints over and over", func(t *testing.T) {
-		var all []discoveryv1.Endpoint
-		for i := range 1000 {
-			all = append(all, endpoint(w.Pods[i%2].IPv4))
-		}
-		unready := endpoint(w.Pods[0].IPv4)
-		unready.Conditions.Ready = new(bool)
-		w.apply(service("many"), slice("many", "many-1", all...), slice("many", "many-2", all...), slice("many", "many-3", unready))
-		reach(t, from, w.clusterIPs("many")[0], "pod-0", "pod-1")
-		w.delete(slice("many", "many-1"), slice("many", "many-2"))
-		reach(t, from, w.clusterIPs("many")[0])
-	})
 	t.Run("Services that lead to Services", func(t *testing.T) {
 		w.apply(service("loop-1"), service("loop-2"))
 		one, two := w.clusterIPs("loop-1")[0], w.clusterIPs("loop-2")[0]
@@ -201,45 +187,6 @@ func TestUnluckyServices(t *testing.T) {
 		if _, err := slices.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
-	})
-	t.Run("recreated at another address, repeatedly", func(t *testing.T) {
-		var before []netip.AddrPort
-		for i := range 20 {
-			s := service("anew")
-			s.Spec.ClusterIP = fmt.Sprintf("10.96.200.%d", i+1)
-			w.delete(service("anew"))
-			w.apply(s, slice("anew", "anew", endpoint(w.Pods[i%2].IPv4)))
-			before = append(before, w.clusterIPs("anew")...)
-		}
-		last := len(before) - 1
-		reach(t, from, before[last], "pod-1")
-		for _, to := range before[last-3 : last] {
-			if err := reached(t.Context(), from, inet.TCP, to); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	t.Run("types that change all the time", func(t *testing.T) {
-		s := service("flaps")
-		w.apply(s, slice("flaps", "flaps", endpoint(w.Pods[0].IPv4)))
-		flaps := w.clusterIPs("flaps")[0]
-		reach(t, from, flaps, "pod-0")
-		for i := range 200 {
-			s := service("flaps")
-			s.Spec.Type = []corev1.ServiceType{corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer}[i%3]
-			if i%2 == 0 {
-				seconds := []int32{1, 86400}[i/2%2]
-				s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
-			}
-			w.apply(s)
-			if i%20 == 0 {
-				if err := reached(t.Context(), from, inet.TCP, flaps, "pod-0"); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-		reach(t, from, flaps, "pod-0")
 	})
 	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
 		t.Errorf("%v syncs failed", failed)
