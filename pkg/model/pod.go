@@ -87,9 +87,13 @@ func ObjectsOfPod(pod *corev1.Pod) Objects {
 	svc := &corev1.Service{ObjectMeta: *pod.ObjectMeta.DeepCopy()}
 	svc.Name = podPrefix + pod.Name
 	var ports []discoveryv1.EndpointPort
+	used := map[portKey]bool{}
 	for _, p := range HostPorts(pod) {
 		of := discoveryv1.EndpointPort{Name: new(hostPortName(&p)), Protocol: &p.Protocol, Port: &p.ContainerPort}
-		if _, _, reason := checkPort(&of); reason == "" {
+		protocol, _, reason := checkPort(&of)
+		key := portKey{name: *of.Name, protocol: protocol}
+		if reason == "" && !used[key] { // a host port that is used twice leads to the first container port
+			used[key] = true
 			ports = append(ports, of)
 		}
 	}

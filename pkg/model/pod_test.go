@@ -40,7 +40,7 @@ func TestHostPorts(t *testing.T) {
 		{"other addresses", both, []corev1.ContainerPort{port(80, "TCP", "8.8.8.8"), port(81, "TCP", "x")}, nil,
 			`"8.8.8.8": the hostIP is not the primary IPv4 address of this node, "x": not an IP address`},
 		{"invalid", four, []corev1.ContainerPort{port(80, "ICMP", ""), port(-1, "TCP", ""), port(90, "TCP", ""),
-			port(90, "TCP", "")}, []string{"90 *:90/tcp -> 10.244.0.10:8080"}, `"ICMP": not TCP, UDP or SCTP, ` +
+			{ContainerPort: 9090, HostPort: 90, Protocol: "TCP"}}, []string{"90 *:90/tcp -> 10.244.0.10:8080"}, `"ICMP": not TCP, UDP or SCTP, ` +
 			`hostPort -1 is not a port, or used twice for tcp, hostPort 90 is not a port, or used twice for tcp`},
 		{"no usable address", []string{"127.0.0.1"}, []corev1.ContainerPort{port(80, "TCP", "")}, nil, ""},
 	} {
@@ -66,7 +66,7 @@ func TestHostPorts(t *testing.T) {
 					at = fmt.Sprintf("*:%d", f.Port)
 				}
 				got = append(got, fmt.Sprintf("%s %s/%s -> %s", sp.Name.Port, at, sp.Protocol, sp.Cluster[0]))
-				if len(sp.Hairpin) != 1 || !sp.HasEndpoints || f.Kind != HostPort || x.Ports[i].Candidates[0].NotCluster != "" {
+				if len(sp.Cluster) != 1 || len(sp.Hairpin) != 1 || !sp.HasEndpoints || f.Kind != HostPort || x.Ports[i].Candidates[0].NotCluster != "" {
 					t.Errorf("%+v, want a host port with the pod as an endpoint on this node", sp)
 				}
 			}
