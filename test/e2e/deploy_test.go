@@ -333,7 +333,8 @@ func testHostPortsPermission(t *testing.T, s *site) {
 	eventually(t, patience, func() error { // the kubelet, which does not run the pod, also writes its status
 		addr := s.Pods[0].IPv4.String()
 		status := fmt.Sprintf(`{"status": {"phase": "Running", "podIP": %[1]q, "podIPs": [{"ip": %[1]q}]}}`, addr)
-		_, err := pods.Patch(t.Context(), "ingress", types.MergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		var none metav1.PatchOptions
+		_, err := pods.Patch(t.Context(), "ingress", types.MergePatchType, []byte(status), none, "status")
 		return errors.Join(err, reached(t.Context(), s.Client, inet.TCP, netip.AddrPortFrom(s.Node.IPv4, 80), "pod-0"))
 	})
 	verbs := map[string]bool{}
@@ -359,7 +360,8 @@ func testHostPortsPermission(t *testing.T, s *site) {
 	})
 	s.reachWeb("pod-0")
 
-	s.sh("kubectl delete pod ingress --force --grace-period=0; kubectl delete clusterrolebinding kube-nftproxy-host-ports; kubectl apply -k deploy/base")
+	s.sh("kubectl delete pod ingress --force --grace-period=0; kubectl delete clusterrolebinding kube-nftproxy-host-ports")
+	s.sh("kubectl apply -k deploy/base")
 	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
 	s.pod("kube-nftproxy")
 }

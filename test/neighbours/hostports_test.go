@@ -28,9 +28,10 @@ CNI_PATH=/opt/programs NETCONFPATH=/etc/cni/net.d /opt/programs/cnitool %s net /
 		prepare: func(n *node) {
 			n.args = []string{"--host-ports"}
 			n.unplug(n.container())
-			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-net.conflist <<'E'\n%s\nE", `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {"type": "host-local", "subnet": "10.244.7.0/24",
-"routes": [{"dst": "0.0.0.0/0"}]}}`+further+`]}`)
+			n.sh("mkdir -p /etc/cni/net.d; cat >/etc/cni/net.d/10-net.conflist <<'E'\n%s\nE",
+				`{"cniVersion": "1.0.0", "name": "net", "plugins": [
+{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+"ipam": {"type": "host-local", "subnet": "10.244.7.0/24", "routes": [{"dst": "0.0.0.0/0"}]}}`+further+`]}`)
 		},
 		install: func(n *node, _ bool) {
 			var result struct {
@@ -54,11 +55,12 @@ CNI_PATH=/opt/programs NETCONFPATH=/etc/cni/net.d /opt/programs/cnitool %s net /
 // writePod writes the pod of the container with the host port.
 func (n *node) writePod(addr netip.Addr) {
 	n.t.Helper()
+	port := corev1.ContainerPort{HostPort: published, ContainerPort: backendPort, Protocol: corev1.ProtocolTCP}
 	pod := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "ingress"},
 		Spec: corev1.PodSpec{NodeName: world.NodeName, Containers: []corev1.Container{{
-			Name: "proxy", Ports: []corev1.ContainerPort{{HostPort: published, ContainerPort: backendPort, Protocol: corev1.ProtocolTCP}},
+			Name: "proxy", Ports: []corev1.ContainerPort{port},
 		}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: addr.String()}}},
 	}
@@ -84,8 +86,8 @@ func besidePortmap(backend string) neighbour {
 	}
 	nb := hostPorts("CNI plugin portmap, beside `--host-ports` ("+backend+")",
 		fmt.Sprintf(`, {"type": "portmap", "backend": %q, "capabilities": {"portMappings": true}}`, backend))
-	nb.policy = "a host port leads to its pod, also while the rules of portmap are deleted, and by portmap after the removal " +
-		"of kube-nftproxy"
+	nb.policy = "a host port leads to its pod, also while the rules of portmap are deleted, and by portmap after the " +
+		"removal of kube-nftproxy"
 	nb.allowed = hostPort
 	nb.reload = func(n *node) {
 		n.sh("%s >/run/rules; %s", save, flush)

@@ -56,7 +56,8 @@ func portsOf(pod *corev1.Pod) (list []corev1.ContainerPort) {
 }
 
 // hostPortAt returns the address at which a host port leads to an address of the pod, which is invalid for all
-// addresses that serve node ports. hostIP is "the primary address of the Node in a family; 0.0.0.0 or :: for one family".
+// addresses that serve node ports. hostIP is "the primary address of the Node in a family; 0.0.0.0 or :: for one
+// family".
 func (r *Oracle) hostPortAt(hostIP string, pod netip.Addr) (at netip.Addr, served bool) {
 	if hostIP == "" {
 		return at, true

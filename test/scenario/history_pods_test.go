@@ -25,7 +25,8 @@ type pods struct {
 const mostPods = 4
 
 func newPods(r *rand.Rand) *pods {
-	return &pods{rand: r, byName: map[string]*corev1.Pod{}, clients: clients{rand: r, name: "pod-flow", most: lab.One(r, 0, 2)}}
+	senders := clients{rand: r, name: "pod-flow", most: lab.One(r, 0, 2)}
+	return &pods{rand: r, byName: map[string]*corev1.Pod{}, clients: senders}
 }
 
 // step sometimes changes a pod, and sends packets to host ports.
@@ -65,12 +66,15 @@ func (w *pods) create(name string) *corev1.Pod {
 			Annotations: map[string]string{},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: lab.One(w.rand, nodeName, nodeName, nodeName, nodeName, nodeName, "node-2"), HostNetwork: w.rand.IntN(10) == 0,
+			NodeName: nodeName, HostNetwork: w.rand.IntN(20) == 0,
 			Containers:     []corev1.Container{w.container("one"), w.container("two")},
 			InitContainers: []corev1.Container{w.container("init"), w.container("sidecar")},
 		},
 	}
 	pod.Spec.InitContainers[1].RestartPolicy = &always
+	if w.rand.IntN(20) == 0 {
+		pod.Spec.NodeName = "node-2"
+	}
 	for _, a := range model.Annotations { // annotations of Services do not apply to pods
 		if w.rand.IntN(8) == 0 {
 			pod.Annotations[a.Name] = lab.One(w.rand, a.Samples...)
@@ -89,7 +93,7 @@ var hostPortPool = []corev1.ContainerPort{
 	{HostPort: 36412, Protocol: corev1.ProtocolSCTP},
 	{HostPort: firstPort, Protocol: corev1.ProtocolTCP},
 	{HostPort: firstPort, Protocol: corev1.ProtocolUDP},
-	{HostPort: 0, Protocol: corev1.ProtocolTCP},
+	{HostPort: 0, Protocol: corev1.ProtocolTCP}, // no host port
 }
 
 // container draws a container with up to two ports. Some host ports are node ports of Services, too.
@@ -98,7 +102,10 @@ func (w *pods) container(name string) corev1.Container {
 	for i := range c.Ports {
 		p := &c.Ports[i]
 		p.ContainerPort = lab.One[int32](w.rand, firstPort, secondPort)
-		p.HostIP = lab.One(w.rand, "", "", "", "", "0.0.0.0", "::", "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "127.0.0.1")
+		if w.rand.IntN(3) == 0 {
+			own := lab.One(w.rand, ownAddresses...).String()
+			p.HostIP = lab.One(w.rand, "0.0.0.0", "::", own, own, own, "127.0.0.1")
+		}
 		if p.HostPort != 0 && w.rand.IntN(2) == 0 {
 			p.HostPort = 30000 + w.rand.Int32N(serviceIPs)
 		}
@@ -109,26 +116,31 @@ func (w *pods) container(name string) corev1.Container {
 // state draws the addresses and the phase of a pod, and whether it is in deletion.
 func (w *pods) state(pod *corev1.Pod) {
 	at := lab.One(w.rand, endpointPool[:2]...)
-	pod.Status.PodIPs = lab.One(w.rand, nil, []corev1.PodIP{{IP: at.four}}, []corev1.PodIP{{IP: at.six}},
-		[]corev1.PodIP{{IP: at.four}, {IP: at.six}}, []corev1.PodIP{{IP: at.six}, {IP: at.four}})
-	pod.Status.Phase = lab.One(w.rand, corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodPending,
-		corev1.PodSucceeded, corev1.PodFailed)
+	four, six := corev1.PodIP{IP: at.four}, corev1.PodIP{IP: at.six}
+	both := []corev1.PodIP{four, six}
+	pod.Status.PodIPs = lab.One(w.rand, both, both, both, []corev1.PodIP{six, four}, both[:1], both[1:], nil)
+	const running = corev1.PodRunning
+	pod.Status.Phase = lab.One(w.rand, running, running, running, running, corev1.PodPending, corev1.PodSucceeded,
+		corev1.PodFailed)
 	if pod.DeletionTimestamp = nil; w.rand.IntN(4) == 0 {
 		pod.DeletionTimestamp = &metav1.Time{Time: pod.CreationTimestamp.Time}
 	}
 }
 
-// question draws a packet to an address of the node, mostly to a host port of a pod.
+// question draws a packet to an address of the node, mostly to the number of a host port.
 func (w *pods) question() question {
-	port := lab.One(w.rand, hostPortPool...)
-	if names := slices.Sorted(maps.Keys(w.byName)); len(names) > 0 && w.rand.IntN(6) > 0 {
-		spec := &w.byName[lab.One(w.rand, names...)].Spec
-		c := lab.One(w.rand, slices.Concat(spec.Containers, spec.InitContainers)...)
-		if len(c.Ports) > 0 {
-			port = lab.One(w.rand, c.Ports...)
+	var ports []corev1.ContainerPort
+	for _, name := range slices.Sorted(maps.Keys(w.byName)) {
+		for _, c := range slices.Concat(w.byName[name].Spec.Containers, w.byName[name].Spec.InitContainers) {
+			ports = append(ports, c.Ports...)
 		}
 	}
-	return questionTo(w.rand, lab.One(w.rand, ownAddresses...), corev1.ServicePort{Port: max(port.HostPort, 1), Protocol: port.Protocol})
+	if len(ports) == 0 || w.rand.IntN(6) == 0 {
+		ports = hostPortPool
+	}
+	port := lab.One(w.rand, ports...)
+	addr := lab.One(w.rand, slices.Concat(ownAddresses, ownAddresses[:2], ownAddresses[:2])...)
+	return questionTo(w.rand, addr, corev1.ServicePort{Port: max(port.HostPort, 1), Protocol: port.Protocol})
 }
 
 // writesPods reports whether a step creates or changes pods.
