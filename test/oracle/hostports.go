@@ -30,8 +30,7 @@ func (r *Oracle) readPod(pod *corev1.Pod) {
 				continue
 			}
 			port := &corev1.ServicePort{Name: p.HostIP + " " + strconv.Itoa(int(p.HostPort)), Protocol: p.Protocol}
-			// At an address, the claim is as good as that of a load balancer.
-			c := claim{service: stand, port: port, ofPod: true, balanced: at.IsValid(), onNode: !at.IsValid()}
+			c := claim{service: stand, port: port, ofPod: true, onNode: !at.IsValid()}
 			r.claimTarget(mine, target{at, uint16(p.HostPort), protocol(p.Protocol), addr.Is6()}, c)
 			of := key(stand, port, addr.Is6())
 			if len(r.endpoints[of]) == 0 { // the first of two equal host ports has the port
@@ -40,6 +39,14 @@ func (r *Oracle) readPod(pod *corev1.Pod) {
 			}
 		}
 	}
+}
+
+// losesToNodePort: "A host port with a hostIP and a node port with the same number compete at this address: the older
+// object has it."
+func (r *Oracle) losesToNodePort(c claim, t target) bool {
+	t.addr = netip.Addr{}
+	nodePort, taken := r.claims[t]
+	return taken && c.ofPod && !c.onNode && nodePort.service != c.service && nodePort.older(c)
 }
 
 // portsOf returns the ports of the containers that run as long as the pod.

@@ -293,7 +293,7 @@ func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 // load-balancer IP, that over a node port, and that over a range of an external IP.
 func (r *Oracle) claimed(p Packet) (claim, bool) {
 	t := target{p.To.Addr(), p.To.Port(), p.Protocol, p.To.Addr().Is6()}
-	if c, ok := r.claims[t]; ok {
+	if c, ok := r.claims[t]; ok && !r.losesToNodePort(c, t) {
 		return c, true
 	}
 	if c, ok := r.inRange(p); ok && (c.allocated || c.balanced) {

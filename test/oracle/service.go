@@ -104,7 +104,7 @@ func exposes(s *corev1.Service, t corev1.ServiceType) bool {
 func (r *Oracle) here(s *corev1.Service) bool {
 	if text, given := s.Annotations["service.cilium.io/node-selector"]; given {
 		selector, err := labels.Parse(text)
-		return err != nil || len(text) > 1024 || selector.Matches(r.labels)
+		return err != nil || len(text) > 1024 || strings.Count(text, ",") > 32 || selector.Matches(r.labels)
 	}
 	value, given := s.Annotations["service.cilium.io/node"]
 	return !given || value == r.labels["service.cilium.io/node"]
@@ -134,6 +134,11 @@ func (c claim) before(d claim) bool {
 			return ahead[0]
 		}
 	}
+	return c.older(d)
+}
+
+// older reports whether the object of a claim is older than that of another one, or the first by name.
+func (c claim) older(d claim) bool {
 	a, b := c.service, d.service
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 		strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name)) < 0
