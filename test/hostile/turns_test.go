@@ -18,7 +18,6 @@ import (
 // bank must be served. It waits for at most a turn of aevil, whose name precedes bank's. A large part of the usual time
 // is the program's wait for further changes of the folder.
 func TestTurnsOfNamespaces(t *testing.T) {
-	t.Parallel() // beside tests that mostly wait
 	const services, each = 66, 40
 	n := newBank(t)
 	versions := make([][]string, 3)
