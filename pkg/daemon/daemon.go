@@ -181,8 +181,8 @@ type daemon struct {
 	// server.
 	ports    ports
 	rejected func() []model.Problem
-	// fromSnapshot returns the time of the snapshot that is served without confirmation, and turn the longest wait for the
-	// first list while it lasts; nil without an API server.
+	// fromSnapshot returns the time of the snapshot that is served without confirmation, and turn the longest wait for
+	// the first list while it lasts; nil without an API server.
 	fromSnapshot func() time.Time
 	turn         func() time.Duration
 	// adopts is true if an earlier process served just before the start.

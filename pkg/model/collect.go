@@ -270,9 +270,9 @@ type sliceReader struct {
 	problems
 }
 
-// parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for all
-// other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list
-// of ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
+// parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for
+// all other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list of
+// ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
 func (r *sliceReader) parts(groupAt map[groupKey]int) (parts []part) {
 	f, known := familyNamed(r.s.AddressType)
 	switch {

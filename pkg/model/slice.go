@@ -61,7 +61,8 @@ type Slice struct {
 	Ports       []discoveryv1.EndpointPort
 	// Annotations are those of the slice that the program knows.
 	Annotations map[string]string
-	// Endpoints have a usable address, and are sorted by it. Unusable are the other endpoints, in the order of the object.
+	// Endpoints have a usable address, and are sorted by it. Unusable are the other endpoints, in the order of the
+	// object.
 	Endpoints []Endpoint
 	Unusable  []UnusableEndpoint
 	// Pods are the names of the pods at these addresses, if the source stores them.

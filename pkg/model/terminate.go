@@ -17,8 +17,8 @@ type Termination string
 const (
 	// TerminateOff: none.
 	TerminateOff Termination = "off"
-	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or unready
-	// endpoint is in a slice.
+	// TerminateGone: connections to endpoints that have left all EndpointSlices of the Service. A terminating or
+	// unready endpoint is in a slice.
 	TerminateGone Termination = "gone"
 )
 

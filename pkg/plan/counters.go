@@ -184,9 +184,9 @@ type Subject struct {
 	Sources bool
 }
 
-// SubjectOf returns the subject of an element. The data of an element with the name of its service port as a comment has
-// the number, unless it is an endpoint. Other elements have the number in their key. The result is false if an element
-// has none.
+// SubjectOf returns the subject of an element. The data of an element with the name of its service port as a comment
+// has the number, unless it is an endpoint. Other elements have the number in their key. The result is false if an
+// element has none.
 func SubjectOf(e *nft.Element) (Subject, bool) {
 	word, sources := e.Data.AsUint32(), e.Set.Interval
 	if e.Comment != "" && len(e.Set.Data) == 1 {

@@ -162,8 +162,9 @@ func (p *Planner) vote(w *wants, n int32) {
 	}
 }
 
-// report reports that an element is wanted now, or not any more. If an address does not refuse unused ports any more, it also forgets the element
-// that packets may have added. A change of the cluster IPs may change the winners of other Services' claims.
+// report reports that an element is wanted now, or not any more. If an address does not refuse unused ports any more,
+// it also forgets the element that packets may have added. A change of the cluster IPs may change the winners of other
+// Services' claims.
 func (p *Planner) report(e nft.Element, wanted bool) {
 	l := p.rules.layouts[e.Set.Family]
 	if wanted {

@@ -27,8 +27,8 @@ func inSlots(set []netip.AddrPort) []netip.AddrPort {
 	if len(set) < 2 {
 		return set
 	}
-	// The upper bits are the position of an endpoint, the lower bits its index. So endpoints with equal positions, which
-	// a tenant can find, are also in a definite order.
+	// The upper bits are the position of an endpoint, the lower bits its index. So endpoints with equal positions,
+	// which a tenant can find, are also in a definite order.
 	const indexBits = 1<<20 - 1
 	ring := make([]uint64, len(set))
 	for i, e := range set {

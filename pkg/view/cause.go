@@ -18,8 +18,9 @@ type Cause struct {
 // mostCauses is the limit of listed causes: a tenant can write a Service with thousands.
 const mostCauses = 6
 
-// Causes returns the first reasons why [Service.Wrong] is true, each once: the problems, the ports without endpoints, the addresses that another
-// Service has, and the endpoints that no port can use. If there are more, the last cause says so.
+// Causes returns the first reasons why [Service.Wrong] is true, each once: the problems, the ports without endpoints,
+// the addresses that another Service has, and the endpoints that no port can use. If there are more, the last cause
+// says so.
 func (s *Service) Causes() (list []Cause) {
 	add := func(fix, format string, args ...any) {
 		if len(list) > mostCauses {

@@ -4,7 +4,8 @@ package view
 type DiffLine struct {
 	// Wanted is true for an object that is missing in the kernel, and false for an unwanted one.
 	Wanted bool `json:"wanted"`
-	// Where is the family and the set or chain. Text is the element or rule in nft's language, or "" for the set or chain itself.
+	// Where is the family and the set or chain. Text is the element or rule in nft's language, or "" for the set or
+	// chain itself.
 	Where string `json:"where"`
 	Text  string `json:"text,omitempty"`
 }

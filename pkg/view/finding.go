@@ -9,7 +9,8 @@ import (
 // Severity is the severity of a finding.
 type Severity string
 
-// The severities. A finding with the severity Wrong makes the node unhealthy, and the exit code is 1. A warning may be intended.
+// The severities. A finding with the severity Wrong makes the node unhealthy, and the exit code is 1. A warning may be
+// intended.
 const (
 	Wrong   Severity = "wrong"
 	Warning Severity = "warning"
@@ -98,7 +99,8 @@ const (
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Reason   Reason   `json:"reason"`
-	// Object is the object that the finding is about, with its kind: "Node node-1", "Service default/web", "chain forward of table inet x".
+	// Object is the object that the finding is about, with its kind: "Node node-1", "Service default/web", "chain
+	// forward of table inet x".
 	Object string `json:"object"`
 	// What is the fact, and Impact is its effect on Services.
 	What   string `json:"what"`
@@ -149,7 +151,8 @@ func (l Findings) Sort() {
 	})
 }
 
-// printFindings writes findings. It writes notes only if the printer is wide, and the text none if it writes no finding.
+// printFindings writes findings. It writes notes only if the printer is wide, and the text none if it writes no
+// finding.
 func printFindings(p *Printer, list Findings, none string) {
 	shown, notes := 0, 0
 	for i := range list {

@@ -4,14 +4,16 @@ import "fmt"
 
 // Flows are entries of connection tracking that contradict the present endpoints of Services.
 type Flows struct {
-	// Read is the number of entries that were read. Partial is true if entries may be missing, because the kernel interrupted each attempt.
+	// Read is the number of entries that were read. Partial is true if entries may be missing, because the kernel
+	// interrupted each attempt.
 	Read    int  `json:"read"`
 	Partial bool `json:"partial,omitempty"`
 	// Stale are the first flows that the program should have deleted. StaleTotal is the number of all such flows.
 	Stale      []Flow `json:"stale,omitempty"`
 	StaleTotal int    `json:"staleTotal"`
-	// Removed are the first established TCP connections to endpoints that no EndpointSlice has any more. RemovedTotal is the number of all. The
-	// program terminates these connections only with --terminate-connections, and only if the endpoint left while the program ran.
+	// Removed are the first established TCP connections to endpoints that no EndpointSlice has any more. RemovedTotal
+	// is the number of all. The program terminates these connections only with --terminate-connections, and only if the
+	// endpoint left while the program ran.
 	Removed      []Flow `json:"removed,omitempty"`
 	RemovedTotal int    `json:"removedTotal"`
 }

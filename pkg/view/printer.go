@@ -133,11 +133,12 @@ func (p *Printer) row(row []Cell, widths []int) {
 // maxWidth is the number of characters of a line above which wrap breaks it.
 const maxWidth = 119
 
-// unbroken matches a word, or words in parentheses. Words in parentheses may be a command, which readers copy from one line.
+// unbroken matches a word, or words in parentheses. Words in parentheses may be a command, which readers copy from one
+// line.
 var unbroken = regexp.MustCompile(`\([^()]*\)\S*|\S+`)
 
-// wrap breaks a text into lines, and returns one row with one cell for each line. Each line begins with the indent. Words in parentheses stay
-// together if they fit into a line.
+// wrap breaks a text into lines, and returns one row with one cell for each line. Each line begins with the indent.
+// Words in parentheses stay together if they fit into a line.
 func wrap(indent, text string, style Style) (rows [][]Cell) {
 	tooLong := func(s string) bool { return utf8.RuneCountInString(indent+s) > maxWidth }
 	line := ""
@@ -173,8 +174,8 @@ func Texts[T fmt.Stringer](list []T) []string {
 // MostNamed is the number of names that [Names] lists.
 const MostNamed = 4
 
-// Names returns the first names of a list and the number of the other ones, such as "a, b and 3 more". more is the number of names that the list
-// does not contain.
+// Names returns the first names of a list and the number of the other ones, such as "a, b and 3 more". more is the
+// number of names that the list does not contain.
 func Names(list []string, more int) string {
 	shown := list[:min(len(list), MostNamed)]
 	if more += len(list) - len(shown); more > 0 {

@@ -18,7 +18,8 @@ type Services struct {
 	Node string `json:"node"`
 	// NodePortAddresses are the addresses of this node that serve node ports.
 	NodePortAddresses []string `json:"nodePortAddresses"`
-	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are incomplete.
+	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are
+	// incomplete.
 	Unread   []string  `json:"unread,omitempty"`
 	Services []Service `json:"services"`
 	// NotFound has a message for each requested name or address without a served Service.
@@ -30,11 +31,12 @@ type Service struct {
 	Namespace string        `json:"namespace"`
 	Name      string        `json:"name"`
 	Ports     []ServicePort `json:"ports"`
-	// HealthCheckNodePort is the port for load balancers' health checks. LocalReady is the number of ready local endpoints by family.
+	// HealthCheckNodePort is the port for load balancers' health checks. LocalReady is the number of ready local
+	// endpoints by family.
 	HealthCheckNodePort uint16         `json:"healthCheckNodePort,omitempty"`
 	LocalReady          map[string]int `json:"localReady,omitempty"`
-	// RefusesUnusedPorts are the load-balancer and external IPs that refuse connections to unused ports. AnswersPing are the addresses that answer echo
-	// requests. Both have at most 100, and then the number of the others.
+	// RefusesUnusedPorts are the load-balancer and external IPs that refuse connections to unused ports. AnswersPing
+	// are the addresses that answer echo requests. Both have at most 100, and then the number of the others.
 	RefusesUnusedPorts []string `json:"refusesUnusedPorts,omitempty"`
 	AnswersPing        []string `json:"answersPing,omitempty"`
 	// Unusable are endpoints that no port can use.
@@ -80,24 +82,26 @@ type Frontend struct {
 	Endpoints int `json:"endpoints"`
 	// Loopback is the loopback address that also serves a node port.
 	Loopback string `json:"loopback,omitempty"`
-	// LoopbackRefused is set for a UDP or SCTP node port that is refused on loopback, because only TCP node ports are served there.
+	// LoopbackRefused is set for a UDP or SCTP node port that is refused on loopback, because only TCP node ports are
+	// served there.
 	LoopbackRefused bool `json:"loopbackRefused,omitempty"`
 	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
 	// DeniedSources cannot connect, even if AllowedSources has them.
 	DeniedSources []string `json:"deniedSources,omitempty"`
 	// Message describes the outcome of a new connection, unless the connection reaches an endpoint. Reason is the
-	// reason of the outcome in one word. Normal is true if an administrator need not do anything about it. [Frontend.SetOutcome] sets
-	// them.
+	// reason of the outcome in one word. Normal is true if an administrator need not do anything about it.
+	// [Frontend.SetOutcome] sets them.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Normal  bool   `json:"normal,omitempty"`
 	// LostTo names the Service that has this address and port instead. [Frontend.Lose] sets it.
 	LostTo string `json:"lostTo,omitempty"`
-	// FromThisNode is the number of endpoints for this node's pods and processes, if policy Local applies only to other clients.
+	// FromThisNode is the number of endpoints for this node's pods and processes, if policy Local applies only to other
+	// clients.
 	FromThisNode *int `json:"fromThisNode,omitempty"`
-	// Connections is the number of new connections since the start, if the program counts connections. Refused is the number of rejected and
-	// dropped connections, Dropped the number of dropped connections alone.
+	// Connections is the number of new connections since the start, if the program counts connections. Refused is the
+	// number of rejected and dropped connections, Dropped the number of dropped connections alone.
 	Connections *uint64 `json:"connections,omitempty"`
 	Refused     *uint64 `json:"refused,omitempty"`
 	Dropped     uint64  `json:"dropped,omitempty"`
@@ -118,12 +122,13 @@ type Endpoint struct {
 	// Cluster is true if policy Cluster uses the endpoint on this node, Local if policy Local does.
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
-	// Share is the endpoint's share of new connections in percent. It is 0 unless an algorithm or weights make shares unequal. It applies to policy
-	// Cluster, or to policy Local if policy Cluster has no endpoints.
+	// Share is the endpoint's share of new connections in percent. It is 0 unless an algorithm or weights make shares
+	// unequal. It applies to policy Cluster, or to policy Local if policy Cluster has no endpoints.
 	Share float64 `json:"sharePercent,omitempty"`
 	// Message is the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
 	Message string `json:"message,omitempty"`
-	// Tried is the result of a test connection from this node, if the command made one. Fails is true if the connection failed.
+	// Tried is the result of a test connection from this node, if the command made one. Fails is true if the connection
+	// failed.
 	Tried string `json:"tried,omitempty"`
 	Fails bool   `json:"fails,omitempty"`
 }
@@ -161,8 +166,8 @@ func (s *Service) Frontends() iter.Seq2[*ServicePort, *Frontend] {
 	}
 }
 
-// Wrong reports whether the Service needs attention: a problem, an endpoint that no port can use, a port without endpoints, or an address that
-// another Service has.
+// Wrong reports whether the Service needs attention: a problem, an endpoint that no port can use, a port without
+// endpoints, or an address that another Service has.
 func (s *Service) Wrong() bool {
 	for _, f := range s.Frontends() {
 		if f.wrong() {
@@ -510,7 +515,8 @@ func quotedPort(sp *ServicePort) string {
 	return sp.Name
 }
 
-// nodePortAddresses returns the addresses of one family that serve node ports, and the loopback address unless it is empty.
+// nodePortAddresses returns the addresses of one family that serve node ports, and the loopback address unless it is
+// empty.
 func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 	for _, a := range v.NodePortAddresses {
 		if strings.Contains(a, ":") == (family == "IPv6") {

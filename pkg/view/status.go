@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// SchemaVersion is the version of the JSON form of [Status] and [Preflight]. It increases when a field is removed or renamed, or its meaning
-// changes. It stays the same when fields or reasons are added.
+// SchemaVersion is the version of the JSON form of [Status] and [Preflight]. It increases when a field is removed or
+// renamed, or its meaning changes. It stays the same when fields or reasons are added.
 const SchemaVersion = 1
 
 // Status describes the daemon and its node.
@@ -23,8 +23,9 @@ type Status struct {
 	Started  time.Time `json:"started"`
 	// Healthy is true if no finding is wrong. [Status.Conclude] sets it.
 	Healthy bool `json:"healthy"`
-	// Live is the result of /livez. Eligible is the Node's part of /healthz: false until the Node is known, and while it is being deleted.
-	// Ready is the result of /readyz: true after the first sync. If it is false, a finding has the reason.
+	// Live is the result of /livez. Eligible is the Node's part of /healthz: false until the Node is known, and while
+	// it is being deleted. Ready is the result of /readyz: true after the first sync. If it is false, a finding has the
+	// reason.
 	Live     bool `json:"live"`
 	Ready    bool `json:"ready"`
 	Eligible bool `json:"eligible"`
@@ -39,7 +40,8 @@ type Status struct {
 	Counts   Counts   `json:"counts"`
 	Loop     *Loop    `json:"loop,omitempty"`
 	API      API      `json:"api"`
-	// ServiceProxyName is the value of the label that all served Services have. It is absent if the program serves the Services without the label.
+	// ServiceProxyName is the value of the label that all served Services have. It is absent if the program serves the
+	// Services without the label.
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
 	// Loopback is absent if node ports are not served on loopback.
 	Loopback *Loopback `json:"loopback,omitempty"`
@@ -49,7 +51,8 @@ type Status struct {
 
 // Port is an HTTP server of the program.
 type Port struct {
-	// Name is healthz or metrics. Address is empty if the server is off. Error is the reason why the program cannot listen.
+	// Name is healthz or metrics. Address is empty if the server is off. Error is the reason why the program cannot
+	// listen.
 	Name    string `json:"name"`
 	Address string `json:"address"`
 	Error   string `json:"error,omitempty"`
@@ -66,8 +69,8 @@ type Counts struct {
 	Services int `json:"services"`
 	// Endpoints counts endpoints in EndpointSlices of Services, used or not.
 	Endpoints int `json:"endpoints"`
-	// Problems counts Services with parts that are not programmed, or with a health check port that is not served. Conflicts counts the frontends
-	// that more than one Service claims.
+	// Problems counts Services with parts that are not programmed, or with a health check port that is not served.
+	// Conflicts counts the frontends that more than one Service claims.
 	Problems  int            `json:"problems"`
 	Conflicts int            `json:"conflicts"`
 	Elements  map[string]int `json:"elements"`
@@ -93,7 +96,8 @@ type Loop struct {
 	LastSent *Sync    `json:"lastSent,omitempty"`
 	Failure  *Failure `json:"failure,omitempty"`
 	Syncs    uint64   `json:"syncs"`
-	// Pending is the number of changed Services that are not programmed yet. OldestChange is the time of the first change of them.
+	// Pending is the number of changed Services that are not programmed yet. OldestChange is the time of the first
+	// change of them.
 	Pending      int        `json:"pending"`
 	OldestChange *time.Time `json:"oldestChange,omitempty"`
 	// Repairs are the last repairs, the newest last. RepairsTotal is the number of all repairs.
@@ -133,7 +137,8 @@ type Failure struct {
 // Repair is a full sync because the tables differed from the plan.
 type Repair struct {
 	Time time.Time `json:"time"`
-	// Reason is the reason of the comparison, and Why is the difference. By is the process that last changed the ruleset.
+	// Reason is the reason of the comparison, and Why is the difference. By is the process that last changed the
+	// ruleset.
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	By     string `json:"by,omitempty"`
@@ -145,21 +150,23 @@ type Repair struct {
 type API struct {
 	// Source is the API server's address, or the folder of manifests.
 	Source string `json:"source"`
-	// Answers is true if the API server answers. AnswerMicros is the duration of its answer. Error is the error if it does not answer.
+	// Answers is true if the API server answers. AnswerMicros is the duration of its answer. Error is the error if it
+	// does not answer.
 	Answers      bool   `json:"answers"`
 	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
 	Error        string `json:"error,omitempty"`
-	// Since is the time since when the API server has not answered; absent while it answers. Answered is true if it has answered since the start of
-	// the program. Untrusted is true if its certificate is not valid for the program.
+	// Since is the time since when the API server has not answered; absent while it answers. Answered is true if it has
+	// answered since the start of the program. Untrusted is true if its certificate is not valid for the program.
 	Since     *time.Time `json:"unansweredSince,omitempty"`
 	Answered  bool       `json:"hasAnswered,omitempty"`
 	Untrusted bool       `json:"-"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
-	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if it
-	// has sent or confirmed all objects.
+	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if
+	// it has sent or confirmed all objects.
 	FromSnapshot *time.Time `json:"fromSnapshot,omitempty"`
-	// Failures are the last failures to list or watch, by resource. They are absent after the resource is watched again.
+	// Failures are the last failures to list or watch, by resource. They are absent after the resource is watched
+	// again.
 	Failures []WatchFailure `json:"failures,omitempty"`
 }
 
@@ -172,7 +179,8 @@ type WatchFailure struct {
 	// Forbidden and Unauthorized mark the kinds of failures with a known fix.
 	Forbidden    bool `json:"forbidden,omitempty"`
 	Unauthorized bool `json:"unauthorized,omitempty"`
-	// Unanswered is true if there was no connection, or no answer on it. Untrusted is true if the reason is the certificate of the API server.
+	// Unanswered is true if there was no connection, or no answer on it. Untrusted is true if the reason is the
+	// certificate of the API server.
 	Unanswered bool `json:"-"`
 	Untrusted  bool `json:"-"`
 	// Over is true if a later attempt succeeded.

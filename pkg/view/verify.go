@@ -72,10 +72,12 @@ func (v *Verification) First() *Difference {
 // Difference is one difference of the kernel from the plan.
 type Difference struct {
 	Table string `json:"table"`
-	// In is the set, map or chain. Key is the key of an element; it is empty if the difference concerns the whole object.
+	// In is the set, map or chain. Key is the key of an element; it is empty if the difference concerns the whole
+	// object.
 	In  string `json:"in,omitempty"`
 	Key string `json:"key,omitempty"`
-	// Have is the content in the kernel, Want the content in the plan. An empty string means that the object is missing there.
+	// Have is the content in the kernel, Want the content in the plan. An empty string means that the object is missing
+	// there.
 	Have string `json:"have,omitempty"`
 	Want string `json:"want,omitempty"`
 	// Service is the Service of the element, if known.

@@ -32,11 +32,12 @@ type Config struct {
 	Failed func(resource string, err error)
 	// Succeeded, if not nil, is called from any goroutine each time the API server has accepted a watch of a resource.
 	Succeeded func(resource string)
-	// SnapshotDir is the folder of the snapshot; empty for none. Cluster identifies the cluster without a request to it.
+	// SnapshotDir is the folder of the snapshot; empty for none. Cluster identifies the cluster without a request to
+	// it.
 	SnapshotDir, Cluster string
-	// Serves reports whether rules of an earlier process serve. Saved receives the time of each snapshot that was written.
-	// Unconfirmed receives whether the objects of a snapshot are served without confirmation. Adopts reports whether this
-	// process starts with rules of an earlier process that served just before. All four may be nil.
+	// Serves reports whether rules of an earlier process serve. Saved receives the time of each snapshot that was
+	// written. Unconfirmed receives whether the objects of a snapshot are served without confirmation. Adopts reports
+	// whether this process starts with rules of an earlier process that served just before. All four may be nil.
 	Serves      func() bool
 	Adopts      func() bool
 	Saved       func(time.Time)

@@ -24,8 +24,8 @@ import (
 // only one goroutine at a time may change objects.
 type objects struct {
 	transform cache.TransformFunc
-	// changed is called after an object was set or removed, with the states before and after. The states may be equal. A
-	// state is nil if the object does not exist.
+	// changed is called after an object was set or removed, with the states before and after. The states may be equal.
+	// A state is nil if the object does not exist.
 	changed func(before, after *object)
 	// read is closed when all existing objects have been stored and passed to changed for the first time.
 	read chan struct{}

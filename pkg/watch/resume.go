@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// saveEvery is the time between two snapshots. A snapshot at the exit precedes a regular restart, so only a crash or a
-	// power failure needs them.
+	// saveEvery is the time between two snapshots. A snapshot at the exit precedes a regular restart, so only a crash
+	// or a power failure needs them.
 	saveEvery = 5 * time.Minute
 	// catchUp is the time after which a watch that continues from a snapshot has delivered the changes since then. The
 	// API server sends them at once, and without a mark at their end.

@@ -71,8 +71,8 @@ type portOf struct {
 type spreadPort struct {
 	port   *model.ServicePort
 	silent time.Duration
-	// before is the number of endpoints over which the connections are spread already. changed is the time of the commit
-	// with the current ones.
+	// before is the number of endpoints over which the connections are spread already. changed is the time of the
+	// commit with the current ones.
 	before  int
 	changed time.Time
 	// spread is not nil while the connections are being spread.

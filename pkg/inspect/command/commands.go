@@ -16,7 +16,8 @@ import (
 // addCommands adds the commands. Most of them query the program that runs on this node.
 func addCommands(root *cobra.Command, version string) {
 	root.AddCommand(newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand(), newVersionCommand(version),
-		// These commands read the kernel or manifests. They work without a running program. diff then needs -f and the daemon's flags.
+		// These commands read the kernel or manifests. They work without a running program. diff then needs -f and the
+		// daemon's flags.
 		traceCommand(), renderCommand(), diffCommand(), preflightCommand())
 	for _, c := range root.Commands() {
 		c.Long = strings.TrimSpace(c.Long) + "\n\nExit codes:"
@@ -53,11 +54,12 @@ const (
 	socketUsage    = "Control socket of the running program. Set it if that program runs with --control-socket. Default: " + control.DefaultPath + ", or the socket of --service-proxy-name."
 )
 
-// soon is the timeout for the first byte of an answer that needs no comparison. It is longer than the time for which the program waits for a busy
-// loop.
+// soon is the timeout for the first byte of an answer that needs no comparison. It is longer than the time for which
+// the program waits for a busy loop.
 const soon = 15 * time.Second
 
-// client returns a client for quick answers of the running program; patient returns a client for answers that take longer.
+// client returns a client for quick answers of the running program; patient returns a client for answers that take
+// longer.
 func (q *question) client() *control.Client  { return q.within(soon) }
 func (q *question) patient() *control.Client { return q.within(control.AnswerTime) }
 

@@ -88,8 +88,8 @@ type running struct {
 	client *control.Client
 }
 
-// inherit applies the settings of the running program to the options. If no program answers, it returns nil, or an error unless the command line has
-// manifests and flags of the daemon.
+// inherit applies the settings of the running program to the options. If no program answers, it returns nil, or an
+// error unless the command line has manifests and flags of the daemon.
 func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, error) {
 	q := question{socket: o.ControlSocket, proxyName: o.ServiceProxyName}
 	r := &running{cmd.Context(), q.patient()}
@@ -106,8 +106,8 @@ func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, erro
 	return nil, nil
 }
 
-// complete adds objects of the running program to a source: the Node and the ServiceCIDRs if the source has none and, if all is true, Services with
-// their EndpointSlices.
+// complete adds objects of the running program to a source: the Node and the ServiceCIDRs if the source has none and,
+// if all is true, Services with their EndpointSlices.
 func (r *running) complete(source *manifests.Source, all bool) error {
 	var kinds []string
 	if source.Node() == nil {
@@ -127,7 +127,8 @@ func (r *running) complete(source *manifests.Source, all bool) error {
 	return nil
 }
 
-// starts returns the starting endpoints of the running program. There are none without a running program, or if that program has no slow start.
+// starts returns the starting endpoints of the running program. There are none without a running program, or if that
+// program has no slow start.
 func (r *running) starts() (map[types.NamespacedName]*model.Starts, error) {
 	if r == nil {
 		return nil, nil

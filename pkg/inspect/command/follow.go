@@ -40,7 +40,8 @@ func newWatchCommand() *cobra.Command {
 	return cmd
 }
 
-// watch prints the commits that concern the selected Services until the context ends, as text, lines of JSON, or documents of YAML.
+// watch prints the commits that concern the selected Services until the context ends, as text, lines of JSON, or
+// documents of YAML.
 func (q *question) watch(ctx context.Context, s *selection) error {
 	p := q.printer(os.Stdout)
 	started := func() { fmt.Fprintln(os.Stderr, "Watching; press Ctrl-C to stop.") }

@@ -11,17 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fullFor is the time within which a full-size segment must be acknowledged. The kernel repeats a lost segment once in this time.
+// fullFor is the time within which a full-size segment must be acknowledged. The kernel repeats a lost segment once in
+// this time.
 const fullFor = 2*tryFor + tryFor/2
 
 // errSilent means that a segment was not acknowledged.
 var errSilent = errors.New("not acknowledged")
 
-// fullSize finds out whether the endpoint of a new connection receives full-size segments, and returns the size of such a segment. The error is errSilent only
-// if the endpoint acknowledges a small segment, but no full-size one. It closes the connection.
+// fullSize finds out whether the endpoint of a new connection receives full-size segments, and returns the size of such
+// a segment. The error is errSilent only if the endpoint acknowledges a small segment, but no full-size one. It closes
+// the connection.
 //
-// No application sees the segments: they repeat the sequence numbers before the first byte of the connection. The kernel of the endpoint discards such a
-// segment as a duplicate, and acknowledges it at once (RFC 9293, section 3.10.7.4). The size is that of the first full segment of an upload, with the flag DF.
+// No application sees the segments: they repeat the sequence numbers before the first byte of the connection. The
+// kernel of the endpoint discards such a segment as a duplicate, and acknowledges it at once (RFC 9293, section
+// 3.10.7.4). The size is that of the first full segment of an upload, with the flag DF.
 func fullSize(ctx context.Context, conn *net.TCPConn) (size int, err error) {
 	file, err := conn.File()
 	_ = conn.Close() // file has the same socket
@@ -55,9 +58,10 @@ func fullSize(ctx context.Context, conn *net.TCPConn) (size int, err error) {
 	return size, err
 }
 
-// repeat sends a segment with the n sequence numbers before the next byte of a connection, and waits until the segment is acknowledged. The kernel sends
-// old sequence numbers only from a new socket. So repeat moves the connection to a new socket, with the interface by which containers move to another
-// machine (TCP_REPAIR): it needs CAP_NET_ADMIN. repeat returns the socket that has the connection.
+// repeat sends a segment with the n sequence numbers before the next byte of a connection, and waits until the segment
+// is acknowledged. The kernel sends old sequence numbers only from a new socket. So repeat moves the connection to a
+// new socket, with the interface by which containers move to another machine (TCP_REPAIR): it needs CAP_NET_ADMIN.
+// repeat returns the socket that has the connection.
 func repeat(ctx context.Context, old, n int, patience time.Duration) (fd int, err error) {
 	local, err := unix.Getsockname(old)
 	if err != nil {
@@ -93,7 +97,8 @@ func repeat(ctx context.Context, old, n int, patience time.Duration) (fd int, er
 // repairOff ends the repair mode without a probe of the window (TCP_REPAIR_OFF_NO_WP).
 const repairOff = -1
 
-// successor returns a socket for the connection of another one, n sequence numbers earlier, and the next sequence number of the peer.
+// successor returns a socket for the connection of another one, n sequence numbers earlier, and the next sequence
+// number of the peer.
 func successor(old int, local unix.Sockaddr, n int) (received uint32, fd int, err error) {
 	sent, err := sequence(old, sendQueue)
 	if err != nil {
@@ -118,7 +123,8 @@ func sequence(fd, queue int) (uint32, error) {
 	return uint32(n), err
 }
 
-// prepared returns a socket in repair mode with a local address, the next sequence numbers of both queues, and the size of segments.
+// prepared returns a socket in repair mode with a local address, the next sequence numbers of both queues, and the size
+// of segments.
 func prepared(local unix.Sockaddr, send, receive uint32, size int) (fd int, err error) {
 	family := unix.AF_INET
 	if _, is6 := local.(*unix.SockaddrInet6); is6 {

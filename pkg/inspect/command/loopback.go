@@ -16,8 +16,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// onLoopback returns the trace of a connection from this node to a node port on loopback. The program accepts such connections itself, or refuses them
-// with other tables, so the tables of Services do not show it. onLoopback returns nil for other packets, or if the program does not answer.
+// onLoopback returns the trace of a connection from this node to a node port on loopback. The program accepts such
+// connections itself, or refuses them with other tables, so the tables of Services do not show it. onLoopback returns
+// nil for other packets, or if the program does not answer.
 func (q *question) onLoopback(ctx context.Context, p trace.Packet) *trace.Trace {
 	if !p.Own || !p.To.Addr().IsLoopback() {
 		return nil

@@ -14,7 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// resolve replaces the names of a pod and of a Service with addresses, in a family that both have. It returns other texts unchanged.
+// resolve replaces the names of a pod and of a Service with addresses, in a family that both have. It returns other
+// texts unchanged.
 func (q *question) resolve(ctx context.Context, namespace, from, to string) (source, destination string, err error) {
 	sources, err := q.podAddresses(ctx, namespace, from)
 	if err != nil {
@@ -62,7 +63,8 @@ func namesService(text string) bool {
 	return slices.Contains(kinds["Service"], first) || more && first != "" && !strings.ContainsAny(first, ".:[")
 }
 
-// clusterIPs returns the cluster IPs of svc/NAMESPACE/NAME:PORT, each with port and protocol. It returns another text unchanged.
+// clusterIPs returns the cluster IPs of svc/NAMESPACE/NAME:PORT, each with port and protocol. It returns another text
+// unchanged.
 func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]string, error) {
 	if !namesService(to) {
 		return []string{to}, nil

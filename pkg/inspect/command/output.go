@@ -41,7 +41,8 @@ var exitCodes = []struct {
 	{exitUnable, "the command failed: wrong usage, no such object, no answer from the running program or the kernel, or no packet"},
 }
 
-// errWrong is the error of a command that has found and printed problems. The exit code is then 1, without another message.
+// errWrong is the error of a command that has found and printed problems. The exit code is then 1, without another
+// message.
 var errWrong = errors.New("something is wrong")
 
 // output prints the result of a command. The command calls flags to add the flags, and print with the result.

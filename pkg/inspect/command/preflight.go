@@ -79,8 +79,8 @@ func preflightCommand() *cobra.Command {
 	return cmd
 }
 
-// learn sets the facts about the cluster that a running kube-nftproxy has. Without such a program, it sets none, and fails only if the command line
-// selects one.
+// learn sets the facts about the cluster that a running kube-nftproxy has. Without such a program, it sets none, and
+// fails only if the command line selects one.
 func (q *question) learn(ctx context.Context, site *doctor.Site) error {
 	r := &running{ctx, q.client()}
 	var s config.Running

@@ -85,8 +85,9 @@ type kernelReader interface {
 	Recall(*plan.Planner, []*model.Service) error
 }
 
-// planManifests plans manifests as the daemon with these flags would. It takes missing objects from r, unless r is nil. It takes the missing features,
-// and the numbers of service ports, from k. If k is nil, the kernel has all features and no tables.
+// planManifests plans manifests as the daemon with these flags would. It takes missing objects from r, unless r is nil.
+// It takes the missing features, and the numbers of service ports, from k. If k is nil, the kernel has all features and
+// no tables.
 func planManifests(o *config.Options, cmd *cobra.Command, from string, r *running, k kernelReader) (*plan.Planner, error) {
 	if err := errors.Join(o.Complete(cmd.Flags()), o.Validate()); err != nil {
 		return nil, err
@@ -124,7 +125,8 @@ func warn(to io.Writer, p model.Problem) {
 	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Text())
 }
 
-// load makes a source read a folder, a file or standard input. It writes no temporary file, because the file system of a pod is read-only.
+// load makes a source read a folder, a file or standard input. It writes no temporary file, because the file system of
+// a pod is read-only.
 func load(source *manifests.Source, from string, stdin io.Reader) error {
 	if from == "-" {
 		b, err := io.ReadAll(stdin)

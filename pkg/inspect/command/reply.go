@@ -61,7 +61,8 @@ func (j *journey) end() ending {
 	return ending{"The kernel reported nothing more of this packet. " + j.vanished(where), true}
 }
 
-// vanished returns the reason why the packet left no chain at which it ends: the kernel drops it when it routes it, or in another part.
+// vanished returns the reason why the packet left no chain at which it ends: the kernel drops it when it routes it, or
+// in another part.
 func (j *journey) vanished(where netip.AddrPort) string {
 	first, last := j.events[0], j.events[len(j.events)-1]
 	if link, err := netlink.LinkByIndex(int(first.In)); first.In != 0 && first.From.IsValid() && err == nil {
@@ -75,8 +76,8 @@ func (j *journey) vanished(where netip.AddrPort) string {
 	return "The routes of this node permit it, so a part of the kernel other than nftables drops it, such as a traffic control or eBPF program."
 }
 
-// destinations returns the possible destinations of the packet after its translation. No event has the destination if the kernel drops the packet
-// before the next hook.
+// destinations returns the possible destinations of the packet after its translation. No event has the destination if
+// the kernel drops the packet before the next hook.
 func (j *journey) destinations(where netip.AddrPort) (list []netip.Addr) {
 	if where == j.events[0].To {
 		for _, w := range j.predicted.Ways {

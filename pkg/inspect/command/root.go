@@ -17,10 +17,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/usage"
 )
 
-// Daemon runs the program until the context ends. It must complete and validate the options, which have only the values of the flags.
+// Daemon runs the program until the context ends. It must complete and validate the options, which have only the values
+// of the flags.
 type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
 
-// Run runs the command in the arguments of the process, and returns the exit code. Without a command, it runs the daemon, like kube-proxy.
+// Run runs the command in the arguments of the process, and returns the exit code. Without a command, it runs the
+// daemon, like kube-proxy.
 func Run(version string, daemon Daemon) int {
 	root, args := New(version, daemon), os.Args[1:]
 	root.InitDefaultHelpCmd()
@@ -35,8 +37,8 @@ func Run(version string, daemon Daemon) int {
 	return cli.Run(root)
 }
 
-// mistyped returns an error if the first argument is similar to the name of a command, or if a later one is such a name, as in "get services". The
-// daemon gets other arguments, and rejects them as kube-proxy does.
+// mistyped returns an error if the first argument is similar to the name of a command, or if a later one is such a
+// name, as in "get services". The daemon gets other arguments, and rejects them as kube-proxy does.
 func mistyped(root *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") || isCommand(root, args) {
 		return nil

@@ -17,7 +17,8 @@ import (
 type selection struct {
 	namespace, selector string
 	all                 bool
-	// wanted are names and addresses, in the form of queries to the running program. If it is empty, all Services of the namespace are selected.
+	// wanted are names and addresses, in the form of queries to the running program. If it is empty, all Services of
+	// the namespace are selected.
 	wanted []string
 }
 
@@ -32,7 +33,8 @@ func (s *selection) flags(cmd *cobra.Command, q *question) {
 	}
 }
 
-// parse reads the arguments. Each is NAMESPACE/NAME, NAME, NAMESPACE/ or an address. A name may begin with svc/, and end with a port.
+// parse reads the arguments. Each is NAMESPACE/NAME, NAME, NAMESPACE/ or an address. A name may begin with svc/, and
+// end with a port.
 func (s *selection) parse(args []string) error {
 	if s.all {
 		s.namespace = ""

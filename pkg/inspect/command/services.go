@@ -126,7 +126,8 @@ func (l *lister) show(v *view.Services) error {
 	})
 }
 
-// sortServices sorts by the value of a JSONPath in the JSON form of a Service: numbers by value, all other values as text.
+// sortServices sorts by the value of a JSONPath in the JSON form of a Service: numbers by value, all other values as
+// text.
 func sortServices(list []view.Service, template string) error {
 	if template == "" {
 		return nil

@@ -368,7 +368,8 @@ func firstPacket(t *read.Tracer, timeout time.Duration) (own []read.TraceEvent, 
 	return own, nil
 }
 
-// inWords describes an event. For a rule of this program, the text has words; for a rule of another program, it has the handle of the rule.
+// inWords describes an event. For a rule of this program, the text has words; for a rule of another program, it has the
+// handle of the rule.
 func inWords(own *read.Table, e read.TraceEvent) liveEvent {
 	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: read.VerdictText(e.Verdict, e.Target)}
 	if e.To.IsValid() {

@@ -27,7 +27,8 @@ type attempt struct {
 	protocol string
 }
 
-// try connects to the endpoints of Services from this node, and stores the results. It reports whether all endpoints in use answer.
+// try connects to the endpoints of Services from this node, and stores the results. It reports whether all endpoints in
+// use answer.
 func try(ctx context.Context, v *view.Services) bool {
 	var all []attempt
 	for i := range v.Services {
@@ -66,7 +67,8 @@ func try(ctx context.Context, v *view.Services) bool {
 	return fine
 }
 
-// connect opens a TCP connection to an address, sends a segment of one byte and a full-size one, and describes the results.
+// connect opens a TCP connection to an address, sends a segment of one byte and a full-size one, and describes the
+// results.
 func connect(ctx context.Context, address string) (what string, fails bool) {
 	begin := time.Now()
 	conn, err := (&net.Dialer{Timeout: tryFor}).DialContext(ctx, "tcp", address)
@@ -88,7 +90,8 @@ func connect(ctx context.Context, address string) (what string, fails bool) {
 // refusal is the time to wait for the rejection of a datagram.
 const refusal = 300 * time.Millisecond
 
-// send sends an empty datagram, and reports whether it was refused. A UDP server may not answer an empty datagram, so no answer is no failure.
+// send sends an empty datagram, and reports whether it was refused. A UDP server may not answer an empty datagram, so
+// no answer is no failure.
 func send(ctx context.Context, address string) (what string, fails bool) {
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", address)
 	if err == nil {

@@ -54,8 +54,9 @@ func newVersionCommand(version string) *cobra.Command {
 	return cmd
 }
 
-// versionFlag is --version, with the values that kube-proxy accepts: true, false, raw for all details, or a version of Kubernetes. Vendors set the
-// last form to change the reported version. This program ignores it, because its version is not a version of Kubernetes.
+// versionFlag is --version, with the values that kube-proxy accepts: true, false, raw for all details, or a version of
+// Kubernetes. Vendors set the last form to change the reported version. This program ignores it, because its version is
+// not a version of Kubernetes.
 type versionFlag string
 
 // String implements pflag.Value.

@@ -9,8 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// absorb adds the finding that a port is in use to the finding about the program that has the port. The fix of this one is
-// also the fix of the other one.
+// absorb adds the finding that a port is in use to the finding about the program that has the port. The fix of this one
+// is also the fix of the other one.
 func absorb(list view.Findings) view.Findings {
 	inUse := func(f view.Finding) bool {
 		return f.Reason == view.PortNotBound && strings.Contains(f.What, unix.EADDRINUSE.Error())

@@ -32,14 +32,14 @@ type API struct {
 	user     func(context.Context) (string, error)
 	mu       sync.Mutex
 	failures map[string]view.WatchFailure
-	// answered is true after the first answer. lost is the time since when there is no answer; zero while the API server answers. failed is the time
-	// of the last request without an answer.
+	// answered is true after the first answer. lost is the time since when there is no answer; zero while the API
+	// server answers. failed is the time of the last request without an answer.
 	answered     bool
 	lost, failed time.Time
 }
 
-// NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets. user returns the name by which
-// the API server knows this program.
+// NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets.
+// user returns the name by which the API server knows this program.
 func NewAPI(server func() string, client *kubeapi.Client, user func(context.Context) (string, error)) *API {
 	return &API{server: server, client: client, user: user, failures: map[string]view.WatchFailure{}}
 }
@@ -54,8 +54,8 @@ func (a *API) Failed(resource string, err error) {
 	a.note(err)
 }
 
-// Succeeded records that the API server has accepted a watch of a resource. It removes the record of failures, unless the API server had
-// answered them: such a failure may occur again at once.
+// Succeeded records that the API server has accepted a watch of a resource. It removes the record of failures, unless
+// the API server had answered them: such a failure may occur again at once.
 func (a *API) Succeeded(resource string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -124,8 +124,8 @@ func (a *API) recorded() view.API {
 	return s
 }
 
-// permit returns the fix for missing permissions: the command that binds the smallest sufficient role to the user of this program. It queries the API
-// server for the user. Without an answer, the fix names no user.
+// permit returns the fix for missing permissions: the command that binds the smallest sufficient role to the user of
+// this program. It queries the API server for the user. Without an answer, the fix names no user.
 func (a *API) permit(ctx context.Context) (fix, affects string) {
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
@@ -204,8 +204,8 @@ func (a *API) list(ctx context.Context, namespace string, options metav1.ListOpt
 	return a.client.Services(namespace).List(ctx, options)
 }
 
-// live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them. known is false without an API
-// server, or without an answer.
+// live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them.
+// known is false without an API server, or without an answer.
 func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []declared, known bool) {
 	found, err := a.list(ctx, namespace, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // a proxy has no permission for get
@@ -222,7 +222,8 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 // mostOthers is the largest number of Services of other proxies that a query reads.
 const mostOthers = 2000
 
-// others queries the API server for the Services of other proxies, by their label. known is false without an answer, or if there are too many.
+// others queries the API server for the Services of other proxies, by their label. known is false without an answer, or
+// if there are too many.
 func (a *API) others(ctx context.Context, namespace, serviceProxyName string) (list []corev1.Service, known bool) {
 	selector := labelServiceProxyName
 	if serviceProxyName != "" {
@@ -235,7 +236,8 @@ func (a *API) others(ctx context.Context, namespace, serviceProxyName string) (l
 	return found.Items, found.Continue == ""
 }
 
-// labelled queries the API server for the names of the Services that match a label selector. The program does not store labels.
+// labelled queries the API server for the names of the Services that match a label selector. The program does not store
+// labels.
 func (a *API) labelled(ctx context.Context, namespace, selector string) (map[types.NamespacedName]bool, error) {
 	list, err := a.list(ctx, namespace, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
 	if err != nil {
@@ -251,8 +253,9 @@ func (a *API) labelled(ctx context.Context, namespace, selector string) (map[typ
 // podAt is an endpoint: an address in an EndpointSlice.
 type podAt struct{ slice, address string }
 
-// pods calls f with each endpoint that is a pod: of one Service, or of all Services in the namespace if service is empty. With an API server, it queries
-// the API server, because the program does not store the names of pods. It reports whether all pods are known.
+// pods calls f with each endpoint that is a pod: of one Service, or of all Services in the namespace if service is
+// empty. With an API server, it queries the API server, because the program does not store the names of pods. It
+// reports whether all pods are known.
 func (c *Console) pods(ctx context.Context, namespace, service string, f func(slice, address, pod string)) bool {
 	if c.API != nil {
 		selector := ""
@@ -284,8 +287,8 @@ func eachTarget(slice *discoveryv1.EndpointSlice, f func(slice, address, pod str
 	}
 }
 
-// targets calls f with each endpoint that is a pod. It reads at most mostPages pages of EndpointSlices, and reports whether the API
-// server answered.
+// targets calls f with each endpoint that is a pod. It reads at most mostPages pages of EndpointSlices, and reports
+// whether the API server answered.
 func (a *API) targets(ctx context.Context, namespace, selector string, f func(slice, address, pod string)) bool {
 	const page, mostPages = 500, 20
 	ctx, cancel := context.WithTimeout(ctx, askAPI)

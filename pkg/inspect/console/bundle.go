@@ -102,7 +102,8 @@ func (a *archive) addValue(name string, value any, text func(*view.Printer), err
 
 func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.gzip.Close()) }
 
-// bundle writes an archive for a bug report. The archive contains nothing from a kubeconfig, a token or the environment.
+// bundle writes an archive for a bug report. The archive contains nothing from a kubeconfig, a token or the
+// environment.
 func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(2 * control.AnswerTime))
 	w.Header().Set("Content-Type", "application/gzip")

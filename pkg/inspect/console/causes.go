@@ -26,7 +26,8 @@ type objects struct {
 	// families are the IP families of Services. nodePorts is true if a Service has a node port.
 	families  [2]bool
 	nodePorts bool
-	// rejected are the Services with parts that are not programmed, and annotated the Services with rejected annotations. broken are the Services whose health check port is not served.
+	// rejected are the Services with parts that are not programmed, and annotated the Services with rejected
+	// annotations. broken are the Services whose health check port is not served.
 	rejected, annotated, broken affected
 }
 
@@ -104,8 +105,8 @@ func hasNodePort(s *model.Service) bool {
 	})
 }
 
-// usedFamilies returns the IP families that the Node or a Service uses: by an address of the Node, by a prefix of pods or Services, or by a
-// cluster IP. Without any, it returns IPv4.
+// usedFamilies returns the IP families that the Node or a Service uses: by an address of the Node, by a prefix of pods
+// or Services, or by a cluster IP. Without any, it returns IPv4.
 func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 	used := o.families
 	use := func(addr netip.Addr) {
@@ -139,8 +140,8 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 	return list
 }
 
-// causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other programs that write its tables.
-// used are the families that this node or a Service uses.
+// causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other
+// programs that write its tables. used are the families that this node or a Service uses.
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) view.Findings {
 	pods := podsAmong(o.local)
 	return slices.Concat(
@@ -153,7 +154,8 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 // onlyProgram lists everything that a restart of this program affects.
 const onlyProgram = "only the program on this node: the rules and all connections stay"
 
-// unserved reports IP families of the host that are not served, because the kernel lacks features. For an unused family, the finding is a note.
+// unserved reports IP families of the host that are not served, because the kernel lacks features. For an unused
+// family, the finding is a note.
 func (c *Console) unserved(used []inet.Family) view.Findings {
 	severity := func(f inet.Family) view.Severity {
 		if slices.Contains(used, f) {
@@ -185,8 +187,8 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 		"the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start")}
 }
 
-// configuration reports a configuration file that is not in force. It also reports settings without effect that need attention, such as gates and
-// fields of another version of kube-proxy.
+// configuration reports a configuration file that is not in force. It also reports settings without effect that need
+// attention, such as gates and fields of another version of kube-proxy.
 func (c *Console) configuration() (list view.Findings) {
 	changed, err := c.Unread()
 	object := "file " + c.File
@@ -243,7 +245,8 @@ func (c *Console) unbound(s *view.Status) (list view.Findings) {
 // lately is longer than the time between two attempts to list or watch a resource.
 const lately = 30 * time.Second
 
-// unread reports resources that the program cannot read from the API server. permit returns the fix for missing permissions.
+// unread reports resources that the program cannot read from the API server. permit returns the fix for missing
+// permissions.
 func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list view.Findings) {
 	waits := s.Loop != nil && s.Loop.Waits != ""
 	impact := "the rules stay as they are and keep serving. The program sees no changes"
@@ -354,8 +357,8 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	return groups
 }
 
-// rivals reports another process that writes the same tables from another plan, for example with other flags. Each process reverts the changes of
-// the other one.
+// rivals reports another process that writes the same tables from another plan, for example with other flags. Each
+// process reverts the changes of the other one.
 func (c *Console) rivals(s *view.Status) view.Findings {
 	const (
 		window = 5 * time.Minute
@@ -380,7 +383,8 @@ func (c *Console) rivals(s *view.Status) view.Findings {
 		"only the stopped one: the other one serves all Services")}
 }
 
-// podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without duplicates.
+// podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without
+// duplicates.
 func podsAmong(local []netip.Addr) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {
@@ -391,8 +395,8 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
-// unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is
-// used, and local pods with other addresses.
+// unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that
+// is used, and local pods with other addresses.
 func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list view.Findings) {
 	mode := c.Config.DetectLocalMode
 	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
@@ -443,9 +447,9 @@ func (c *Console) clusterCIDRFix() string {
 	return fix + ", or set another detectLocalMode"
 }
 
-// bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service, and the endpoint is another
-// pod on the bridge, the reply is not translated back and has an unexpected source. Masqueraded connections work, because their replies pass this
-// node.
+// bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service,
+// and the endpoint is another pod on the bridge, the reply is not translated back and has an unexpected source.
+// Masqueraded connections work, because their replies pass this node.
 func (c *Console) bridged(pods []netip.Addr) (list view.Findings) {
 	bridges, err := host.Bridges()
 	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {

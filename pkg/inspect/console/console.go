@@ -31,7 +31,8 @@ import (
 
 // Loop answers queries about the daemon's loop.
 type Loop interface {
-	// Facts returns the facts of the last sync, at once. The other methods wait for the end of the current sync, or of the context.
+	// Facts returns the facts of the last sync, at once. The other methods wait for the end of the current sync, or of
+	// the context.
 	Facts() proxy.Facts
 	Status(context.Context) (*view.Loop, error)
 	Syncs(context.Context) ([]view.Sync, error)
@@ -76,15 +77,16 @@ type Parts struct {
 	Broken func(types.NamespacedName) []string
 	// Clients returns the states of the maps of remembered clients.
 	Clients func() []affinity.State
-	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and connections.
+	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and
+	// connections.
 	LoopbackAt    func(model.Key) (netip.AddrPort, error)
 	LoopbackState func() loopback.State
 	// Rival looks for a running kube-proxy. NodePorts returns the node ports that collide with another use of the port.
 	Rival     func(context.Context) takeover.Rival
 	NodePorts func() ([]model.Problem, error)
-	// Ports returns the program's HTTP servers. Instances returns the names of the older instances that stand by while this one serves, and of
-	// the newer ones that will replace it. unreachable is "" unless another process holds the socket by which instances agree: then it is the
-	// reason why this instance cannot communicate with that process.
+	// Ports returns the program's HTTP servers. Instances returns the names of the older instances that stand by while
+	// this one serves, and of the newer ones that will replace it. unreachable is "" unless another process holds the
+	// socket by which instances agree: then it is the reason why this instance cannot communicate with that process.
 	Ports     func() []view.Port
 	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
@@ -92,13 +94,13 @@ type Parts struct {
 	// FromSnapshot returns the time of the snapshot whose objects are served without confirmation by the API server, or
 	// the zero time. It is nil if the objects come from a folder.
 	FromSnapshot func() time.Time
-	// Turn returns the longest wait for the first list while it lasts, otherwise 0. It is nil if the objects come from a
-	// folder.
+	// Turn returns the longest wait for the first list while it lasts, otherwise 0. It is nil if the objects come from
+	// a folder.
 	Turn func() time.Duration
 	// Earlier reports whether the kernel has rules of a previous process.
 	Earlier func() (bool, error)
-	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the
-	// kernel lacks.
+	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features
+	// that IP families need and the kernel lacks.
 	Appeared func() (inet.Family, bool)
 	Lacks    func([]inet.Family) ([]probe.Missing, error)
 }

@@ -40,8 +40,8 @@ func ofAnotherProxy(svc *corev1.Service, serviceProxyName string) string {
 	return ""
 }
 
-// whyNot returns the reason why no proxy serves a Service, or "". svc may be a watched Service, which has only the fields that are needed to serve it: neither
-// its labels nor its external name. It is assigned to this proxy.
+// whyNot returns the reason why no proxy serves a Service, or "". svc may be a watched Service, which has only the
+// fields that are needed to serve it: neither its labels nor its external name. It is assigned to this proxy.
 func whyNot(svc *corev1.Service) string {
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:

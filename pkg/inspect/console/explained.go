@@ -70,7 +70,8 @@ func portView(p *model.PortExplanation, asleep bool, facts *proxy.Facts, lost ma
 	return v
 }
 
-// sharesOf returns the share of new connections of each endpoint, in percent. It returns nil if all endpoints have the same share.
+// sharesOf returns the share of new connections of each endpoint, in percent. It returns nil if all endpoints have the
+// same share.
 func sharesOf(p *model.ServicePort) map[netip.AddrPort]float64 {
 	list, weights := p.Cluster, p.ClusterWeights
 	if len(list) == 0 {

@@ -15,8 +15,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale entries beside the loop, within
-// seconds after a change. So flows returns only stale entries that a second search also finds.
+// flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale
+// entries beside the loop, within seconds after a change. So flows returns only stale entries that a second search also
+// finds.
 func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
 	const between = 2500 * time.Millisecond // long enough for the end of a pass of the reconciler, and for another pass
 	first, err := c.searchFlows(ctx, nil)
@@ -33,7 +34,8 @@ func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
 }
 
 const (
-	// mostFlows is the number of flows of each kind in the answer. mostStale is the number of flows of each kind that a search counts.
+	// mostFlows is the number of flows of each kind in the answer. mostStale is the number of flows of each kind that a
+	// search counts.
 	mostFlows, mostStale = 20, 10_000
 )
 

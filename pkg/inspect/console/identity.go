@@ -14,7 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// identity reports that the program does not run on the Node with its name, that the address of the Node is unknown, or that the Node is being deleted.
+// identity reports that the program does not run on the Node with its name, that the address of the Node is unknown, or
+// that the Node is being deleted.
 func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.Findings {
 	if s.Loop == nil || s.Loop.Waits != "" || s.Loop.Last == nil || !s.API.Answers {
 		return nil // the Node is unknown yet, or may have changed
@@ -42,7 +43,8 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.
 	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, strings.Join(view.Texts(c.fallbacks(used)), " and ")))
 }
 
-// fallbacks returns the IP families whose node ports are served on all addresses because the address of the Node is unknown.
+// fallbacks returns the IP families whose node ports are served on all addresses because the address of the Node is
+// unknown.
 func (c *Console) fallbacks(used []inet.Family) (list []inet.Family) {
 	for _, f := range used {
 		if slices.Contains(c.Families, f) && c.NodePortAddresses().Fallback(f, c.Loop.Facts().Node) {
@@ -52,7 +54,8 @@ func (c *Console) fallbacks(used []inet.Family) (list []inet.Family) {
 	return list
 }
 
-// everywhere returns a sentence about node ports that are served on all addresses because the address of the Node is unknown, or "".
+// everywhere returns a sentence about node ports that are served on all addresses because the address of the Node is
+// unknown, or "".
 func (c *Console) everywhere(used []inet.Family) string {
 	var list []string
 	for _, f := range c.fallbacks(used) {
@@ -64,7 +67,8 @@ func (c *Console) everywhere(used []inet.Family) string {
 	return "node ports are served on all addresses of this node: " + view.Names(list, 0)
 }
 
-// unaddressed reports that node ports are served on all addresses. It is a warning if isLikelyWrong is true, otherwise a note.
+// unaddressed reports that node ports are served on all addresses. It is a warning if isLikelyWrong is true, otherwise
+// a note.
 func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string) view.Findings {
 	if everywhere == "" {
 		return nil

@@ -7,7 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// target is an address and a port to search for. A zero port stands for any port. Without an address, the port is a node port.
+// target is an address and a port to search for. A zero port stands for any port. Without an address, the port is a
+// node port.
 type target struct {
 	Addr netip.Addr
 	Port uint16

@@ -59,7 +59,8 @@ func within(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// notServed returns the reason why a Service is not served. stored are the Services with this name that the program has read.
+// notServed returns the reason why a Service is not served. stored are the Services with this name that the program has
+// read.
 func (c *Console) notServed(ctx context.Context, namespace, name string, stored []types.NamespacedName) string {
 	full := name
 	if namespace != "" {
@@ -94,8 +95,8 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	return text
 }
 
-// notServedAt returns the reason why no served Service has an address or a node port: another proxy serves the Service that has it, or there is no
-// such Service.
+// notServedAt returns the reason why no served Service has an address or a node port: another proxy serves the Service
+// that has it, or there is no such Service.
 func (c *Console) notServedAt(ctx context.Context, namespace, want string, address target) string {
 	if unread := c.unreadKinds(); len(unread) > 0 {
 		return fmt.Sprintf("the program cannot know whether a Service has %s: it has not read %s yet", want, strings.Join(unread, ", "))
@@ -133,7 +134,8 @@ func (c *Console) alike(namespace, name string) (list []string) {
 	return list
 }
 
-// nearly reports whether two names are equal, or differ by one letter, by two swapped letters, or by a suffix after three letters or more.
+// nearly reports whether two names are equal, or differ by one letter, by two swapped letters, or by a suffix after
+// three letters or more.
 func nearly(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -154,7 +156,8 @@ func nearly(a, b string) bool {
 	}
 }
 
-// addSelector adds a note to a Service with a port without endpoints: the command that lists its pods, or that it has no selector.
+// addSelector adds a note to a Service with a port without endpoints: the command that lists its pods, or that it has
+// no selector.
 func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	none := func(p view.ServicePort) bool { return p.Why != "" }
 	if !slices.ContainsFunc(s.Ports, none) {

@@ -23,7 +23,8 @@ func (c *Console) settings(context.Context, url.Values) (*config.Running, error)
 	}, err
 }
 
-// objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.
+// objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the
+// program stores.
 func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	if unread := c.unreadKinds(); len(unread) > 0 {
 		http.Error(w, fmt.Sprintf("the program has not read %s yet: set -f with all objects, or ask again later", strings.Join(unread, ", ")), http.StatusServiceUnavailable)

@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Unready returns the reasons why the program is not ready, one line each: the findings of status that concern the first sync, or overdue syncs. It
-// waits for the loop as status does, but does not query the API server, because many probes on many nodes may call it at once.
+// Unready returns the reasons why the program is not ready, one line each: the findings of status that concern the
+// first sync, or overdue syncs. It waits for the loop as status does, but does not query the API server, because many
+// probes on many nodes may call it at once.
 func (c *Console) Unready(ctx context.Context) (lines []string) {
 	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in " + c.Manifests, Answers: true}}
 	if c.API != nil {
@@ -31,7 +32,8 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 	return lines
 }
 
-// answersOf derives from the recent failures whether the API server answers. If it does not, answersOf returns the error.
+// answersOf derives from the recent failures whether the API server answers. If it does not, answersOf returns the
+// error.
 func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string, untrusted bool) {
 	for _, f := range list {
 		if f.Unanswered && now.Sub(f.Last) <= lately {

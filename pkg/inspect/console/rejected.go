@@ -12,8 +12,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// rejected reports files and objects with parts that are not programmed. A finding about a file has severity wrong, because files belong to the node's
-// administrator. A finding about an object is a warning, because tenants write objects and must not be able to make nodes unhealthy.
+// rejected reports files and objects with parts that are not programmed. A finding about a file has severity wrong,
+// because files belong to the node's administrator. A finding about an object is a warning, because tenants write
+// objects and must not be able to make nodes unhealthy.
 func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list view.Findings) {
 	list = c.rejectedFiles()
 	warn := func(reason view.Reason, a *affected, what, impact, fix string) {

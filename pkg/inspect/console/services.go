@@ -39,15 +39,16 @@ func (c *Console) names(context.Context, url.Values) ([]string, error) {
 type query struct {
 	// namespace is empty for all namespaces, selector for all labels.
 	namespace, selector string
-	// wanted are names, with or without a namespace, addresses with or without a port, and node ports; empty for all Services.
+	// wanted are names, with or without a namespace, addresses with or without a port, and node ports; empty for all
+	// Services.
 	wanted []string
 }
 
 // mostDetailed is the number of Services in one answer with details that require a request to the API server.
 const mostDetailed = 20
 
-// services describes the selected Services. If the query has names or addresses, services adds details, and a message for each name or address
-// without a Service.
+// services describes the selected Services. If the query has names or addresses, services adds details, and a message
+// for each name or address without a Service.
 func (c *Console) services(ctx context.Context, q query) (*view.Services, error) {
 	wanted := q.wanted
 	if len(wanted) == 0 {
@@ -143,7 +144,8 @@ func (c *Console) each(
 	return err
 }
 
-// behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or if the loop is busy.
+// behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or
+// if the loop is busy.
 func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) map[types.NamespacedName]proxy.Behaviours {
 	if o := c.ModelOptions(); !o.UnusedPorts.Any() && !o.Ping.Answers() {
 		return nil
@@ -164,7 +166,8 @@ func texts[T fmt.Stringer](all []T) (list []string) {
 	return list
 }
 
-// addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program cannot listen.
+// addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program
+// cannot listen.
 func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 	for i := range x.Ports {
 		for j := range x.Ports[i].Frontends {
@@ -189,7 +192,8 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 	}
 }
 
-// lost returns the frontends of the named Services that other Services already use, with the names of the other Services. It returns none if the loop is busy.
+// lost returns the frontends of the named Services that other Services already use, with the names of the other
+// Services. It returns none if the loop is busy.
 func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -215,8 +219,8 @@ func (c *Console) startsInTime(ctx context.Context) map[types.NamespacedName]*mo
 	return starts
 }
 
-// countConnections sets the numbers of connections of the frontends, in the order in which they are shown. If the kernel's
-// counters cannot be read in time, the numbers are those of the last reading.
+// countConnections sets the numbers of connections of the frontends, in the order in which they are shown. If the
+// kernel's counters cannot be read in time, the numbers are those of the last reading.
 func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 	const patience = time.Second
 	counts, err := c.Connections(keys, patience)
@@ -245,8 +249,8 @@ func split(namespace, want string) (string, string) {
 	return namespace, want
 }
 
-// find returns the names of the stored Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is
-// empty. It also returns the address.
+// find returns the names of the stored Services with a name or an address; for "", of all Services. It searches one
+// namespace, or all if namespace is empty. It also returns the address.
 func (c *Console) find(namespace, want string) (found []types.NamespacedName, address target, isTarget bool) {
 	to, isTarget := parseTarget(want)
 	facts := c.Loop.Facts()

@@ -16,7 +16,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// status describes the program and its node. Each problem is a finding, and the health, the exit code and the text follow from the findings.
+// status describes the program and its node. Each problem is a finding, and the health, the exit code and the text
+// follow from the findings.
 func (c *Console) status(ctx context.Context) *view.Status {
 	now := time.Now()
 	s := &view.Status{
@@ -62,8 +63,8 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	return s
 }
 
-// askStatus queries the loop, sets the fields that only the loop knows, and returns the conflicts of Services. If the loop does not answer, Loop is
-// nil.
+// askStatus queries the loop, sets the fields that only the loop knows, and returns the conflicts of Services. If the
+// loop does not answer, Loop is nil.
 func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []plan.Conflict) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -152,7 +153,8 @@ func (c *Console) judge(s *view.Status) (list view.Findings) {
 // node returns this Node as the object of a finding.
 func (c *Console) node() string { return "Node " + c.NodeName }
 
-// kernelFeatures returns the features of newer kernels from which the program benefits, and whether this kernel has them.
+// kernelFeatures returns the features of newer kernels from which the program benefits, and whether this kernel has
+// them.
 func kernelFeatures(release string) []view.Feature {
 	var major, minor int
 	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)

@@ -20,8 +20,8 @@ func (c *Console) syncs(ctx context.Context) ([]view.Sync, error) {
 	return c.Loop.Syncs(ctx)
 }
 
-// search answers queries of the status page. Services that need attention precede the other ones. search explains only the Services of the
-// requested part.
+// search answers queries of the status page. Services that need attention precede the other ones. search explains only
+// the Services of the requested part.
 func (c *Console) search(ctx context.Context, q statuspage.Query) (*statuspage.Found, error) {
 	all := c.Source.Services()
 	wrong := c.attention.of(func() (map[types.NamespacedName]bool, error) { return c.wrongOf(context.WithoutCancel(ctx), all) })
@@ -50,17 +50,20 @@ func (c *Console) search(ctx context.Context, q statuspage.Query) (*statuspage.F
 	return found, err
 }
 
-// attention caches the Services that need attention. A search for them explains all Services: 10,000 take half a second of one processor.
+// attention caches the Services that need attention. A search for them explains all Services: 10,000 take half a second
+// of one processor.
 type attention struct {
 	mu    sync.Mutex
 	wrong map[types.NamespacedName]bool
-	// running is closed at the end of the running search; it is nil if none runs. next is the earliest start of the next search.
+	// running is closed at the end of the running search; it is nil if none runs. next is the earliest start of the
+	// next search.
 	running chan struct{}
 	next    time.Time
 }
 
-// of returns the Services that need attention, or nil before the end of the first search. It starts a search if one is due, and waits for it only a
-// moment, so that the page answers quickly. Searches take at most a twentieth of one processor.
+// of returns the Services that need attention, or nil before the end of the first search. It starts a search if one is
+// due, and waits for it only a moment, so that the page answers quickly. Searches take at most a twentieth of one
+// processor.
 func (a *attention) of(find func() (map[types.NamespacedName]bool, error)) map[types.NamespacedName]bool {
 	const moment = 200 * time.Millisecond
 	a.mu.Lock()
@@ -99,7 +102,8 @@ func (a *attention) search(find func() (map[types.NamespacedName]bool, error)) {
 	a.running = nil
 }
 
-// withUnserved inserts the Services that are not served, such as headless ones. They have no ports. The result has the order of names.
+// withUnserved inserts the Services that are not served, such as headless ones. They have no ports. The result has the
+// order of names.
 func withUnserved(served []view.Service, names []types.NamespacedName) []view.Service {
 	list := make([]view.Service, 0, len(names))
 	for _, n := range names {

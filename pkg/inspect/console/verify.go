@@ -24,8 +24,9 @@ var errInFlight = errors.New("the ruleset changes continuously")
 // errStep means that the share of a starting endpoint rose during the comparison.
 var errStep = errors.New("the share of a starting endpoint rose meanwhile")
 
-// verify compares the tables in the kernel with a new plan from the API objects, beside the loop. If a second comparison does not find a difference,
-// the difference was a change in progress, or has been repaired. If flows is true, verify also searches connection tracking.
+// verify compares the tables in the kernel with a new plan from the API objects, beside the loop. If a second
+// comparison does not find a difference, the difference was a change in progress, or has been repaired. If flows is
+// true, verify also searches connection tracking.
 func (c *Console) verify(ctx context.Context, flows bool) (*view.Verification, error) {
 	c.verifying.Lock()
 	defer c.verifying.Unlock()
@@ -85,7 +86,8 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 	return nil, fmt.Errorf("compare the kernel with the plan: %w: %w", errInFlight, err)
 }
 
-// planAgain makes a new plan of all Services, with the numbers and the starting endpoints of the loop. It also returns the starting endpoints.
+// planAgain makes a new plan of all Services, with the numbers and the starting endpoints of the loop. It also returns
+// the starting endpoints.
 func (c *Console) planAgain(ctx context.Context) (*plan.Planner, map[types.NamespacedName]*model.Starts, error) {
 	facts := c.Loop.Facts()
 	numbers, err := c.Loop.Numbers(ctx)

@@ -1,5 +1,5 @@
-// Package control lets commands on the same machine query the running program, over a socket in the file system. Only root and
-// the program's user can connect, and all queries are read-only.
+// Package control lets commands on the same machine query the running program, over a socket in the file system. Only
+// root and the program's user can connect, and all queries are read-only.
 //
 // In: an HTTP handler; the socket's path.
 // Out: its answers, as JSON or lines of JSON.

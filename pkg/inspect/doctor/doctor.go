@@ -23,8 +23,8 @@ type Config struct {
 	Families []inet.Family
 	// Services are the networks of Services, which must not overlap with other networks.
 	Services ServiceNetworks
-	// Table is the name of the tables of Services, and First the priority of their first chains. Without a name, Look does
-	// not search for chains that the kernel evaluates before them.
+	// Table is the name of the tables of Services, and First the priority of their first chains. Without a name, Look
+	// does not search for chains that the kernel evaluates before them.
 	Table string
 	First int32
 	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.

@@ -15,7 +15,8 @@ import (
 
 // Drop is a chain that drops forwarded packets unless a rule accepts them.
 type Drop struct {
-	// Chain is the name of the chain, with its table. Command appends a rule to the chain that accepts packets of translated connections.
+	// Chain is the name of the chain, with its table. Command appends a rule to the chain that accepts packets of
+	// translated connections.
 	Chain, Command string
 	// Firewall is the program that made the chain, if it is known.
 	Firewall string
@@ -43,8 +44,8 @@ func (c *Config) drop(d *Drop) view.Finding {
 	return f
 }
 
-// Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of iptables-legacy. It omits a chain of
-// nftables if a rule of its table accepts packets of translated connections.
+// Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of
+// iptables-legacy. It omits a chain of nftables if a rule of its table accepts packets of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -92,7 +93,8 @@ func dropOf(ch *read.BaseChain) Drop {
 	return d
 }
 
-// read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated connections.
+// read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated
+// connections.
 func (d *Drop) read(conn *nft.Conn, ch *read.BaseChain) (accepts bool, err error) {
 	rules, err := read.Rules(conn, ch.Family, ch.Table)
 	if err != nil {
@@ -107,7 +109,8 @@ func (d *Drop) read(conn *nft.Conn, ch *read.BaseChain) (accepts bool, err error
 	return accepts, nil
 }
 
-// firewall derives the program that made a table from the names of the table and its chains. It returns "" for an unknown program.
+// firewall derives the program that made a table from the names of the table and its chains. It returns "" for an
+// unknown program.
 func firewall(names []string) string {
 	for _, n := range names {
 		switch {

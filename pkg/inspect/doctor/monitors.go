@@ -43,7 +43,8 @@ func (c *Config) slowCommits(list []Monitor) view.Findings {
 		"only this program")}
 }
 
-// Monitors returns the programs of this network namespace, except this process, that receive the kernel's announcements about nftables.
+// Monitors returns the programs of this network namespace, except this process, that receive the kernel's announcements
+// about nftables.
 func Monitors() ([]Monitor, error) {
 	table, err := os.ReadFile("/proc/thread-self/net/netlink")
 	if err != nil {
@@ -63,7 +64,8 @@ func Monitors() ([]Monitor, error) {
 	return owners("/proc", others), nil
 }
 
-// members returns the inodes of the sockets that receive announcements about nftables. table is a list of netlink sockets:
+// members returns the inodes of the sockets that receive announcements about nftables. table is a list of netlink
+// sockets:
 //
 //	sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
 //	0000000000000000 12  4242       00000040 0        0        0     2        0        12345

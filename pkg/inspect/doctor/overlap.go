@@ -12,7 +12,8 @@ import (
 
 // ServiceNetworks are the networks of cluster IPs, and other networks of the cluster that must not be inside of them.
 type ServiceNetworks struct {
-	// CIDRs are the prefixes of the ServiceCIDRs. RouteUnused is true if packets to their unused addresses follow the routes.
+	// CIDRs are the prefixes of the ServiceCIDRs. RouteUnused is true if packets to their unused addresses follow the
+	// routes.
 	CIDRs       []netip.Prefix
 	RouteUnused bool
 	// Pods are the prefixes of pods. Nodes are the addresses of the Node object.
@@ -32,8 +33,9 @@ type overlap struct {
 type overlapKind uint8
 
 const (
-	// ofCluster: pods, or nodes. inside: another network, as a whole or in part. around: a route to more than the ServiceCIDR, which may be meant
-	// for addresses outside of it, or a route to exactly the ServiceCIDR, which a node without a default route needs.
+	// ofCluster: pods, or nodes. inside: another network, as a whole or in part. around: a route to more than the
+	// ServiceCIDR, which may be meant for addresses outside of it, or a route to exactly the ServiceCIDR, which a node
+	// without a default route needs.
 	ofCluster overlapKind = iota
 	inside
 	around

@@ -23,10 +23,11 @@ import (
 
 // Site is a node on which the program is not installed yet.
 type Site struct {
-	// NodeName is the name of the Node. If it is empty, Preflight uses the name that a running kube-proxy has in its configuration, or else Hostname.
+	// NodeName is the name of the Node. If it is empty, Preflight uses the name that a running kube-proxy has in its
+	// configuration, or else Hostname.
 	NodeName, Hostname string
-	// ServiceCIDRs are the prefixes of cluster IPs; none if they are unknown. Mode is the mode of kube-proxy in the configuration, or empty for the mode
-	// of a running kube-proxy.
+	// ServiceCIDRs are the prefixes of cluster IPs; none if they are unknown. Mode is the mode of kube-proxy in the
+	// configuration, or empty for the mode of a running kube-proxy.
 	ServiceCIDRs []netip.Prefix
 	Mode         string
 	// Root is the root folder of the node, usually /.
@@ -44,8 +45,8 @@ const (
 	healthPort  = 10256
 )
 
-// Preflight checks a node before an installation: everything that the program needs, and other programs that conflict with it. It changes
-// nothing, but the kernel may load missing modules when Preflight queries it for a feature.
+// Preflight checks a node before an installation: everything that the program needs, and other programs that conflict
+// with it. It changes nothing, but the kernel may load missing modules when Preflight queries it for a feature.
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	rival := takeover.FindRival(ctx, "", "")
 	s.NodeName = cmp.Or(s.NodeName, rival.NodeName(ctx), s.Hostname)
@@ -83,8 +84,8 @@ func usedFamilies() (list []inet.Family) {
 	return list
 }
 
-// services adds the known ServiceCIDRs, and returns them. The configuration for kube-nftproxy may have another mode than kube-proxy has now: if no
-// kube-proxy runs, its default is nftables, as in the manifests of kube-nftproxy.
+// services adds the known ServiceCIDRs, and returns them. The configuration for kube-nftproxy may have another mode
+// than kube-proxy has now: if no kube-proxy runs, its default is nftables, as in the manifests of kube-nftproxy.
 func (s *Site) services(v *view.Preflight, present string) ServiceNetworks {
 	if len(s.ServiceCIDRs) > 0 {
 		mode := cmp.Or(s.Mode, present, "nftables")
@@ -96,7 +97,8 @@ func (s *Site) services(v *view.Preflight, present string) ServiceNetworks {
 	return ServiceNetworks{}
 }
 
-// kernel checks the version and the features of the kernel. used are the IP families that the node uses: for all others, missing features are a note.
+// kernel checks the version and the features of the kernel. used are the IP families that the node uses: for all
+// others, missing features are a note.
 func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	release := host.Release()
 	if err := host.CheckKernel(); err != nil {

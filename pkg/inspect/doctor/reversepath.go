@@ -14,19 +14,21 @@ import (
 // ipv4Conf is the folder of the IPv4 settings of interfaces.
 const ipv4Conf = "net/ipv4/conf"
 
-// Strict is the value of rp_filter with which the kernel drops a packet if the route back to its source leaves by another interface.
+// Strict is the value of rp_filter with which the kernel drops a packet if the route back to its source leaves by
+// another interface.
 const Strict = 1
 
-// ReversePath returns the value of rp_filter that applies to an interface: the greater one of the interface's own value and of the value for all
-// interfaces. 0 is off, 1 is strict, 2 is loose.
+// ReversePath returns the value of rp_filter that applies to an interface: the greater one of the interface's own value
+// and of the value for all interfaces. 0 is off, 1 is strict, 2 is loose.
 func (c *Config) ReversePath(device string) int {
 	all, _ := c.number(ipv4Conf + "/all/rp_filter")
 	own, _ := c.number(ipv4Conf + "/" + device + "/rp_filter")
 	return max(own, all)
 }
 
-// reversePath finds interfaces with strict reverse path filtering. It is a warning if the kernel has dropped packets, or if the routes show an interface
-// whose packets it would drop. Otherwise it is a note, because the node does not know the senders behind an interface.
+// reversePath finds interfaces with strict reverse path filtering. It is a warning if the kernel has dropped packets,
+// or if the routes show an interface whose packets it would drop. Otherwise it is a note, because the node does not
+// know the senders behind an interface.
 func (c *Config) reversePath(networks *host.Networks, dropped uint64) view.Findings {
 	var strict []string
 	for _, name := range c.interfaces() {
@@ -81,8 +83,9 @@ func (o otherWay) text() string {
 	return fmt.Sprintf("%s has a route to %s, but packets to there leave by %s", o.device, to, strings.Join(o.used, " and "))
 }
 
-// otherWays returns the routes by the given interfaces that the kernel does not use, because another route of the table main has the same prefix and a smaller
-// metric. It ignores routes of other tables: their rules decide whether they apply to the route back to a source.
+// otherWays returns the routes by the given interfaces that the kernel does not use, because another route of the table
+// main has the same prefix and a smaller metric. It ignores routes of other tables: their rules decide whether they
+// apply to the route back to a source.
 func otherWays(routes []host.Route, devices []string) (list []otherWay) {
 	best := map[netip.Prefix]*host.Route{}
 	for i := range routes {

@@ -17,8 +17,9 @@ type Arrival struct {
 	Mark     uint32
 }
 
-// WhyNotRouted returns the reason why the kernel drops a packet when it routes it, with the fix. It returns "" if the routes forward or deliver the
-// packet. The kernel checks the packet as a real one, but newer kernels report the same error for several checks.
+// WhyNotRouted returns the reason why the kernel drops a packet when it routes it, with the fix. It returns "" if the
+// routes forward or deliver the packet. The kernel checks the packet as a real one, but newer kernels report the same
+// error for several checks.
 func (c *Config) WhyNotRouted(a Arrival) string {
 	routes := host.Routes{}
 	err := routes.Arrives(a.Device, a.From, a.To, a.Mark)

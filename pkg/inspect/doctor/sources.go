@@ -34,8 +34,8 @@ func (c *Config) disguises(list []host.Disguise) view.Findings {
 		"packets of the node and masqueraded packets that leave by "+list[0].Device+", until the next boot")}
 }
 
-// localnet reports that each host on the node's networks can reach the ports at 127.0.0.1 of the node. guarded reports whether the rule of the kubelet or of
-// kube-proxy against this exists.
+// localnet reports that each host on the node's networks can reach the ports at 127.0.0.1 of the node. guarded reports
+// whether the rule of the kubelet or of kube-proxy against this exists.
 func (c *Config) localnet(guarded bool) view.Findings {
 	const name = "net/ipv4/conf/all/route_localnet"
 	if n, ok := c.number(name); !ok || n == 0 || guarded {

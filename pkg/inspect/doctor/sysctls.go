@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature. dropped is the number
-// of packets that the kernel has dropped by reverse path filtering.
+// sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature. dropped is the
+// number of packets that the kernel has dropped by reverse path filtering.
 func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list view.Findings) {
 	ifZero := func(name string, finding view.Finding) {
 		if n, ok := c.number(name); ok && n == 0 {
@@ -94,7 +94,8 @@ func (c *Config) interfaces() (names []string) {
 }
 
 const (
-	// nearlyFull and full are percentages of the connection table. From nearlyFull, the finding is a warning. From full, its severity is wrong.
+	// nearlyFull and full are percentages of the connection table. From nearlyFull, the finding is a warning. From
+	// full, its severity is wrong.
 	nearlyFull = 80
 	full       = 95
 	// entrySize is the memory of a connection in the kernel, in bytes, rounded up.

@@ -186,7 +186,8 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 	return err
 }
 
-// withAddress replaces the name of the pod from which a trace starts with the address of the pod. It sets the node if it is empty.
+// withAddress replaces the name of the pod from which a trace starts with the address of the pod. It sets the node if
+// it is empty.
 func (o *options) withAddress(ctx context.Context, args []string, node *string) ([]string, error) {
 	parts := strings.Split(args[1], "/")
 	if len(parts) != 3 {

@@ -118,7 +118,8 @@ func printReasons(p *view.Printer, rows []row) {
 	p.Table(nil, cells)
 }
 
-// inShort returns the first problem and the number of the other problems, in at most the given number of characters. It truncates the problem.
+// inShort returns the first problem and the number of the other problems, in at most the given number of characters. It
+// truncates the problem.
 func inShort(problems []string, most int) string {
 	if len(problems) == 0 {
 		return "none"

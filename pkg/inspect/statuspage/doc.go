@@ -1,5 +1,5 @@
-// Package statuspage serves a page for browsers: the state of the program, its last syncs, the Services of this node and the
-// reasons why endpoints are not used. Everything is embedded: the page loads nothing from other servers.
+// Package statuspage serves a page for browsers: the state of the program, its last syncs, the Services of this node
+// and the reasons why endpoints are not used. Everything is embedded: the page loads nothing from other servers.
 //
 // In: views, from functions.
 // Out: HTTP handlers for the metrics port.

@@ -11,8 +11,8 @@ import (
 const (
 	// fresh is the time for which an answer is as good as a new one.
 	fresh = 500 * time.Millisecond
-	// share is the ratio of the pause after a search to the search. So all clients of all pages together take a tenth of one
-	// processor, for any number of clients, any frequency of queries and any duration of a search.
+	// share is the ratio of the pause after a search to the search. So all clients of all pages together take a tenth
+	// of one processor, for any number of clients, any frequency of queries and any duration of a search.
 	share = 9
 	// mostKept is the number of cached answers of a page.
 	mostKept = 4

@@ -45,15 +45,16 @@ type Query struct {
 	Offset, Limit int
 }
 
-// Found is the result of a query: Matching of Total Services, and a part of these. WithProblem is the number of Services with a
-// problem whose names match, or -1 if it is not known yet. They precede the other ones.
+// Found is the result of a query: Matching of Total Services, and a part of these. WithProblem is the number of
+// Services with a problem whose names match, or -1 if it is not known yet. They precede the other ones.
 type Found struct {
 	Total         int            `json:"total"`
 	Matching      int            `json:"matching"`
 	WithProblem   int            `json:"withProblem"`
 	NodeAddresses []string       `json:"nodePortAddresses"`
 	Services      []view.Service `json:"-"`
-	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are incomplete.
+	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are
+	// incomplete.
 	Unread []string `json:"unread,omitempty"`
 }
 
@@ -114,8 +115,8 @@ func Install(on *http.ServeMux, c Config) {
 	})
 }
 
-// local rejects clients on other machines: the metrics port may be bound to more than loopback, for Prometheus, and not all its
-// clients may see all Services. It also rejects a browser that was led here under another name (DNS rebinding).
+// local rejects clients on other machines: the metrics port may be bound to more than loopback, for Prometheus, and not
+// all its clients may see all Services. It also rejects a browser that was led here under another name (DNS rebinding).
 func local(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -138,8 +139,8 @@ func loopbackName(host string) bool {
 	return name == "localhost" || err == nil && addr.Unmap().IsLoopback()
 }
 
-// contentPolicy permits the page's own style and script, and requests to its origin. Trusted types prevent the script from
-// turning text into elements.
+// contentPolicy permits the page's own style and script, and requests to its origin. Trusted types prevent the script
+// from turning text into elements.
 func contentPolicy() string {
 	hash := func(text string) string {
 		sum := sha256.Sum256([]byte(text))

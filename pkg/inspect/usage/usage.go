@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// DidYouMean returns the end of an error message, which lists the known words that are similar to word. It returns "" if there are none.
+// DidYouMean returns the end of an error message, which lists the known words that are similar to word. It returns ""
+// if there are none.
 func DidYouMean(word string, known []string) string {
 	list := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, k := range known {
@@ -26,7 +27,8 @@ func DidYouMean(word string, known []string) string {
 	return ""
 }
 
-// FlagError adds the names of similar flags of a command to the error for an unknown flag, and returns other errors unchanged.
+// FlagError adds the names of similar flags of a command to the error for an unknown flag, and returns other errors
+// unchanged.
 func FlagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {

@@ -70,8 +70,8 @@ type statusz struct {
 	Paths             []string    `json:"paths"`
 }
 
-// Statusz returns a handler for the program's version, the version of the replaced Kubernetes component, the uptime, and the
-// paths of other pages.
+// Statusz returns a handler for the program's version, the version of the replaced Kubernetes component, the uptime,
+// and the paths of other pages.
 func Statusz(version, emulated string, started time.Time, paths []string) http.Handler {
 	status := func() statusz {
 		return statusz{
