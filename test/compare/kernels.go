@@ -129,7 +129,10 @@ func titleOf(z string) string {
 	counts, family, other := strings.Cut(z, " ")
 	services, endpoints, _ := strings.Cut(counts, "x")
 	title := services + " Services with " + endpoints + " endpoints each"
-	if endpoints == "mixed" {
+	switch endpoints {
+	case "1":
+		title = services + " Services with 1 endpoint each"
+	case "mixed":
 		title = services + " Services with 1 to 40 endpoints, half of them with one"
 	}
 	if other {
