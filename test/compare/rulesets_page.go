@@ -99,7 +99,7 @@ func ofKubeProxy(r *Report, z string) *Figures { return r.find(kubeProxyNftables
 
 var packetBounds = []packetBound{
 	{"first packet to no Service, of kube-proxy", toNone, ofKubeProxy, 0.4},
-	{"first packet to a random VIP, of kube-proxy", toRandom, ofKubeProxy, 0.9},
+	{"first packet to a random VIP, of kube-proxy", toRandom, ofKubeProxy, 1},
 	{"first packet to a random VIP, of the floor", toRandom, (*Report).floor, 2.5},
 }
 
