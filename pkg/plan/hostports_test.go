@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 var nodeIP = netip.MustParseAddr("192.0.2.1")
@@ -71,53 +69,9 @@ func ownersOnNode(services map[types.NamespacedName]*model.Service) (want map[mo
 	return want, lost
 }
 
-// TestHostPortsCompeteWithNodePorts changes Services with node ports, host ports and addresses of the node at random.
-// After each change, the oldest claims to a port are programmed, each conflict has a loser, and the elements of the plan
-// are the sum of the differences.
+// TestHostPortsCompeteWithNodePorts changes Services with node ports, host ports and addresses of the node at random: the
+// oldest claim to a port is programmed.
 func TestHostPortsCompeteWithNodePorts(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
-	p := New(testOptions())
-	r := record(t, p)
-	services := map[types.NamespacedName]*model.Service{}
-	for round := range 1_500 {
-		s := onNode(random, random.IntN(8))
-		name := s.Name
-		if random.IntN(4) == 0 {
-			s = nil
-		}
-		p.Set(name, s)
-		if services[name] = s; s == nil {
-			delete(services, name)
-		}
-		p.Conflicts().Settle(1)
-		want, lost := ownersOnNode(services)
-		got := map[model.Key]types.NamespacedName{}
-		p.Flows().Each(func(k model.Key, flows FlowPolicy, _ bool) { got[k] = flows.Port.NamespacedName })
-		if fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Fatalf("round %d: the plan has %v, want %v", round, got, want)
-		}
-		conflicts := 0
-		for name := range services {
-			_, n := p.Conflicts().Of(name)
-			conflicts += n
-		}
-		if conflicts != lost || p.Totals().Conflicts != lost {
-			t.Fatalf("round %d: %d conflicts, %d in all, want %d", round, conflicts, p.Totals().Conflicts, lost)
-		}
-		n := 0
-		p.Elements(func(e *nft.Element) {
-			if n++; r.elements[e.ID()] != *e {
-				t.Fatalf("round %d: the differences do not lead to %s", round, e)
-			}
-		})
-		if n != len(r.elements) {
-			t.Fatalf("round %d: the differences lead to %d elements, the plan has %d", round, len(r.elements), n)
-		}
-	}
-	for name := range services {
-		p.Set(name, nil)
-	}
-	if cs := p.claims; len(cs.hostIPs)+len(cs.places.beaten)+len(cs.places.fronts)+len(cs.places.inFrontOf) != 0 {
-		t.Errorf("after the deletion of all Services, this is left: %v %+v", cs.hostIPs, cs.places)
-	}
+	changeClaims(t, random, func() *model.Service { return onNode(random, random.IntN(8)) }, ownersOnNode)
 }

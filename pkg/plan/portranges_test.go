@@ -120,18 +120,26 @@ func claimsByService(services map[types.NamespacedName]*model.Service) (want map
 	return want, lost
 }
 
-// TestOverlappingClaims changes Services with overlapping ranges and single ports at shared addresses at random. After
-// each change, the plan has the claims that a search through all claims accepts, and the elements of the plan are the
-// sum of the differences.
+// TestOverlappingClaims changes Services with overlapping ranges and single ports at shared addresses at random.
 func TestOverlappingClaims(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
+	changeClaims(t, random, func() *model.Service { return sharingService(random, random.IntN(12)) }, claimsByService)
+}
+
+// changeClaims changes random Services. After each change, the plan has the claims that a search through all claims
+// accepts, each conflict has a loser, and the elements of the plan are the sum of the differences.
+func changeClaims(
+	t *testing.T, random *rand.Rand, draw func() *model.Service,
+	search func(map[types.NamespacedName]*model.Service) (want map[model.Key]types.NamespacedName, lost int),
+) {
+	t.Helper()
 	o := testOptions()
 	o.RefuseUnused, o.AnswerPing = true, true
 	p := New(o)
 	r := record(t, p)
 	services := map[types.NamespacedName]*model.Service{}
 	for round := range 1_500 {
-		s := sharingService(random, random.IntN(12))
+		s := draw()
 		name := s.Name
 		if random.IntN(4) == 0 {
 			s = nil
@@ -142,7 +150,7 @@ func TestOverlappingClaims(t *testing.T) {
 		}
 		for p.Conflicts().Settle(1 + random.IntN(100)) {
 		}
-		want, lost := claimsByService(services)
+		want, lost := search(services)
 		got := map[model.Key]types.NamespacedName{}
 		p.Flows().Each(func(k model.Key, _ FlowPolicy, _ bool) {
 			if flows, has := p.Flows().Of(k); has && k.Protocol == inet.UDP {
