@@ -489,21 +489,21 @@ func (t *timer) ofServiceFlow(s *site) []byte { return s.serviceFlow }
 
 // toEndpoint returns the first packet of a connection to a random endpoint of a random Service.
 func (t *timer) toEndpoint(s *site) []byte {
-	return t.first(s, t.endpoint(rand.IntN(t.firstOf(t.services))), endpointPort)
+	return t.first(s, netip.AddrPortFrom(t.endpoint(rand.IntN(t.firstOf(t.services))), endpointPort))
 }
 
 // toService returns the first packet of a connection to a random Service.
 func (t *timer) toService(s *site) []byte {
-	return t.first(s, t.vip(rand.IntN(t.services)), servicePort)
+	return t.first(s, t.frontend(rand.IntN(t.services)))
 }
 
 // first returns the first packet of a connection of a random client.
-func (t *timer) first(s *site, addr netip.Addr, port uint16) []byte {
+func (t *timer) first(s *site, to netip.AddrPort) []byte {
 	if t.udp {
 		datagram := []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'}
-		return s.packet(unix.IPPROTO_UDP, t.client(), netip.AddrPortFrom(addr, port), datagram)
+		return s.packet(unix.IPPROTO_UDP, t.client(), to, datagram)
 	}
-	return t.syn(s, addr, port)
+	return t.syn(s, to.Addr(), to.Port())
 }
 
 // client returns the source of a new connection; no two have the same.

@@ -54,29 +54,37 @@ const (
 // rulesetsFile is the file of a checkout with the raw figures.
 const rulesetsFile = "docs/benchmarks-packets.json"
 
-// packetSize is a size with the protocol of all Services.
+// packetSize is a size with the protocol of all Services. With nodePorts, the packets are for their node ports.
 type packetSize struct {
 	size
-	udp bool
+	udp, nodePorts bool
 }
 
 // packetSizes are measured, unless -only selects others.
 var packetSizes = []string{
 	"1000x10", "10000x1", "10000x10", "10000x10 IPv6", "10000x10 UDP", "10000x10 IPv6 UDP",
-	"10000xmixed", "50000xmixed",
+	"10000xmixed", "50000xmixed", "2000x10" + ofNodePorts,
 }
 
+// ofNodePorts ends the text of a size with node ports.
+const ofNodePorts = " node ports"
+
 func (z packetSize) String() string {
+	text := z.size.String()
 	if z.udp {
-		return z.size.String() + " UDP"
+		text += " UDP"
 	}
-	return z.size.String()
+	if z.nodePorts {
+		text += ofNodePorts
+	}
+	return text
 }
 
 // parsePacketSize is the inverse of String.
 func parsePacketSize(text string) (z packetSize, err error) {
 	var counts string
-	counts, z.udp = strings.CutSuffix(text, " UDP")
+	counts, z.nodePorts = strings.CutSuffix(text, ofNodePorts)
+	counts, z.udp = strings.CutSuffix(counts, " UDP")
 	if rest, is := strings.CutSuffix(counts, " IPv6"); is {
 		counts, z.family = rest, inet.IPv6
 	}
@@ -139,7 +147,7 @@ func (r *Report) publishPackets(root string) error {
 // measureRulesetsOf measures all nodes of a size.
 func measureRulesetsOf(ctx context.Context, s settings, z packetSize, r *Report) error {
 	fill := func(w *world) error {
-		w.udp = z.udp
+		w.udp, w.nodePorts = z.udp, z.nodePorts
 		return w.fill(ctx)
 	}
 	return inWorld(ctx, z.size, packetLab, fill, func(w *world, kubeconfig, dir string) error {
@@ -213,16 +221,18 @@ func (r *rulesets) program(name string) string {
 }
 
 // toOneService returns the first packet of a connection to the same Service each time.
-func (t *timer) toOneService(s *site) []byte { return t.first(s, t.vip(7), servicePort) }
+func (t *timer) toOneService(s *site) []byte { return t.first(s, t.frontend(7)) }
 
 // laterToEndpoint and laterToService return a packet of a UDP flow to which the endpoint never replies. In a burst, the
 // first one begins the flow, and all others continue it.
-func (t *timer) laterToEndpoint(s *site) []byte { return t.later(s, t.endpoint(0), endpointPort) }
-func (t *timer) laterToService(s *site) []byte  { return t.later(s, t.vip(7), servicePort) }
+func (t *timer) laterToEndpoint(s *site) []byte {
+	return t.later(s, netip.AddrPortFrom(t.endpoint(0), endpointPort))
+}
+func (t *timer) laterToService(s *site) []byte { return t.later(s, t.frontend(7)) }
 
-func (t *timer) later(s *site, addr netip.Addr, port uint16) []byte {
+func (t *timer) later(s *site, to netip.AddrPort) []byte {
 	if s.flow == nil {
-		s.flow = t.first(s, addr, port)
+		s.flow = t.first(s, to)
 	}
 	return s.flow
 }
@@ -311,7 +321,7 @@ const baseChains = `table %s measured {
  chain prerouting-unclaimed { type nat hook prerouting priority 1000; }
  chain output-unclaimed { type nat hook output priority 1000; }
  chain input { type nat hook input priority -199; }
- chain postrouting { type nat hook postrouting priority -199; }
+ chain postrouting { type nat hook postrouting priority -199; %s; }
  chain tracked { ct state new; }
 }
 `
@@ -322,13 +332,19 @@ func (r *rulesets) rules(name string) string {
 	if r.udp {
 		proto = "udp"
 	}
+	masquerade := ""
+	if r.nodePorts {
+		masquerade = "ct status dnat masquerade fully-random"
+	}
+	rules := func(sets, prerouting string) string { return fmt.Sprintf(baseChains, ip, sets, prerouting, masquerade) }
 	vip, to := fmt.Sprintf("%s daddr . meta l4proto . th dport", ip), fmt.Sprintf("%s daddr . th dport", ip)
 	endpoint := func(service, slot int) string {
 		return fmt.Sprintf("%s . %d", r.endpoint(r.firstOf(service)+slot%r.endpointsOf(service)), endpointPort)
 	}
 	var first, second []string
 	for i := range r.services {
-		key := fmt.Sprintf("%s . %s . %d : ", r.vip(i), proto, servicePort)
+		to := r.frontend(i)
+		key := fmt.Sprintf("%s . %s . %d : ", to.Addr(), proto, to.Port())
 		if name == oneLookup {
 			first = append(first, key+endpoint(i, 0))
 			continue
@@ -344,18 +360,20 @@ func (r *rulesets) rules(name string) string {
 	case tracking:
 		return atTracked.rules(r.world)
 	case staticRule:
-		return fmt.Sprintf(baseChains, ip, "", fmt.Sprintf("%s daddr %s %s dport %d dnat to %s",
-			ip, serviceCIDRs[r.family], proto, servicePort, netip.AddrPortFrom(r.endpoint(0), endpointPort)))
+		match := fmt.Sprintf("%s daddr %s %s dport %d", ip, serviceCIDRs[r.family], proto, servicePort)
+		if r.nodePorts {
+			match = fmt.Sprintf("%s daddr %s %s dport >= %d", ip, r.frontend(0).Addr(), proto, firstNodePort)
+		}
+		return rules("", fmt.Sprintf("%s dnat to %s", match, netip.AddrPortFrom(r.endpoint(0), endpointPort)))
 	case oneLookup:
-		return fmt.Sprintf(baseChains, ip, mapOf("first", vip, to, first),
-			fmt.Sprintf("dnat %s to %s map @first", ip, vip))
+		return rules(mapOf("first", vip, to, first), fmt.Sprintf("dnat %s to %s map @first", ip, vip))
 	case twoLookups:
 		const number = "meta l4proto . meta mark . numgen random mod "
 		maps := mapOf("first", vip, "meta mark", first) + mapOf("second", number+"2", to, second)
-		return fmt.Sprintf(baseChains, ip, maps,
+		return rules(maps,
 			fmt.Sprintf("meta mark set %s map @first; dnat %s to %s%d map @second", vip, ip, number, slots))
 	}
-	return fmt.Sprintf(baseChains, ip, "", "")
+	return fmt.Sprintf(baseChains, ip, "", "", "")
 }
 
 // mapOf returns a map for nft. Its fixed size is twice the number of its elements, as in the tables of the program.

@@ -32,8 +32,8 @@ type world struct {
 	rounds, rolled int
 	// annotations are those of all Services.
 	annotations map[string]string
-	// udp selects the protocol of all Services.
-	udp bool
+	// udp selects the protocol of all Services. With nodePorts, all have node ports.
+	udp, nodePorts bool
 }
 
 // inWorld calls measure with a new cluster of a size, a kubeconfig for it, and a folder for logs. fill stores the
@@ -124,12 +124,26 @@ func (w *world) next() int {
 // spread permutes the Services, so that their order gives no advantage.
 func (w *world) spread(i int) int { return i * 7919 % w.services }
 
+// firstNodePort is the node port of the first Service, if Services have node ports.
+const firstNodePort = 30000
+
+// frontend returns the node port of a Service, or else its cluster IP with its port.
+func (w *world) frontend(i int) netip.AddrPort {
+	if w.nodePorts {
+		return netip.AddrPortFrom(w.lab.Node.Addrs()[w.family], uint16(firstNodePort+i))
+	}
+	return netip.AddrPortFrom(w.vip(i), servicePort)
+}
+
 // service returns a Service with a cluster IP.
 func (w *world) service(i int) *corev1.Service {
 	s := serviceOf(nameOf(i), w.vip(i))
 	maps.Copy(s.Annotations, w.annotations)
 	if w.udp {
 		s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	}
+	if w.nodePorts {
+		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, int32(firstNodePort+i)
 	}
 	return s
 }
