@@ -180,17 +180,15 @@ func (cs *claims) settlePort(k model.Key) {
 	var by, front model.Key
 	beaten := false
 	if best.service != nil && best.elsewhere() {
-		in := cs.rangeAt(k)
-		better := in.service != nil && in.compare(best) < 0
+		in, order := cs.rangeAt(k), claim.compare
 		if atHostIP(best.frontend) {
-			in = cs.best(k.NodePort())
-			better = in.service != nil && in.service.compareAge(best.service) < 0
+			in, order = cs.best(k.NodePort()), func(a, b claim) int { return a.service.compareAge(b.service) }
 		}
 		switch {
 		case cs.isOthersClusterIP(best):
 			beaten = true
 		case in.service == nil || in.service == best.service:
-		case better:
+		case order(in, best) < 0:
 			by, beaten = in.frontend.Key, true
 		default:
 			front = in.frontend.Key
