@@ -43,7 +43,8 @@ func (s *Service) Causes() (list []Cause) {
 		case row.OfAddress:
 			add(row.Fix, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Message)
 		case p.Why != "":
-			add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
+			add("compare the selector, targetPort and ipFamilies of the Service with its "+
+				"pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
 		default:
 			add(row.Fix, "port %s: %s", quotedPort(p), p.unused(f))
 		}

@@ -45,14 +45,17 @@ func (f *Flows) findings(node string) (list Findings) {
 		list.Add(Wrong, FlowsStale, "Service "+f.Stale[0].Service,
 			plural(f.StaleTotal, "entry of connection tracking contradicts", "entries of connection tracking contradict")+" the present endpoints",
 			"the packets of these clients reach removed endpoints, or none, while the clients keep sending",
-			fmt.Sprintf("on node %s, for one flow: %s. The log of the program has the reason if it cannot delete entries", node, f.Stale[0].deletion()),
+			fmt.Sprintf("on node %s, for one flow: %s. The log of the program has the reason if it cannot delete "+
+				"entries", node, f.Stale[0].deletion()),
 			"only the client "+f.Stale[0].Client+": its next packet is translated again")
 	}
 	if f.RemovedTotal > 0 {
 		list.Add(Note, FlowsToRemovedEndpoints, "Service "+f.Removed[0].Service,
 			fmt.Sprintf("%s to endpoints that no EndpointSlice has", plural(f.RemovedTotal, "established TCP connection leads", "established TCP connections lead")),
-			"none if the pods still run. Otherwise the clients wait for an answer until they time out. By default, as kube-proxy, the program does not terminate established connections",
-			"restart or reconnect the client "+f.Removed[0].Client+". For the future, set --terminate-connections=gone, or the Service's annotation",
+			"none if the pods still run. Otherwise the clients wait for an answer until they time out. By default, "+
+				"as kube-proxy, the program does not terminate established connections",
+			"restart or reconnect the client "+f.Removed[0].Client+". For the future, set "+
+				"--terminate-connections=gone, or the Service's annotation",
 			"only this client")
 	}
 	return list
@@ -72,7 +75,8 @@ func (f *Flows) text(p *Printer) {
 	if f.StaleTotal > 0 {
 		style, word = Bad, "STALE"
 	}
-	p.Printf("%s: of %s of connection tracking, %s stale, and %s to removed endpoints.\n", p.Paint(style, word), plural(f.Read, "entry", "entries"),
+	p.Printf("%s: of %s of connection tracking, %s stale, and %s to removed "+
+		"endpoints.\n", p.Paint(style, word), plural(f.Read, "entry", "entries"),
 		plural(f.StaleTotal, "is", "are"), plural(f.RemovedTotal, "leads", "lead"))
 	if f.Partial {
 		p.Printf("The kernel interrupted each attempt to read connection tracking: entries may be missing.\n")

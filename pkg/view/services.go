@@ -215,7 +215,8 @@ func (v *Services) Text(p *Printer) {
 	}
 	p.Table(header, rows)
 	if len(v.Services) > 0 && v.Wrong() && !p.Wide && !p.NoHeaders {
-		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint, and why it is unused."))
+		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint, and why it is "+
+			"unused."))
 	}
 }
 
@@ -383,8 +384,10 @@ func (v *Services) Detail(p *Printer) {
 	}
 	if !v.tried() && !v.Wrong() && v.served() {
 		p.Printf("\n%s\n%s\n",
-			p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this node,"),
-			p.Paint(Dim, "kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks the node."))
+			p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this "+
+				"node,"),
+			p.Paint(Dim, "kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks "+
+				"the node."))
 	}
 }
 
@@ -415,7 +418,8 @@ func (v *Services) tried() bool {
 // unread warns of objects that have not been read yet.
 func (v *Services) unread(p *Printer) {
 	if len(v.Unread) > 0 {
-		p.Printf("%s %s: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy status shows the reason\n\n",
+		p.Printf("%s %s: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy "+
+			"status shows the reason\n\n",
 			p.Paint(Bad, "NOT READ YET"), strings.Join(v.Unread, ", "))
 	}
 }
@@ -433,12 +437,14 @@ func (v *Services) detail(p *Printer, s *Service) {
 		p.Table(nil, endpointRows(s.Unusable, false))
 	}
 	if s.HealthCheckNodePort != 0 {
-		p.Printf("\n  health check node port %d, ready endpoints on this node: %s\n", s.HealthCheckNodePort, byFamily("%[2]d %[1]s", s.LocalReady))
+		p.Printf("\n  health check node port %d, ready endpoints on this node: "+
+			"%s\n", s.HealthCheckNodePort, byFamily("%[2]d %[1]s", s.LocalReady))
 	}
 	for _, list := range []struct {
 		what  string
 		addrs []string
-	}{{"addresses that answer ping", s.AnswersPing}, {"addresses that refuse connections to unused ports, besides cluster IPs", s.RefusesUnusedPorts}} {
+	}{{"addresses that answer ping", s.AnswersPing}, {"addresses that refuse connections to unused ports, besides " +
+		"cluster IPs", s.RefusesUnusedPorts}} {
 		if len(list.addrs) > 0 {
 			p.Printf("\n  %s: %s\n", list.what, strings.Join(list.addrs, ", "))
 		}

@@ -293,7 +293,8 @@ func (s *Status) apiRows(row rowFunc) {
 		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
 	}
 	if at := s.API.FromSnapshot; at != nil {
-		row("snapshot", Warn, "serves the objects of %s, which the API server has not confirmed", at.UTC().Format(time.RFC3339))
+		row("snapshot", Warn, "serves the objects of %s, which the API server has not "+
+			"confirmed", at.UTC().Format(time.RFC3339))
 	}
 }
 

@@ -190,7 +190,8 @@ func (p *past) differsFrom(answer *corev1.NodeList) error {
 			return err
 		}
 		if order > 0 {
-			return fmt.Errorf("the cluster has resource version %s, and the snapshot has %s of %s: a backup was restored",
+			return fmt.Errorf("the cluster has resource version %s, and the snapshot has %s of %s: a backup was "+
+				"restored",
 				answer.ResourceVersion, version, resource)
 		}
 	}

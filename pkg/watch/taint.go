@@ -46,7 +46,8 @@ func (s *StartupTaint) Run(ctx context.Context) error {
 		case err != nil:
 			pause = min(2*pause, longest)
 			next = wait.Jitter(pause, 1)
-			logger.Error(err, "Cannot remove the taint from this Node; pods without a toleration are not scheduled to it",
+			logger.Error(err, "Cannot remove the taint from this Node; pods without a toleration are not scheduled "+
+				"to it",
 				"taint", s.Key, "retry", next)
 		case removed:
 			pause = soon

@@ -41,7 +41,8 @@ the folder of the control socket.`,
 				err = q.write(cmd, filepath.Join(filepath.Dir(q.path()), name))
 			}
 			if errors.As(err, &notWritable) {
-				return fmt.Errorf("%w; to write the archive to standard output: kube-nftproxy bundle -o - > bundle.tar.gz", err)
+				return fmt.Errorf("%w; to write the archive to standard output: kube-nftproxy bundle -o - > "+
+					"bundle.tar.gz", err)
 			}
 			return err
 		},

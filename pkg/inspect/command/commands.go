@@ -51,7 +51,8 @@ func (q *question) path() string { return cmp.Or(q.socket, control.PathOf(q.prox
 // The help of the flags that select the running program.
 const (
 	proxyNameUsage = "Query the program that runs with this value of --service-proxy-name."
-	socketUsage    = "Control socket of the running program. Set it if that program runs with --control-socket. Default: " + control.DefaultPath + ", or the socket of --service-proxy-name."
+	socketUsage    = "Control socket of the running program. Set it if that program runs with --control-socket. " +
+		"Default: " + control.DefaultPath + ", or the socket of --service-proxy-name."
 )
 
 // soon is the timeout for the first byte of an answer that needs no comparison. It is longer than the time for which
@@ -72,7 +73,8 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the health of kube-nftproxy and this node", Args: cobra.NoArgs,
 		Long: "status shows the health with reasons, the last sync, pending changes, repairs and the programs that caused them, the connection\n" +
-			"to the API server, and faults of this node. Each fault has its impact, the smallest fix and the effects of the fix. -o wide adds notes.",
+			"to the API server, and faults of this node. Each fault has its impact, the smallest fix and the effects " +
+			"of the fix. -o wide adds notes.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var s view.Status
 			if err := q.client().Get(cmd.Context(), control.PageStatus, &s); err != nil {
@@ -94,7 +96,8 @@ func newVerifyCommand() *cobra.Command {
 			"it finds errors of earlier syncs. verify reports a difference only if a second comparison also finds it: other differences are changes\n" +
 			"in progress, or have been repaired. Large clusters take some seconds.\n\n" +
 			"--flows also reads connection tracking, and finds entries that contradict the present endpoints. It deletes nothing. An established\n" +
-			"TCP connection to a removed endpoint is a note, not an error: without --terminate-connections, such connections continue.",
+			"TCP connection to a removed endpoint is a note, not an error: without --terminate-connections, such " +
+			"connections continue.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var v view.Verification
 			var params []string
@@ -108,6 +111,7 @@ func newVerifyCommand() *cobra.Command {
 		},
 	}
 	q.flags(cmd)
-	cmd.Flags().BoolVar(&flows, "flows", false, "Also find entries of connection tracking that contradict the present endpoints.")
+	cmd.Flags().BoolVar(&flows, "flows", false, "Also find entries of connection tracking that contradict the "+
+		"present endpoints.")
 	return cmd
 }

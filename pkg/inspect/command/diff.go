@@ -101,7 +101,8 @@ func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, erro
 	given := o.File != ""
 	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // the flags of the daemon are hidden
 	if from == "" || !given {
-		return nil, fmt.Errorf("%w; without a running program, set -f and the flags of the daemon, such as --config", err)
+		return nil, fmt.Errorf("%w; without a running program, set -f and the flags of the daemon, such as "+
+			"--config", err)
 	}
 	return nil, nil
 }

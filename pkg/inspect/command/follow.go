@@ -22,7 +22,8 @@ func newWatchCommand() *cobra.Command {
 		Use: "watch [NAMESPACE/NAME | svc/NAME | NAMESPACE/]...", Short: "Show changes as they are committed",
 		Long: "watch prints one line for each Service in each committed batch: added and removed endpoints and addresses, the number of elements,\n" +
 			"and the microseconds of planning and of the kernel. If the terminal is too slow, watch skips batches and prints their number.\n" +
-			"With names or a namespace, it prints only their Services, full rewrites and failures. Interrupt the command to stop it.",
+			"With names or a namespace, it prints only their Services, full rewrites and failures. Interrupt the " +
+			"command to stop it.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.parse(args); err != nil {
 				return err

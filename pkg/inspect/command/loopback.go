@@ -68,12 +68,15 @@ func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Fron
 	}
 	if len(to) == 0 {
 		t.Ways = []trace.Way{{Probability: 1, Outcome: trace.Refused, To: p.To, Source: p.From, How: "with a TCP reset",
-			Why: fmt.Sprintf("node port on loopback, policy %s: no endpoint can be used, so kube-nftproxy does not listen", f.Policy)}}
+			Why: fmt.Sprintf("node port on loopback, policy %s: no endpoint can be used, so kube-nftproxy does not "+
+				"listen", f.Policy)}}
 		return t
 	}
-	why := "node port on loopback: kube-nftproxy accepts the connection itself, and opens another connection to an endpoint"
+	why := "node port on loopback: kube-nftproxy accepts the connection itself, and opens another connection to an " +
+		"endpoint"
 	if sp.AffinitySeconds > 0 {
-		why += fmt.Sprintf("; with session affinity, all clients on this node share one endpoint until none has connected for %d s", sp.AffinitySeconds)
+		why += fmt.Sprintf("; with session affinity, all clients on this node share one endpoint until none has "+
+			"connected for %d s", sp.AffinitySeconds)
 	}
 	routes := host.Routes{}
 	for _, at := range to {

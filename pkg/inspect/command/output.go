@@ -38,7 +38,8 @@ var exitCodes = []struct {
 }{
 	{exitFine, "success, no problem found"},
 	{exitWrong, "the command has found a problem"},
-	{exitUnable, "the command failed: wrong usage, no such object, no answer from the running program or the kernel, or no packet"},
+	{exitUnable, "the command failed: wrong usage, no such object, no answer from the running program or the kernel, " +
+		"or no packet"},
 }
 
 // errWrong is the error of a command that has found and printed problems. The exit code is then 1, without another
@@ -74,7 +75,8 @@ func (o *output) flags(cmd *cobra.Command, more ...string) {
 	words := slices.Concat([]string{formatTable, formatWide}, more,
 		[]string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE", formatColumns + "=NAME:PATH,..."})
 	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", ")+".")
-	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, unless NO_COLOR is set).")
+	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, "+
+		"unless NO_COLOR is set).")
 	complete(cmd, "output", append(slices.Clone(words[:len(words)-2]), formatJSONPath+"=", formatColumns+"="))
 	complete(cmd, "color", whenToColor)
 }

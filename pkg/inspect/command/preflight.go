@@ -41,8 +41,10 @@ func preflightCommand() *cobra.Command {
 			"The command checks the kernel and its features, the ports of kube-nftproxy, the present proxy with its mode and rules, the pod network,\n" +
 			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. With --service-cidrs, it also checks whether networks\n" +
 			"of the node have addresses of Services. It changes nothing, and does not query the API server. If a proxy runs on the node, the command\n" +
-			"queries it for the name of the Node, and a kube-nftproxy also for its ServiceCIDRs. The kernel may load the modules of nftables.",
-		Example: "  kube-nftproxy preflight --service-cidrs=10.96.0.0/12,fd00:10:96::/112\n  kube-nftproxy preflight -o json | jq -r '.findings[].reason'",
+			"queries it for the name of the Node, and a kube-nftproxy also for its ServiceCIDRs. The kernel may load " +
+			"the modules of nftables.",
+		Example: "  kube-nftproxy preflight --service-cidrs=10.96.0.0/12,fd00:10:96::/112\n  kube-nftproxy preflight " +
+			"-o json | jq -r '.findings[].reason'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := q.learn(cmd.Context(), &site); err != nil {
 				return err
@@ -72,10 +74,12 @@ func preflightCommand() *cobra.Command {
 	}
 	q.flags(cmd)
 	cmd.Flags().StringVar(&site.Root, "root", "/", "Root folder of the node, if the command runs in a container.")
-	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: its name in the configuration of the proxy that runs, or else the host name.")
+	cmd.Flags().StringVar(&name, "hostname-override", "", "Name of the Node. Default: its name in the configuration "+
+		"of the proxy that runs, or else the host name.")
 	cmd.Flags().BoolVar(&hold, "hold", false,
 		"After the output, wait for a signal. In a pod, kubectl nftproxy preflight then repeats the checks.")
-	cmd.Flags().StringSliceVar(&cidrs, "service-cidrs", nil, "Prefixes of cluster IPs: kubectl get servicecidrs shows them. Default: those of a running kube-nftproxy.")
+	cmd.Flags().StringSliceVar(&cidrs, "service-cidrs", nil, "Prefixes of cluster IPs: kubectl get servicecidrs "+
+		"shows them. Default: those of a running kube-nftproxy.")
 	return cmd
 }
 

@@ -58,7 +58,8 @@ accepts all flags of the daemon: to see the tables of a daemon's command line, i
 func manifestFlags(cmd *cobra.Command, o *config.Options, from *string) {
 	o.AddFlags(cmd.Flags())
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = true })
-	cmd.Flags().StringVarP(from, "filename", "f", "", "Folder or file of manifests (Service, EndpointSlice, Node, ServiceCIDR; YAML or JSON), or - for standard input.")
+	cmd.Flags().StringVarP(from, "filename", "f", "", "Folder or file of manifests (Service, EndpointSlice, Node, "+
+		"ServiceCIDR; YAML or JSON), or - for standard input.")
 }
 
 // render writes the tables of a plan.

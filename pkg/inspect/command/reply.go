@@ -53,7 +53,8 @@ func (j *journey) end() ending {
 			text = "The packet was delivered to this node."
 		}
 		if by := j.translator(); by != "" {
-			text = fmt.Sprintf("The packet was translated to %s by %s, before the rules of kube-nftproxy. %s", where, by, text)
+			text = fmt.Sprintf("The packet was translated to %s by %s, before the rules of kube-nftproxy. "+
+				"%s", where, by, text)
 		}
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
@@ -73,7 +74,8 @@ func (j *journey) vanished(where netip.AddrPort) string {
 			}
 		}
 	}
-	return "The routes of this node permit it, so a part of the kernel other than nftables drops it, such as a traffic control or eBPF program."
+	return "The routes of this node permit it, so a part of the kernel other than nftables drops it, such as a " +
+		"traffic control or eBPF program."
 }
 
 // destinations returns the possible destinations of the packet after its translation. No event has the destination if
@@ -105,7 +107,8 @@ func (j *journey) stopper(e read.TraceEvent) string {
 	if e.Policy {
 		what = "the policy of chain " + e.Chain
 	}
-	text := fmt.Sprintf("Stopped by %s of table %s, which belongs to another program", what, strings.TrimSpace(family+" "+e.Table))
+	text := fmt.Sprintf("Stopped by %s of table %s, which belongs to another "+
+		"program", what, strings.TrimSpace(family+" "+e.Table))
 	if family != "" {
 		text += fmt.Sprintf("; to list it: nft -a list chain %s %s %s", family, e.Table, e.Chain)
 	}
@@ -164,7 +167,8 @@ func (j *journey) answer(where netip.AddrPort) ending {
 			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
 				"of other programs above.", true}
 		case flow == nil && j.protocol == inet.TCP: // the kernel deletes the entry after a reset as the only answer
-			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a firewall on the path rejects it.", where, where.Port()), true}
+			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a "+
+				"firewall on the path rejects it.", where, where.Port()), true}
 		case flow == nil:
 			return ending{}
 		case flow.Replied:

@@ -70,7 +70,8 @@ func New(version string, daemon Daemon) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kube-nftproxy",
 		Short: "Serve Kubernetes Services on a node with nftables",
-		Long:  "kube-nftproxy watches Services and EndpointSlices. It programs nftables on this node, so that pods, processes of the node\nand external clients reach the endpoints of Services.",
+		Long: "kube-nftproxy watches Services and EndpointSlices. It programs nftables on this node, so that pods, " +
+			"processes of the node\nand external clients reach the endpoints of Services.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if strings.Join(args, "") != "" {
 				return fmt.Errorf("%q does not take any arguments, got %q", cmd.CommandPath(), args)
@@ -88,7 +89,8 @@ func New(version string, daemon Daemon) *cobra.Command {
 			return daemon(cmd.Context(), version, o, cmd.Flags())
 		},
 	}
-	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, such as vX.Y.Z, is accepted and ignored.")
+	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A "+
+		"version, such as vX.Y.Z, is accepted and ignored.")
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	addCommands(cmd, version)

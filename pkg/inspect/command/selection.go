@@ -106,7 +106,8 @@ func splitName(arg, namespace string) (inNamespace, name, port string, err error
 		namespace, parts = parts[0], parts[1:]
 	}
 	if name = parts[0]; len(parts) > 1 || name == "" && namespace == "" {
-		return "", "", "", fmt.Errorf("%q is not the name of a Service: use NAMESPACE/NAME, svc/NAME or an address", arg)
+		return "", "", "", fmt.Errorf("%q is not the name of a Service: use NAMESPACE/NAME, svc/NAME or an "+
+			"address", arg)
 	}
 	return namespace, name, port, nil
 }

@@ -30,7 +30,8 @@ type lister struct {
 func newServicesCommand() *cobra.Command {
 	var l lister
 	cmd := &cobra.Command{
-		Use: "services [NAMESPACE/NAME | svc/NAME | NAMESPACE/ | ADDRESS[:PORT] | NODEPORT]...", Aliases: []string{"svc", "service"},
+		Use: "services [NAMESPACE/NAME | svc/NAME | NAMESPACE/ | ADDRESS[:PORT] | " +
+			"NODEPORT]...", Aliases: []string{"svc", "service"},
 		Short: "Show Services as this node serves them",
 		Long: `Without names, services shows each address and port with its policy, affinity and endpoints. For names and addresses, it also shows
 each endpoint with its pod, and the reason if an endpoint is not used: not ready, terminating, hinted to another zone, or not on this
@@ -64,12 +65,16 @@ and paths that drop full-size packets (MTU). No application sees data. Without -
 	l.question.flags(cmd, formatName)
 	l.selection.flags(cmd, &l.question)
 	f := cmd.Flags()
-	f.StringVarP(&l.selector, "selector", "l", "", "Only Services with these labels, such as app=web. The program queries the API server.")
+	f.StringVarP(&l.selector, "selector", "l", "", "Only Services with these labels, such as app=web. The program "+
+		"queries the API server.")
 	f.BoolVar(&l.noHeaders, "no-headers", false, "Print tables without headers and hints.")
-	f.StringVar(&l.sortBy, "sort-by", "", "Sort Services by a field of their JSON form, as a JSONPath such as .name. Default: namespace and name.")
+	f.StringVar(&l.sortBy, "sort-by", "", "Sort Services by a field of their JSON form, as a JSONPath such as .name. "+
+		"Default: namespace and name.")
 	f.BoolVarP(&l.watching, "watch", "w", false, "After the list, print each Service that changes, until Ctrl-C.")
-	f.BoolVar(&l.connecting, "try", false, "For names and addresses: connect to the endpoints from this node, and show the results.")
-	f.BoolVar(&l.onlyWrong, "wrong", false, "Show only the parts of Services that have a problem; exit code 1 if there are any.")
+	f.BoolVar(&l.connecting, "try", false, "For names and addresses: connect to the endpoints from this node, and "+
+		"show the results.")
+	f.BoolVar(&l.onlyWrong, "wrong", false, "Show only the parts of Services that have a problem; exit code 1 if "+
+		"there are any.")
 	return cmd
 }
 

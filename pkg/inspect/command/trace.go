@@ -50,7 +50,8 @@ code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule
   kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return fmt.Errorf("trace needs a source and a destination, such as %q; there are %d arguments", "kube-nftproxy trace node svc/NAMESPACE/NAME", len(args))
+				return fmt.Errorf("trace needs a source and a destination, such as %q; there are %d "+
+					"arguments", "kube-nftproxy trace node svc/NAMESPACE/NAME", len(args))
 			}
 			return nil
 		},
@@ -99,7 +100,8 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	case !given:
 		protocol = inet.TCP
 	case !known:
-		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT/tcp, /udp or /sctp, or svc/NAMESPACE/NAME:PORT for a Service", name)
+		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT/tcp, /udp or /sctp, or svc/NAMESPACE/NAME:PORT "+
+			"for a Service", name)
 	}
 	at, err := model.ParseAddrPort(where)
 	if err != nil {
@@ -114,7 +116,8 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 			source, port, err = client.Addr(), client.Port(), nil
 		}
 		if err != nil {
-			return p, fmt.Errorf("%q is not an IP address: use one, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", from, sentByNode)
+			return p, fmt.Errorf("%q is not an IP address: use one, perhaps with a port, pod/NAMESPACE/NAME or %q "+
+				"(kubectl get pods -o wide shows the addresses of pods)", from, sentByNode)
 		}
 	}
 	p, err = trace.From(source, at, protocol, host.Routes{})

@@ -115,7 +115,8 @@ func inShort(err error) string {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return "connection refused: nothing listens on this port (check targetPort)"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy drops the packets", tryFor)
+		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy drops "+
+			"the packets", tryFor)
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
 		return "unreachable: this node has no route, or a router reports that there is none"
 	}

@@ -144,7 +144,8 @@ const permitted = "only this user, who may then read Services, EndpointSlices, S
 // permitUser returns the fix for a user. An anonymous user gets no permission.
 func permitUser(user string) (fix, affects string) {
 	if user == "" || user == "system:anonymous" {
-		return "the API server does not know this program: put a token or a client certificate into the kubeconfig", "only the programs that use the same kubeconfig"
+		return "the API server does not know this program: put a token or a client certificate into the " +
+			"kubeconfig", "only the programs that use the same kubeconfig"
 	}
 	if !plainUser.MatchString(user) {
 		return fmt.Sprintf("bind the ClusterRole system:node-proxier to the user %q", user), permitted
@@ -154,7 +155,8 @@ func permitUser(user string) (fix, affects string) {
 		subject = "--serviceaccount=" + account
 	}
 	name := strings.NewReplacer(":", "-", "/", "-").Replace(strings.TrimPrefix(user, "system:"))
-	return fmt.Sprintf("kubectl create clusterrolebinding kube-nftproxy-%s --clusterrole=system:node-proxier %s", name, subject), permitted
+	return fmt.Sprintf("kubectl create clusterrolebinding kube-nftproxy-%s --clusterrole=system:node-proxier "+
+		"%s", name, subject), permitted
 }
 
 // whyFailed sets a short reason for a failure to list or watch, and its kind: forbidden, unauthorized, or no answer.

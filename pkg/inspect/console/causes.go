@@ -184,7 +184,8 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 		what,
 		"only Services of "+fmt.Sprint(c.Families)+" are served",
 		fix,
-		"the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start")}
+		"the kernel of this node. Then delete the pod of this program on this node: the program checks the features "+
+			"of the kernel only at its start")}
 }
 
 // configuration reports a configuration file that is not in force. It also reports settings without effect that need
@@ -196,14 +197,16 @@ func (c *Console) configuration() (list view.Findings) {
 	case err != nil:
 		list.Add(view.Wrong, view.ConfigurationUnread, object,
 			fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
-			"the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
+			"the program runs with the configuration of its start. It cannot start again with this file, for example "+
+				"after a reboot",
 			"correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
 			"all nodes that use the same ConfigMap")
 	case changed:
 		list.Add(view.Warning, view.ConfigurationNotUsed, object,
 			fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
 			"the program runs with the configuration of its start",
-			fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
+			fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With "+
+				"--config-reload=exit, wait for the restart", c.NodeName),
 			"only the program on this node, which then uses the new configuration. Connections stay")
 	}
 	return append(list, unmet(c.Notes, object)...)
@@ -230,13 +233,15 @@ func (c *Console) unbound(s *view.Status) (list view.Findings) {
 		}
 		impact := "Prometheus gets no metrics of this node"
 		if p.Name == "healthz" {
-			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and load balancers may avoid this node"
+			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and " +
+				"load balancers may avoid this node"
 		}
 		_, port, _ := net.SplitHostPort(p.Address) // the address has been validated
 		list.Add(view.Wrong, view.PortNotBound, c.node(),
 			fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
 			impact,
-			fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it to another port", c.NodeName, port),
+			fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it "+
+				"to another port", c.NodeName, port),
 			"only this process. The program tries again every 5 seconds")
 	}
 	return list
@@ -284,11 +289,14 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
 		case f.Unauthorized:
-			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token or the client certificate: put a valid one into the kubeconfig", users)
+			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token or the client certificate: "+
+				"put a valid one into the kubeconfig", users)
 		case waits:
-			add(view.Wrong, view.WatchFailing, what, "check the log of this program and the log of the API server", users)
+			add(view.Wrong, view.WatchFailing, what, "check the log of this program and the log of the API "+
+				"server", users)
 		default:
-			add(view.Warning, view.WatchFailing, what, "wait: the program tries again every 5 to 10 seconds. If the finding stays, check the log of the API server", users)
+			add(view.Warning, view.WatchFailing, what, "wait: the program tries again every 5 to 10 seconds. If the "+
+				"finding stays, check the log of the API server", users)
 		}
 	}
 	if waits && len(list) == 0 && s.Loop.Other == "" {
@@ -321,9 +329,11 @@ const users = "only the programs that use the same kubeconfig"
 func reach(api *view.API) (fix, affects string) {
 	switch {
 	case api.Untrusted:
-		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of the API server", users
+		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of " +
+			"the API server", users
 	case api.Answered:
-		return "none on this node, if the control plane is down: the program continues as soon as it answers. If other nodes reach it, check the network of this node", "nothing"
+		return "none on this node, if the control plane is down: the program continues as soon as it answers. If " +
+			"other nodes reach it, check the network of this node", "nothing"
 	}
 	return "if the control plane is down, none on this node. Otherwise, correct the address in the kubeconfig. It must be reachable without Services: do not " +
 		"use a cluster IP such as 10.96.0.1", users
@@ -334,7 +344,8 @@ func (c *Console) impactOfWaiting() string {
 	found, err := c.Earlier()
 	switch {
 	case err != nil:
-		return "this process has programmed no Service yet. If a previous process has left rules, they keep serving, without changes"
+		return "this process has programmed no Service yet. If a previous process has left rules, they keep serving, " +
+			"without changes"
 	case found:
 		return "the rules of the previous process keep serving, without changes"
 	}
@@ -377,9 +388,11 @@ func (c *Console) rivals(s *view.Status) view.Findings {
 		return nil
 	}
 	return view.Findings{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
-		fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
+		fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its "+
+			"changes", by, times),
 		"all Services: the rules alternate between the two programs",
-		fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep kube-nftproxy", c.NodeName),
+		fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep "+
+			"kube-nftproxy", c.NodeName),
 		"only the stopped one: the other one serves all Services")}
 }
 
@@ -411,7 +424,8 @@ func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list view
 	lacks, setting, fix := "clusterCIDR (--cluster-cidr) has", "--cluster-cidr", c.clusterCIDRFix()
 	if mode == config.NodeCIDR {
 		lacks, setting = "the Node's podCIDRs have", "the Node's podCIDRs"
-		fix = "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager allocate podCIDRs"
+		fix = "set detectLocalMode: ClusterCIDR and clusterCIDR in the configuration, or let the controller manager " +
+			"allocate podCIDRs"
 	}
 	add := func(reason view.Reason, what, impact, fix string) {
 		list.Add(view.Warning, reason, "configuration of node "+c.NodeName,
@@ -430,7 +444,8 @@ func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list view
 	if len(strange) > 0 {
 		add(view.PodsOutsideClusterCIDR, fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting,
 			joinPrefixes(prefixes), view.Names(view.Texts(strange), 0)),
-			"source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
+			"source addresses: the rules masquerade connections from these pods to Services as external traffic, so "+
+				"that endpoints see the node's address",
 			c.clusterCIDRFix())
 	}
 	return list
@@ -466,8 +481,10 @@ func (c *Console) bridged(pods []netip.Addr) (list view.Findings) {
 				continue
 			}
 			list.Add(view.Wrong, view.BridgeBypassesRules, c.node(),
-				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
-				fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
+				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not "+
+					"1)", b.Name, setting),
+				fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the "+
+					"reply is not translated back", inet.Family(f)),
 				fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
 				"the rules of all firewalls on this node apply to packets on all its bridges, until the next boot")
 		}

@@ -45,7 +45,8 @@ func ofAnotherProxy(svc *corev1.Service, serviceProxyName string) string {
 func whyNot(svc *corev1.Service) string {
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		return fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves it", cmp.Or(svc.Spec.ExternalName, "in its externalName"))
+		return fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves "+
+			"it", cmp.Or(svc.Spec.ExternalName, "in its externalName"))
 	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
 		return "it is headless (clusterIP: None): DNS returns the addresses of its pods, and no proxy serves it"
 	case svc.Spec.ClusterIP == "":

@@ -77,13 +77,16 @@ func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string)
 	if isLikelyWrong {
 		severity = view.Warning
 	}
-	fix := "set --node-ip of the kubelet, or let the cloud controller manager set status.addresses of the Node. Until then, set --bind-address of this program to the address of this node"
+	fix := "set --node-ip of the kubelet, or let the cloud controller manager set status.addresses of the Node. " +
+		"Until then, set --bind-address of this program to the address of this node"
 	if c.API == nil {
-		fix = "add the Node with an InternalIP in status.addresses to the manifests, or set --bind-address of this program to the address of this node"
+		fix = "add the Node with an InternalIP in status.addresses to the manifests, or set --bind-address of this " +
+			"program to the address of this node"
 	}
 	return view.Findings{view.NewFinding(severity, view.NodeAddressUnknown, c.node(),
 		why+", so "+everywhere,
-		"clients reach node ports also at addresses that are not meant for them, for example in the pod network. All other addresses of Services work as usual",
+		"clients reach node ports also at addresses that are not meant for them, for example in the pod network. All "+
+			"other addresses of Services work as usual",
 		fix,
 		"the addresses of node ports on this node")}
 }
@@ -92,7 +95,8 @@ func (c *Console) unaddressed(everywhere string, isLikelyWrong bool, why string)
 func (c *Console) nodeMissing(own []netip.Addr, everywhere string) view.Finding {
 	f := view.NewFinding(view.Wrong, view.NodeMissing, c.node(),
 		fmt.Sprintf("there is no Node %q", c.NodeName),
-		"policy Local and topology hints do not work: the program finds no endpoint on this node. Health check node ports report no local endpoints",
+		"policy Local and topology hints do not work: the program finds no endpoint on this node. Health check node "+
+			"ports report no local endpoints",
 		"set --hostname-override to the name of this machine in the output of kubectl get nodes",
 		"only the program on this node")
 	if everywhere != "" {
@@ -113,7 +117,8 @@ func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Findin
 		fmt.Sprintf("no interface of this host has an address of Node %s (%s)", c.NodeName, strings.Join(internal, ", ")),
 		"if the pod does not use the host network, no Service works on this node. If the name belongs to another Node, node ports and policy "+
 			"Local do not work. If a gateway outside of the node translates the Node's addresses, none",
-		"set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node"+theName(nodesAt(own, c.Source.Nodes()...)),
+		"set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this "+
+			"Node"+theName(nodesAt(own, c.Source.Nodes()...)),
 		"all pods with the same spec")
 }
 

@@ -40,7 +40,8 @@ func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Ad
 		}
 	}
 	for _, why := range c.Broken(x.Name) {
-		wrong = append(wrong, "load balancers get no answer at the health check node port, and send no traffic to this node: "+why)
+		wrong = append(wrong, "load balancers get no answer at the health check node port, and send no traffic to "+
+			"this node: "+why)
 	}
 	return unique(notes), unique(wrong)
 }
@@ -76,13 +77,15 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	}
 	if len(list) > 0 {
 		return fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
-			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive"))
+			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes "+
+				"arrive"))
 	}
 	text := fmt.Sprintf("there is no Service %s in the cluster", full)
 	unread := c.unreadKinds()
 	switch {
 	case !known && len(unread) > 0:
-		return fmt.Sprintf("the program cannot know whether there is a Service %s: it has not read %s yet", full, strings.Join(unread, ", "))
+		return fmt.Sprintf("the program cannot know whether there is a Service %s: it has not read %s "+
+			"yet", full, strings.Join(unread, ", "))
 	case c.API == nil:
 		text = fmt.Sprintf("there is no Service %s in the manifests of this node, except for Services that it does not serve: headless ones, type ExternalName, "+
 			"and Services of another proxy (label service.kubernetes.io/service-proxy-name)", full)
@@ -99,7 +102,8 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 // that has it, or there is no such Service.
 func (c *Console) notServedAt(ctx context.Context, namespace, want string, address target) string {
 	if unread := c.unreadKinds(); len(unread) > 0 {
-		return fmt.Sprintf("the program cannot know whether a Service has %s: it has not read %s yet", want, strings.Join(unread, ", "))
+		return fmt.Sprintf("the program cannot know whether a Service has %s: it has not read %s "+
+			"yet", want, strings.Join(unread, ", "))
 	}
 	others, known := c.API.others(ctx, namespace, c.ServiceProxyName)
 	facts := c.Loop.Facts()
@@ -177,7 +181,8 @@ func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	if len(selector) > 0 {
 		s.Notes = append(s.Notes, fmt.Sprintf("to list its pods: kubectl -n %s get pods -l %s", s.Namespace, labels.FormatLabels(selector)))
 	} else {
-		s.Notes = append(s.Notes, "it has no selector: create an EndpointSlice with the label kubernetes.io/service-name: "+s.Name)
+		s.Notes = append(s.Notes, "it has no selector: create an EndpointSlice with the label "+
+			"kubernetes.io/service-name: "+s.Name)
 	}
 }
 
@@ -198,7 +203,8 @@ func addFirewall(s *view.Service) {
 	for _, ch := range chains {
 		if ch.Hook == unix.NF_INET_LOCAL_IN && ch.Drops {
 			s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops packets to this node that it does not accept: if load "+
-				"balancers report the node as failed, accept TCP port %d in this chain", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
+				"balancers report the node as failed, accept TCP port %d in this "+
+				"chain", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
 		}
 	}
 }

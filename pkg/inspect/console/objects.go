@@ -27,7 +27,8 @@ func (c *Console) settings(context.Context, url.Values) (*config.Running, error)
 // program stores.
 func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	if unread := c.unreadKinds(); len(unread) > 0 {
-		http.Error(w, fmt.Sprintf("the program has not read %s yet: set -f with all objects, or ask again later", strings.Join(unread, ", ")), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("the program has not read %s yet: set -f with all objects, or ask again "+
+			"later", strings.Join(unread, ", ")), http.StatusServiceUnavailable)
 		return
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(control.AnswerTime))

@@ -108,12 +108,14 @@ func (c *Console) loopStatus(ctx context.Context) (*view.Loop, error) {
 func (c *Console) judge(s *view.Status) (list view.Findings) {
 	a := c.Account()
 	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
-	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
+	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are " +
+		"delayed"
 	node := c.node()
 	restart := view.ReportAndRestart(c.NodeName)
 	if s.Loop == nil {
 		list.Add(view.Wrong, view.LoopBusy, node,
-			fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
+			fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop "+
+				"hangs", askLoop), previous,
 			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
 		return list
 	}
@@ -132,14 +134,17 @@ func (c *Console) judge(s *view.Status) (list view.Findings) {
 		list.Add(view.Warning, view.StandingBy, node,
 			fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
 			"none, if one instance replaces the other. The newer instance serves with its own configuration",
-			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
+			fmt.Sprintf("remove one of the two from node %s, by its name and process "+
+				"ID", c.NodeName), "only the removed instance: the other one serves")
 	}
 	older, _, unreachable := c.Instances()
 	if len(older) > 0 {
 		list.Add(view.Warning, view.OlderInstance, node,
 			"an older instance stands by on this node: "+strings.Join(older, "; "),
-			"commits take longer, because the older instance listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
-			fmt.Sprintf("unless a replacement is in progress, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
+			"commits take longer, because the older instance listens for changes of the tables. If this instance "+
+				"exits, the older one serves, with its own configuration and version",
+			fmt.Sprintf("unless a replacement is in progress, remove the older instance from node %s, by its name "+
+				"and process ID", c.NodeName), "only the older instance")
 	}
 	if unreachable != "" {
 		list.Add(view.Warning, view.ServingAlone, node,

@@ -133,7 +133,8 @@ func (c *Client) unreachable(err error) error {
 		return fmt.Errorf("no kube-nftproxy runs here: there is no socket %s; run the command on the node, or in the pod of the node "+
 			"(kubectl exec), or set --control-socket to the value of the running program", c.path)
 	case errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("kube-nftproxy does not run: no process answers at the socket %s; check the log of kube-nftproxy", c.path)
+		return fmt.Errorf("kube-nftproxy does not run: no process answers at the socket %s; check the log of "+
+			"kube-nftproxy", c.path)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("only root and the user that kube-nftproxy runs as may use the socket %s", c.path)
 	}
@@ -162,7 +163,8 @@ func (c *Client) silent() error {
 		return stopped
 	}
 	if state == "D" {
-		return fmt.Errorf("kube-nftproxy (pid %d) runs, but does not answer: it waits for the kernel (state D; see /proc/%d/stack); %s", pid, pid, inForce)
+		return fmt.Errorf("kube-nftproxy (pid %d) runs, but does not answer: it waits for the kernel (state D; see "+
+			"/proc/%d/stack); %s", pid, pid, inForce)
 	}
 	return fmt.Errorf("kube-nftproxy (pid %d) runs, but does not answer: it gets no processor time (a limit, a frozen container), or it hangs; kill it: "+
 		"a new process takes over without a gap; %s", pid, inForce)
@@ -175,7 +177,8 @@ const inForce = "its rules stay in force, but changes are not programmed, and af
 type errStopped struct{ pid int32 }
 
 func (e *errStopped) Error() string {
-	return fmt.Sprintf("kube-nftproxy (pid %d) is stopped, by a signal or a debugger: kill -CONT %d; %s", e.pid, e.pid, inForce)
+	return fmt.Sprintf("kube-nftproxy (pid %d) is stopped, by a signal or a debugger: kill -CONT %d; "+
+		"%s", e.pid, e.pid, inForce)
 }
 
 func whyStopped(pid int32, state string) error {

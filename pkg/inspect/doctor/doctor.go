@@ -101,23 +101,28 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) view.F
 			there = " (" + there + ")"
 		}
 		return view.Findings{view.NewFinding(view.Wrong, view.KubeProxyRunning, c.node(),
-			fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
+			fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s "+
+				"answers", there, rival.Page),
 			"both programs translate connections to Services. The rules of kube-nftproxy are evaluated first",
 			fix,
 			affects)}
 	case rival.Unknown != nil:
 		return view.Findings{view.NewFinding(view.Warning, view.KubeProxyUnknown, c.node(),
 			fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
-			"if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
+			"if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, "+
+				"kube-nftproxy removes no rules of kube-proxy",
 			c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"),
 			"only this process")}
 	case there != "":
 		return view.Findings{view.NewFinding(view.Warning, view.KubeProxyLeftovers, c.node(),
 			"a kube-proxy has left rules on this node: "+there,
-			"packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules of kube-proxy. Some IPVS entries stay until their connections end",
+			"packets that kube-nftproxy does not translate, such as those to deleted Services, may match stale rules "+
+				"of kube-proxy. Some IPVS entries stay until their connections end",
 			fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
-				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save | grep KUBE-", c.NodeName),
-			"only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay")}
+				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save "+
+				"| grep KUBE-", c.NodeName),
+			"only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all "+
+				"connections stay")}
 	}
 	return nil
 }

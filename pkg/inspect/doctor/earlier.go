@@ -14,8 +14,10 @@ import (
 func (c *Config) earlier(ch *read.BaseChain) view.Finding {
 	return view.NewFinding(view.Warning, view.OtherChainFirst, fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name),
 		ch.String()+" is evaluated before the rules of Services",
-		"if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. kube-nftproxy trace --live shows the path of a packet",
-		c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its program to use the priority dstnat (-100)",
+		"if one of its rules translates, redirects, marks or drops a packet to a Service, this rule decides. "+
+			"kube-nftproxy trace --live shows the path of a packet",
+		c.on(fmt.Sprintf("nft list chain %s %s %s shows its rules. To let Services decide first, configure its "+
+			"program to use the priority dstnat (-100)",
 			ch.Family, ch.Table, ch.Name)),
 		"only the program that made the chain: its rules no longer affect packets to Services")
 }

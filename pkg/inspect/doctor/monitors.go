@@ -38,7 +38,8 @@ func (c *Config) slowCommits(list []Monitor) view.Findings {
 	}
 	return view.Findings{view.NewFinding(view.Warning, view.SlowCommits, c.node(),
 		"a program monitors nftables on this node: "+view.Names(view.Texts(list), 0),
-		"the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
+		"the kernel sends this program a message about each changed element: commits take longer, and each changed "+
+			"element takes 7.7 KiB of memory during the commit",
 		c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"),
 		"only this program")}
 }

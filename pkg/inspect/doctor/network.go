@@ -22,8 +22,10 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 	case err != nil:
 		v.Add("pod network", fmt.Sprintf("unknown: %v", err), view.NewFinding(view.Warning, view.NetworkNotFound, s.node(),
 			err.Error(),
-			"pods on this node have no network, if its container runtime reads this folder. kube-nftproxy still serves the processes of the node",
-			"install a pod network. If this command runs in a container, mount the node's root folder, and set --root to its path",
+			"pods on this node have no network, if its container runtime reads this folder. kube-nftproxy still "+
+				"serves the processes of the node",
+			"install a pod network. If this command runs in a container, mount the node's root folder, and set "+
+				"--root to its path",
 			"the pods of this node"))
 		return
 	}
@@ -42,17 +44,22 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 			"do not install kube-nftproxy in this cluster", "nothing")
 	case is("cilium"):
 		list.Add(view.Warning, view.NetworkServesServices, object,
-			"Cilium serves Services itself if kubeProxyReplacement is true", "two programs would translate connections to Services",
-			"do not install kube-nftproxy if this prints true: kubectl -n kube-system get configmap cilium-config -o jsonpath='{.data.kube-proxy-replacement}'", "nothing")
+			"Cilium serves Services itself if kubeProxyReplacement is "+
+				"true", "two programs would translate connections to Services",
+			"do not install kube-nftproxy if this prints true: kubectl -n kube-system get configmap cilium-config -o "+
+				"jsonpath='{.data.kube-proxy-replacement}'", "nothing")
 	case is("antrea"):
 		list.Add(view.Warning, view.NetworkServesServices, object,
-			"AntreaProxy serves Services itself if antreaProxy.proxyAll is true", "two programs would translate connections to Services",
-			"do not install kube-nftproxy if this prints proxyAll: true: kubectl -n kube-system get configmap antrea-config -o yaml | grep proxyAll", "nothing")
+			"AntreaProxy serves Services itself if antreaProxy.proxyAll is "+
+				"true", "two programs would translate connections to Services",
+			"do not install kube-nftproxy if this prints proxyAll: true: kubectl -n kube-system get configmap "+
+				"antrea-config -o yaml | grep proxyAll", "nothing")
 	case is("calico") && rival.Mode == "nftables":
 		list.Add(view.Warning, view.NetworkWatchesKubeProxy, object,
 			"Calico follows the mode of kube-proxy by its tables, if nftablesMode is Auto",
 			"after kube-nftproxy removes the tables of kube-proxy, Calico on this node restarts with iptables",
-			"set nftablesMode to Enabled or Disabled before the installation. To see it: kubectl get felixconfiguration default -o jsonpath='{.spec.nftablesMode}'",
+			"set nftablesMode to Enabled or Disabled before the installation. To see it: kubectl get "+
+				"felixconfiguration default -o jsonpath='{.spec.nftablesMode}'",
 			"Calico on all nodes, if the value changes the mode in use")
 	}
 	v.Add("pod network", text, list...)

@@ -96,15 +96,19 @@ func (s *ServiceNetworks) serves(a netip.Addr) bool { return s.IsService != nil 
 
 // overlapping returns the finding about the networks of one kind that overlap with a ServiceCIDR.
 func (c *Config) overlapping(cidr netip.Prefix, kind overlapKind, names []string) view.Finding {
-	const move = "use a ServiceCIDR outside of these networks (kubectl get servicecidrs,ipaddresses shows the ServiceCIDRs and their used addresses), or other addresses for the hosts"
+	const move = "use a ServiceCIDR outside of these networks (kubectl get servicecidrs,ipaddresses shows the " +
+		"ServiceCIDRs and their used addresses), or other addresses for the hosts"
 	f := view.NewFinding(view.Warning, view.ServiceCIDROverlap, "ServiceCIDR "+cidr.String(),
 		fmt.Sprintf("networks have addresses of the ServiceCIDR %s: %s", cidr, view.Names(names, 0)),
-		"none, until a Service gets the address of a host in these networks as its cluster IP: then this node sends all packets to the address to the Service",
+		"none, until a Service gets the address of a host in these networks as its cluster IP: then this node sends "+
+			"all packets to the address to the Service",
 		move,
 		"a Service keeps its cluster IP until it is deleted and created again")
 	if !c.Services.RouteUnused {
-		f.Impact = "pods and processes of this node cannot open connections to the hosts in these networks, because packets to addresses that no Service has are dropped"
-		f.Fix = "set mode: iptables in the configuration: then packets to unused addresses follow the routes. Or " + move
+		f.Impact = "pods and processes of this node cannot open connections to the hosts in these networks, because " +
+			"packets to addresses that no Service has are dropped"
+		f.Fix = "set mode: iptables in the configuration: then packets to unused addresses follow the routes. Or " +
+			"" + move
 		f.Affects = "all nodes with this configuration: the mode also selects the sync periods, the section with the masquerading and, without nodePortAddresses, the addresses of " +
 			"node ports. A Service keeps its cluster IP until it is deleted and created again"
 	}
@@ -115,7 +119,8 @@ func (c *Config) overlapping(cidr netip.Prefix, kind overlapKind, names []string
 		f.Impact = "if hosts behind these routes have addresses of the ServiceCIDR: " + f.Impact + ". Otherwise, none"
 	case kind == ofCluster && !c.Services.RouteUnused:
 		f.Severity = view.Wrong
-		f.Impact = "connections to pods and nodes with these addresses fail, unless they go through a Service: packets to addresses that no Service has are dropped"
+		f.Impact = "connections to pods and nodes with these addresses fail, unless they go through a Service: " +
+			"packets to addresses that no Service has are dropped"
 	}
 	return f
 }

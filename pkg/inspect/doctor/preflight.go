@@ -201,7 +201,8 @@ func (s *Site) ports(v *view.Preflight, proxyRuns bool) {
 		v.Add("ports", "in use: "+strings.Join(used, ", "), view.NewFinding(view.Wrong, view.PortInUse, s.node(),
 			"another process listens at "+strings.Join(used, " and "),
 			"kube-nftproxy cannot answer probes, load balancers or Prometheus there",
-			fmt.Sprintf("on node %s: ss -ltnp 'sport = :%d or sport = :%d' shows the process. Stop it, or move it to another port", s.NodeName, metricsPort, healthPort),
+			fmt.Sprintf("on node %s: ss -ltnp 'sport = :%d or sport = :%d' shows the process. Stop it, or move it to "+
+				"another port", s.NodeName, metricsPort, healthPort),
 			"only this process"))
 	}
 }
@@ -221,7 +222,8 @@ func (s *Site) firewalls(v *view.Preflight) {
 		strings.Join(found, " and ")+" has rules on this node",
 		"if its chains drop packets to this node, load balancers get no answer at port 10256 and at health check node ports. A reload that flushes all "+
 			"tables makes new connections to Services fail for up to a second",
-		fmt.Sprintf("in the firewall's chain for packets to this node, accept TCP port %d and the health check node ports of your Services", healthPort),
+		fmt.Sprintf("in the firewall's chain for packets to this node, accept TCP port %d and the health check node "+
+			"ports of your Services", healthPort),
 		"only these ports"))
 }
 

@@ -42,16 +42,19 @@ func (c *Config) reversePath(networks *host.Networks, dropped uint64) view.Findi
 	f := view.Finding{
 		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + view.Names(strict, 0),
 		Impact: "on nodes with several networks, and in some pod networks, replies of endpoints, requests to node ports and packets with direct server " +
-			"return are lost: the kernel drops a packet if the route back to its source uses another interface. On other nodes, none",
+			"return are lost: the kernel drops a packet if the route back to its source uses another interface. On " +
+			"other nodes, none",
 	}
 	device := strict[0]
 	if asymmetric := otherWays(networks.Routes, strict); len(asymmetric) > 0 {
 		device = asymmetric[0].device
 		f.Severity, f.What = view.Warning, f.What+": "+asymmetric[0].text()
-		f.Impact = fmt.Sprintf("the kernel drops packets from %s that arrive by %s, such as requests to node ports and replies of endpoints", asymmetric[0].prefix, device)
+		f.Impact = fmt.Sprintf("the kernel drops packets from %s that arrive by %s, such as requests to node ports "+
+			"and replies of endpoints", asymmetric[0].prefix, device)
 	}
 	if dropped > 0 {
-		f.What += fmt.Sprintf("; the kernel has dropped %s by reverse path filtering since the boot (IPReversePathFilter)", view.Count(int(dropped), "packet"))
+		f.What += fmt.Sprintf("; the kernel has dropped %s by reverse path filtering since the boot "+
+			"(IPReversePathFilter)", view.Count(int(dropped), "packet"))
 		if f.Severity == view.Note {
 			f.Impact = "requests to node ports and replies of endpoints may be among these packets: the kernel drops a packet if the route back to its source uses " +
 				"another interface. kube-nftproxy trace FROM ADDRESS:PORT --live shows whether a connection is affected"
@@ -59,7 +62,8 @@ func (c *Config) reversePath(networks *host.Networks, dropped uint64) view.Findi
 		f.Severity = view.Warning
 	}
 	f.Fix = c.on(LooseCommand(device))
-	f.Affects = device + " accepts packets from each source address to which this node has any route, until the next boot"
+	f.Affects = device + " accepts packets from each source address to which this node has any route, until the next " +
+		"boot"
 	return view.Findings{f}
 }
 

@@ -31,16 +31,20 @@ func (c *Config) WhyNotRouted(a Arrival) string {
 	typ, _ := routes.Type(a.To) // 0 after an error
 	switch value := c.ReversePath(a.Device); {
 	case filtered && value > 0 && noWayBack != nil:
-		return fmt.Sprintf("The kernel drops it by reverse path filtering (rp_filter = %d on %s): this node has no route back to %s. Add a route.", value, a.Device, a.From)
+		return fmt.Sprintf("The kernel drops it by reverse path filtering (rp_filter = %d on %s): this node has no "+
+			"route back to %s. Add a route.", value, a.Device, a.From)
 	case filtered && value == Strict && back != a.Device:
 		return fmt.Sprintf("The kernel drops it by strict reverse path filtering (rp_filter = 1 on %s): it arrives by %[1]s, but the route back to %s leaves by %s. "+
-			"Correct the routes of this node or of the sender, or make the filter loose: %s.", a.Device, a.From, back, LooseCommand(a.Device))
+			"Correct the routes of this node or of the sender, or make the filter loose: "+
+			"%s.", a.Device, a.From, back, LooseCommand(a.Device))
 	case typ == unix.RTN_UNREACHABLE:
 		return fmt.Sprintf("This node has no route to %s.", a.To)
 	case !c.forwards(a):
-		return fmt.Sprintf("This node does not forward packets that arrive by %s (forwarding = 0; kube-nftproxy status has the fix).", a.Device)
+		return fmt.Sprintf("This node does not forward packets that arrive by %s (forwarding = 0; kube-nftproxy "+
+			"status has the fix).", a.Device)
 	}
-	return fmt.Sprintf("The kernel cannot route it (%v); to see its answer: ip route get %s from %s iif %s.", err, a.To, a.From, a.Device)
+	return fmt.Sprintf("The kernel cannot route it (%v); to see its answer: ip route get %s from %s iif "+
+		"%s.", err, a.To, a.From, a.Device)
 }
 
 // forwards reports whether the node forwards packets that arrive by an interface, as far as the sysctls tell.

@@ -42,9 +42,11 @@ func (c *Config) localnet(guarded bool) view.Findings {
 		return nil
 	}
 	return view.Findings{view.NewFinding(view.Warning, view.LoopbackExposed, c.node(),
-		fmt.Sprintf("this node routes packets of its networks to 127.0.0.0/8 (%s = 1), and the chain KUBE-FIREWALL, which drops them, is missing", dotted(name)),
+		fmt.Sprintf("this node routes packets of its networks to 127.0.0.0/8 (%s = 1), and the chain KUBE-FIREWALL, "+
+			"which drops them, is missing", dotted(name)),
 		"each host on a network of this node can reach ports that listen only on 127.0.0.1, unless another rule drops the packets. Services are not affected. "+
 			"kube-proxy in mode iptables sets this sysctl, and kube-nftproxy does not need it",
 		c.on("sysctl -w "+dotted(name)+"=0"),
-		"rules that translate packets to 127.0.0.0/8, such as those of host ports on loopback, unless route_localnet of their interface is 1")}
+		"rules that translate packets to 127.0.0.0/8, such as those of host ports on loopback, unless route_localnet "+
+			"of their interface is 1")}
 }

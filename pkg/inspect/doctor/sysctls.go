@@ -27,7 +27,8 @@ func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list view.Fin
 				fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
 				"pods and external clients cannot reach Services. Processes on the node are not affected",
 				c.on("sysctl -w "+dotted(name)+"=1"),
-				fmt.Sprintf("all %s packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting", family)))
+				fmt.Sprintf("all %s packets that this node forwards, also those of other programs, until the next "+
+					"boot; the pod network needs the same setting", family)))
 		}
 	}
 	if c.serves(inet.IPv4) {
@@ -36,15 +37,19 @@ func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list view.Fin
 	list = append(list, c.connections()...)
 	ifZero("net/netfilter/nf_conntrack_tcp_be_liberal", view.NewFinding(view.Note, view.ConntrackStrict, c.node(),
 		"the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
-		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
-		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
+		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver "+
+			"resets the connection",
+		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the "+
+			"configuration has the same effect at each start"),
 		"all TCP connections of this node: rules that drop packets in state invalid no longer match such packets"))
 	// With this setting of the kernel, the program cannot terminate connections.
 	ifZero("net/netfilter/nf_conntrack_tcp_loose", view.NewFinding(view.Note, view.ConntrackNotLoose, c.node(),
 		"the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
-		"with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
+		"with --terminate-connections or its annotation, connections to endpoints that left the slices stay. "+
+			"Otherwise, none",
 		c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
-		"TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them"))
+		"TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no "+
+			"longer match them"))
 	return list
 }
 
@@ -114,9 +119,12 @@ func (c *Config) connections() view.Findings {
 	}
 	return view.Findings{view.NewFinding(severity, view.ConntrackFull, c.node(),
 		fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
-		"when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
-		c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
-		fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its next start, unless conntrack.maxPerCore is 0",
+		"when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: "+
+			"\"nf_conntrack: table full, dropping packet\")",
+		c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: "+
+			"conntrack -L", 2*most)),
+		fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its "+
+			"next start, unless conntrack.maxPerCore is 0",
 			most*entrySize>>20))}
 }
 

@@ -72,7 +72,8 @@ func (c *cluster) podOf(ctx context.Context, node string) (proxyPod, error) {
 			return p, nil
 		}
 	}
-	return proxyPod{}, fmt.Errorf("no pod of kube-nftproxy runs on node %s (namespace %s, selector %q)", node, c.namespace, c.selector)
+	return proxyPod{}, fmt.Errorf("no pod of kube-nftproxy runs on node %s (namespace %s, selector "+
+		"%q)", node, c.namespace, c.selector)
 }
 
 // lockedWriter is a writer for several goroutines.

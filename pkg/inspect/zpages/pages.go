@@ -19,7 +19,8 @@ import (
 // component is the name of the program on its pages.
 const component = "kube-nftproxy"
 
-const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
+const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility " +
+	"guarantees and is for debugging purposes only.\n"
 
 // Configz returns a handler for configurations by the names of their API groups, as JSON.
 func Configz(configs map[string]any) http.Handler {
@@ -81,7 +82,8 @@ func Statusz(version, emulated string, started time.Time, paths []string) http.H
 	}
 	return page{kind: "Statusz", object: func() any { return status() }, text: func(w io.Writer) {
 		s := status()
-		fmt.Fprintf(w, "\nStarted: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\n\nPaths: %s\n",
+		fmt.Fprintf(w, "\nStarted: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\n\nPaths: "+
+			"%s\n",
 			started.Format(time.UnixDate), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion, s.EmulationVersion, strings.Join(paths, " "))
 	}}
 }
@@ -161,8 +163,9 @@ func (p page) encode(media, version string) ([]byte, error) {
 func (p page) refuse(w http.ResponseWriter) {
 	data, err := json.Marshal(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,
-		Code:    http.StatusNotAcceptable,
-		Message: fmt.Sprintf("only text/plain, and application/json or application/yaml with ;g=%s;v=v1beta1;as=%s, can be had", group, p.kind),
+		Code: http.StatusNotAcceptable,
+		Message: fmt.Sprintf("only text/plain, and application/json or application/yaml with ;g=%s;v=v1beta1;as=%s, "+
+			"can be had", group, p.kind),
 	})
 	if err != nil {
 		panic(err) // the data are constant

@@ -174,7 +174,8 @@ func (h *Header) usable(own Identity, now time.Time) error {
 	case h.Format != Format:
 		return fmt.Errorf("the file has format %d, and this version of the program uses %d", h.Format, Format)
 	case h.Cluster != own.Cluster:
-		return errors.New("the file is from another cluster, or the API server has another address or certificate authority")
+		return errors.New("the file is from another cluster, or the API server has another address or certificate " +
+			"authority")
 	case h.Node != own.Node:
 		return fmt.Errorf("the file is from another node, %q", h.Node)
 	case h.Stored != own.Stored:
