@@ -80,6 +80,18 @@ type Listener struct {
 	// loop calls Serve(true) after each successful sync with a change of a Service that has one of the kinds in Of. It
 	// also calls Serve(true) twice a second, so that a listener can retry failed work.
 	Serve func(bool)
+	// Done, if not nil, is closed when the part does not follow the loop any more.
+	Done <-chan struct{}
+}
+
+// Left reports whether the part does not follow the loop any more.
+func (l *Listener) Left() bool {
+	select {
+	case <-l.Done:
+		return true
+	default:
+		return false
+	}
 }
 
 // Kinds is a set of properties that concern some listeners only.

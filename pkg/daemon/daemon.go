@@ -176,7 +176,6 @@ type daemon struct {
 	api      *console.API
 	client   *kubeapi.Client
 	problems console.Problems
-	commits  *console.Commits
 	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API
 	// server.
 	ports    ports
@@ -499,7 +498,6 @@ func (d *daemon) newLoop() *proxy.Proxy {
 
 // listeners returns the parts that follow the loop, in the order in which it calls them.
 func (d *daemon) listeners() []beside.Listener {
-	d.commits = console.NewCommits(d.planner)
 	d.searches = conntrack.NewFlows(conntrack.FlowsConfig{
 		To: d.flows, Planner: d.planner, Change: func(c func()) { d.loop.Change(c) },
 	})
@@ -514,7 +512,7 @@ func (d *daemon) listeners() []beside.Listener {
 		Metrics: metrics.NewSpreads(d.registry, d.metrics),
 	})
 	return []beside.Listener{
-		d.commits.Listener(), d.searches.Listener(), d.checks.Listener(), departures.Listener(), d.spreads.Listener(),
+		d.searches.Listener(), d.checks.Listener(), departures.Listener(), d.spreads.Listener(),
 		d.users.Listener(), d.demand.Listener(), d.clients.Listener(), d.loopback.Listener(),
 	}
 }
@@ -523,7 +521,7 @@ func (d *daemon) listeners() []beside.Listener {
 func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.tables,
-		Source: d.source, Loop: d.loop, API: d.api, Commits: d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
+		Source: d.source, Loop: d.loop, API: d.api, Planner: d.planner, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections,
 		Broken:     d.checks.Broken,
 		Clients:    d.clients.States,

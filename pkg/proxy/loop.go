@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -233,13 +234,14 @@ func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
 }
 
-// periodic runs twice a second. It retries failed reads of addresses, lets listeners retry failed work, and checks for
-// foreign changes.
+// periodic runs twice a second. It retries failed reads of addresses, drops listeners that have left, lets the others
+// retry failed work, and checks for foreign changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
 		p.Tracker.MarkNode()
 	}
+	p.Listeners = slices.DeleteFunc(p.Listeners, func(l beside.Listener) bool { return l.Left() })
 	p.serve(beside.AllKinds, true)
 	p.ageCounts(now)
 	changed, err := p.guard.check()
@@ -288,6 +290,16 @@ func (p *Proxy) answer() {
 func (p *Proxy) Change(change func()) {
 	p.changes = append(p.changes, change)
 	p.Schedule.Requested()
+}
+
+// Follow adds a listener until the context ends. It fails if the context ends before.
+func (p *Proxy) Follow(ctx context.Context, l beside.Listener) error {
+	l.Done = ctx.Done()
+	_, err := ask(ctx, p, func() struct{} {
+		p.Listeners = append(p.Listeners, l)
+		return struct{}{}
+	})
+	return err
 }
 
 // concerned calls f with the listeners that a change of Services of some kinds concerns.

@@ -98,6 +98,27 @@ func TestAListenerRequestsASync(t *testing.T) {
 	})
 }
 
+// A command that watches follows the loop until it ends.
+func TestAListenerFollowsForAWhile(t *testing.T) {
+	run(t, func(b *bench) {
+		h := &heard{}
+		ctx, leave := context.WithCancel(context.Background())
+		defer leave()
+		lab.Must(t, b.Follow(ctx, beside.Listener{Service: h.Service, Synced: h.Synced})) // while the loop waits for objects
+		b.set(1, 1)
+		close(b.source.synced)
+		time.Sleep(10 * time.Second)
+		lab.Same(t, []string{"svc-1 true", "synced first=true err=<nil>"}, h.take(), "the first sync")
+		leave()
+		time.Sleep(time.Second)
+		b.set(2, 1)
+		time.Sleep(10 * time.Second)
+		if list := h.take(); len(list) > 0 {
+			t.Errorf("after the command has ended, its listener hears %v", list)
+		}
+	})
+}
+
 // A listener to some kinds of Services hears the first sync, and changes of Services that have or had the kind.
 func TestAListenerToSomeServices(t *testing.T) {
 	run(t, func(b *bench) {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,10 +16,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Commits is a listener that passes the commits of the loop, with the changes of their Services, to the commands that
-// watch.
-type Commits struct {
-	feed    control.Feed[view.Commit]
+// commits is a listener that passes the commits of the loop, with the changes of their Services, to a command that
+// watches.
+type commits struct {
+	feed    *control.Feed[view.Commit]
 	planner *plan.Planner
 	// changes holds the first changes since the last commit. unlisted is the number of further changes.
 	changes  []view.Change
@@ -28,19 +29,14 @@ type Commits struct {
 // mostChanges is the largest number of Services whose changes a command receives for one batch.
 const mostChanges = 64
 
-// NewCommits returns a listener.
-func NewCommits(planner *plan.Planner) *Commits { return &Commits{planner: planner} }
-
-// Listener returns the functions that the loop calls.
-func (c *Commits) Listener() beside.Listener {
-	return beside.Listener{Service: c.Service, Synced: c.Synced}
+// watch passes the commits of the loop to a feed until the context ends.
+func (c *Console) watch(ctx context.Context, to *control.Feed[view.Commit]) error {
+	l := &commits{feed: to, planner: c.Planner}
+	return c.Loop.Follow(ctx, beside.Listener{Service: l.service, Synced: l.synced})
 }
 
-// Service records the change of a Service that is about to be planned.
-func (c *Commits) Service(name types.NamespacedName, s *model.Service) {
-	if !c.feed.Watched() {
-		return
-	}
+// service records the change of a Service that is about to be planned.
+func (c *commits) service(name types.NamespacedName, s *model.Service) {
 	if len(c.changes) == mostChanges {
 		c.unlisted++
 		return
@@ -92,13 +88,9 @@ func frontendText(k model.Key) string {
 	return fmt.Sprintf("%s/%s", k.Address(), k.Protocol)
 }
 
-// Synced passes the outcome of a sync to the commands. For a failed sync, it passes the error, and keeps the changes
+// synced passes the outcome of a sync to the command. For a failed sync, it passes the error, and keeps the changes
 // until a sync succeeds.
-func (c *Commits) Synced(s *beside.Sync) {
-	if !c.feed.Watched() {
-		c.changes, c.unlisted = nil, 0
-		return
-	}
+func (c *commits) synced(s *beside.Sync) {
 	r := &s.Result
 	commit := view.Commit{
 		Time: s.End, Kind: string(r.Kind), Why: r.Why, Elements: r.Elements, PlanMicros: s.Begun.Sub(s.Start).Microseconds(),

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,14 +11,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// followed is a plan whose commits a command may watch.
-type followed struct{ *Commits }
+// followed is a plan whose commits a command watches.
+type followed struct{ *commits }
 
 // set plans a Service with a cluster IP and endpoints, the last numbers of their addresses; none deletes it.
 func (f followed) set(number byte, endpoints ...byte) {
@@ -36,23 +36,20 @@ func (f followed) set(number byte, endpoints ...byte) {
 		}
 		s = &model.Service{Name: name, Ports: []*model.ServicePort{port}}
 	}
-	f.Service(name, s)
+	f.service(name, s)
 	f.planner.Set(name, s)
 }
 
 func (f followed) sync(err error) {
-	f.Synced(&beside.Sync{Result: apply.Result{Kind: apply.Partial}, Err: err})
+	f.synced(&beside.Sync{Result: apply.Result{Kind: apply.Partial}, Err: err})
 }
 
 func TestCommitsHaveTheChangesOfServices(t *testing.T) {
-	f := followed{NewCommits(plan.New(plan.Options{Families: inet.Families[:]}))}
-	f.set(1, 1)
-	f.sync(nil)
-	reader := f.feed.Subscribe()
-	defer reader.Close()
+	p := plan.New(plan.Options{Families: inet.Families[:]})
+	f := followed{&commits{feed: control.NewFeed[view.Commit](), planner: p}}
 	next := func() view.Commit {
 		t.Helper()
-		c, _, err := reader.Next(t.Context())
+		c, _, err := f.feed.Next(t.Context())
 		lab.Must(t, err)
 		return c
 	}
@@ -61,6 +58,7 @@ func TestCommitsHaveTheChangesOfServices(t *testing.T) {
 		endpoints []byte
 		want      view.Change
 	}{
+		{1, []byte{1}, view.Change{Service: "default/svc-1", What: "new", Added: []string{"10.244.1.1:8080"}, FrontendsAdded: []string{"10.96.0.1:80/tcp"}}},
 		{1, []byte{1, 2, 3}, view.Change{Service: "default/svc-1", What: "changed", Added: []string{"10.244.1.2:8080", "10.244.1.3:8080"}}},
 		{1, []byte{1, 2}, view.Change{Service: "default/svc-1", What: "changed", Removed: []string{"10.244.1.3:8080"}}},
 		{2, []byte{1}, view.Change{Service: "default/svc-2", What: "new", Added: []string{"10.244.2.1:8080"}, FrontendsAdded: []string{"10.96.0.2:80/tcp"}}},
@@ -81,22 +79,5 @@ func TestCommitsHaveTheChangesOfServices(t *testing.T) {
 	f.sync(nil)
 	if c := next(); len(c.Services) != mostChanges || c.More != 10 {
 		t.Errorf("after a failed sync and many changes: %d changes and %d more, want %d and 10", len(c.Services), c.More, mostChanges)
-	}
-}
-
-// Without a command that watches, no change is kept.
-func TestCommitsWithoutAReader(t *testing.T) {
-	f := followed{NewCommits(plan.New(plan.Options{Families: inet.Families[:]}))}
-	f.set(1, 1)
-	reader := f.feed.Subscribe()
-	f.set(2, 1)
-	reader.Close()
-	f.sync(nil)
-	reader = f.feed.Subscribe()
-	defer reader.Close()
-	f.sync(nil)
-	c, _, err := reader.Next(context.Background())
-	if lab.Must(t, err); len(c.Services) > 0 {
-		t.Errorf("the changes of earlier commits: %+v", c.Services)
 	}
 }

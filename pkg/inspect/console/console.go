@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/health"
@@ -41,6 +42,8 @@ type Loop interface {
 	Behaviours(context.Context, []types.NamespacedName) (map[types.NamespacedName]proxy.Behaviours, error)
 	Numbers(context.Context) (*plan.Numbers, error)
 	Starts(context.Context) (map[types.NamespacedName]*model.Starts, error)
+	// Follow adds a listener until the context ends.
+	Follow(context.Context, beside.Listener) error
 }
 
 // Source holds the API objects.
@@ -63,9 +66,10 @@ type Parts struct {
 	Tables   plan.Options
 	Source   Source
 	Loop     Loop
+	// Planner is the planner of the loop. Only functions that the loop calls may use it.
+	Planner *plan.Planner
 	// API is nil if the objects come from a folder.
 	API      *API
-	Commits  *Commits
 	Problems *Problems
 	Gatherer prometheus.Gatherer
 	// Pending returns the changes that the loop has not taken yet. Account returns the health of the program, and the
@@ -137,7 +141,7 @@ func (c *Console) Handler() http.Handler {
 	add(control.PageVerify, control.Answer(func(ctx context.Context, q url.Values) (*view.Verification, error) {
 		return c.verify(ctx, q.Has("flows"))
 	}))
-	add(control.PageWatch, control.Stream(&c.Commits.feed, func(v *view.Commit, n uint64) { v.Lost = n }))
+	add(control.PageWatch, control.Stream(c.watch, func(v *view.Commit, n uint64) { v.Lost = n }))
 	add(control.PageBundle, c.bundle)
 	return mux
 }

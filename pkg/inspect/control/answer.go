@@ -40,11 +40,14 @@ func Answer[T any](f func(context.Context, url.Values) (T, error)) http.HandlerF
 // patience is the time within which a watching client must read one value.
 const patience = 10 * time.Second
 
-// Stream returns a handler that sends values as lines of JSON, until the client disconnects.
-func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
+// Stream returns a handler that sends values as lines of JSON, until the client disconnects. subscribe begins to publish
+// the values in a feed, until the context ends.
+func Stream[T any](subscribe func(context.Context, *Feed[T]) error, lost func(*T, uint64)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		reader := f.Subscribe()
-		defer reader.Close()
+		feed := NewFeed[T]()
+		if subscribe(r.Context(), feed) != nil {
+			return // the client has disconnected
+		}
 		control := http.NewResponseController(w)
 		w.Header().Set("Content-Type", "application/x-ndjson")
 		e := json.NewEncoder(w)
@@ -52,7 +55,7 @@ func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 			if control.SetWriteDeadline(time.Now().Add(patience)) != nil || control.Flush() != nil {
 				return
 			}
-			value, missed, err := reader.Next(r.Context())
+			value, missed, err := feed.Next(r.Context())
 			if err != nil {
 				return
 			}

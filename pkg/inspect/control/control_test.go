@@ -126,50 +126,42 @@ func TestAFileIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestASlowReaderBlocksNothing publishes more values than wait for one reader.
+// TestASlowReaderBlocksNothing publishes more values than wait for the reader.
 func TestASlowReaderBlocksNothing(t *testing.T) {
-	var f Feed[int]
-	if f.Watched() {
-		t.Error("no reader")
-	}
-	f.Publish(-1)
-	r := f.Subscribe()
-	if !f.Watched() {
-		t.Error("not watched by a reader")
-	}
+	f := NewFeed[int]()
 	const published = mostWaiting + 50
 	for i := range published {
 		f.Publish(i)
 	}
-	first, lost, err := r.Next(t.Context())
+	first, lost, err := f.Next(t.Context())
 	if first != 50 || lost != 50 || err != nil {
 		t.Errorf("the first value is %d with %d lost (%v), want 50 with 50", first, lost, err)
 	}
 	for i := 51; i < published; i++ {
-		if got, lost, err := r.Next(t.Context()); got != i || lost != 0 || err != nil {
+		if got, lost, err := f.Next(t.Context()); got != i || lost != 0 || err != nil {
 			t.Fatalf("value %d with %d lost (%v), want %d", got, lost, err, i)
 		}
 	}
-	r.Close()
-	if f.Watched() {
-		t.Error("watched by a closed reader")
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := f.Subscribe().Next(ctx); !errors.Is(err, context.Canceled) {
+	if _, _, err := f.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("the context has ended: %v", err)
 	}
 }
 
 // TestStreamEndsWithTheServer follows a feed until its server stops.
 func TestStreamEndsWithTheServer(t *testing.T) {
-	var f Feed[int]
+	feeds := make(chan *Feed[int], 1)
+	subscribe := func(_ context.Context, f *Feed[int]) error {
+		feeds <- f
+		return nil
+	}
 	path := socketPath(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Serve(ctx, path, Stream(&f, func(v *int, n uint64) { *v += 1000 * int(n) }))
+		Serve(ctx, path, Stream(subscribe, func(v *int, n uint64) { *v += 1000 * int(n) }))
 	}()
 	lines, ended, begun := make(chan int, 10), make(chan error, 1), make(chan struct{})
 	go func() {
@@ -183,6 +175,7 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 		}
 	}()
 	<-begun
+	f := <-feeds
 	for i := range 3 {
 		f.Publish(i)
 		if got := <-lines; got != i {
