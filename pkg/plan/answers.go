@@ -103,6 +103,9 @@ type Totals struct {
 	// Next is the number at which a family starts its next search for a free number for service ports that are not
 	// affine.
 	Next [2]uint32
+	// Disputed is true if conflicts may have changed since the last calls of [Conflicts.TakeLosers] and
+	// [Conflicts.Settle].
+	Disputed bool
 	// Freed is true if a Service that waits for room may have room since the last call of [Planner.TakeWaiting].
 	Freed bool
 }
@@ -115,7 +118,7 @@ type NoLocal struct{ Internal, External int }
 func (p *Planner) Totals() Totals {
 	t := Totals{
 		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal,
-		Freed: p.freed && len(p.waiting) > 0,
+		Disputed: len(p.claims.losers)+len(p.claims.places.unsettled) > 0, Freed: p.freed && len(p.waiting) > 0,
 	}
 	for _, f := range p.rules.options.Families {
 		t.Next[f] = p.numbers[f].others.next

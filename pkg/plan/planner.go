@@ -155,8 +155,9 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 
 // Set adds a Service to the plan, or replaces its earlier version. If s is nil, Set removes the Service: it is then
 // planned without ports. The elements of a frontend depend on the winner of its key. So Set replaces the claims of the
-// Service, then its elements, and those of each key that has another winner now.
-func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
+// Service, then its elements, and those of each key that has another winner now. It reports whether parts of the
+// Service are left out, see [PlannedService.Excess].
+func (p *Planner) Set(name types.NamespacedName, s *model.Service) (excess bool) {
 	old := p.Service(name).service
 	now := p.newService(name, s, old)
 	if p.services[name] = now; s == nil {
@@ -169,6 +170,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	if len(p.owners[Holding].changed) > 0 {
 		p.forgetHeld(old)
 	}
+	return now.lacks != nil
 }
 
 // enlist adds a Service to the lists and counts of Services with a property, or removes it if n is -1.

@@ -79,9 +79,12 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 			break
 		}
 	}
-	p.unsettled = p.Planner.Conflicts().Settle(mostSettled)
-	p.reportConflicts(p.Planner.Conflicts())
-	if p.Planner.Totals().Freed {
+	totals := p.Planner.Totals()
+	if totals.Disputed || len(p.problems.losing) > 0 {
+		p.unsettled = p.Planner.Conflicts().Settle(mostSettled)
+		p.reportConflicts(p.Planner.Conflicts())
+	}
+	if totals.Freed {
 		p.planWaiting()
 	}
 	return planned
@@ -254,16 +257,20 @@ func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
 			l.Service(name, s)
 		}
 	})
-	p.Planner.Set(name, s)
+	excess := p.Planner.Set(name, s)
 	var problems []model.Problem
 	if s != nil {
 		problems = slices.Clip(s.Problems) // the list belongs to the Service, so append must copy it
 	}
-	for _, e := range p.Planner.Service(name).Excess() {
+	if excess {
 		kind, object := model.ObjectOf(name)
-		problems = append(problems, model.Problem{Kind: kind, Name: object, Field: e.Field, Reason: e.Reason})
+		for _, e := range p.Planner.Service(name).Excess() {
+			problems = append(problems, model.Problem{Kind: kind, Name: object, Field: e.Field, Reason: e.Reason})
+		}
 	}
-	p.reportNew(name, problems)
+	if len(problems)+len(p.problems.lists[name]) > 0 {
+		p.reportNew(name, problems)
+	}
 }
 
 // builder builds changed Services from their objects.
