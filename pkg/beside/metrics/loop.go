@@ -64,11 +64,43 @@ func (l *Loop) Planned(name types.NamespacedName) {
 	}
 }
 
-// Synced records the outcome of a sync, and the time from each change to its commit.
+// Synced records the outcome of a sync for each family, as kube-proxy does, and the time from each change to its commit.
+// After a failed sync, changes stay pending, and also while Services still wait.
 func (l *Loop) Synced(s *beside.Sync) {
-	l.Metrics.Synced(s)
+	took := s.End.Sub(s.Start).Seconds()
+	kind := l.partialSyncDuration
+	if s.Result.Kind == apply.Full || s.Result.Kind == apply.Adopted {
+		kind = l.fullSyncDuration
+	}
+	for _, f := range l.families {
+		l.syncDuration.WithLabelValues(f.String()).Observe(took)
+		kind.WithLabelValues(f.String()).Observe(took)
+		if s.Err != nil {
+			l.syncFailures.WithLabelValues(f.String()).Inc()
+		} else {
+			l.lastSync.WithLabelValues(f.String()).Set(float64(s.End.UnixNano()) / float64(time.Second))
+		}
+	}
 	if s.Err != nil {
 		return
+	}
+	if !s.Waiting {
+		l.endpointsPending.Set(0)
+		l.servicesPending.Set(0)
+	}
+	if s.Compared != "" {
+		l.Checked(s.Compared, s.Result.Kind == apply.Full)
+	}
+	switch s.Result.Kind {
+	case apply.Full, apply.Partial:
+		l.batches.WithLabelValues(string(s.Result.Kind)).Inc()
+		l.batchBytes.Observe(float64(s.Result.Bytes))
+		l.batchElements.Observe(float64(s.Result.Elements))
+		l.batchDuration.Observe(s.Result.Commit.Seconds())
+	case apply.Adopted:
+		if s.First {
+			l.adopted.Inc()
+		}
 	}
 	if s.Result.Kind != apply.Nothing {
 		l.count()
@@ -98,7 +130,9 @@ func (l *Loop) count() {
 			}
 		})
 		l.classChains.WithLabelValues(f.String()).Set(float64(classChains))
-		l.NoLocalEndpoints(f, totals.NoLocal[f].Internal, totals.NoLocal[f].External)
+		// These are gauges, despite the metric's name.
+		l.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(totals.NoLocal[f].Internal))
+		l.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(totals.NoLocal[f].External))
 	}
 	l.conflicts.Set(float64(totals.Conflicts))
 }
@@ -109,46 +143,6 @@ func (l *Loop) Total() (n [2]int) {
 		n[s.Family] += counted[0]
 	}
 	return n
-}
-
-// Synced records the outcome of a sync for each family, as kube-proxy does. After a failed sync, changes stay pending,
-// and also while Services still wait.
-func (m *Metrics) Synced(s *beside.Sync) {
-	took := s.End.Sub(s.Start).Seconds()
-	kind := m.partialSyncDuration
-	if s.Result.Kind == apply.Full || s.Result.Kind == apply.Adopted {
-		kind = m.fullSyncDuration
-	}
-	for _, f := range m.families {
-		m.syncDuration.WithLabelValues(f.String()).Observe(took)
-		kind.WithLabelValues(f.String()).Observe(took)
-		if s.Err != nil {
-			m.syncFailures.WithLabelValues(f.String()).Inc()
-		} else {
-			m.lastSync.WithLabelValues(f.String()).Set(float64(s.End.UnixNano()) / float64(time.Second))
-		}
-	}
-	if s.Err != nil {
-		return
-	}
-	if !s.Waiting {
-		m.endpointsPending.Set(0)
-		m.servicesPending.Set(0)
-	}
-	if s.Compared != "" {
-		m.Checked(s.Compared, s.Result.Kind == apply.Full)
-	}
-	switch s.Result.Kind {
-	case apply.Full, apply.Partial:
-		m.batches.WithLabelValues(string(s.Result.Kind)).Inc()
-		m.batchBytes.Observe(float64(s.Result.Bytes))
-		m.batchElements.Observe(float64(s.Result.Elements))
-		m.batchDuration.Observe(s.Result.Commit.Seconds())
-	case apply.Adopted:
-		if s.First {
-			m.adopted.Inc()
-		}
-	}
 }
 
 // Queued records the time of a request for a sync. The age of the rules is the difference between this and the time
@@ -165,13 +159,6 @@ func (m *Metrics) Programmed(f inet.Family, d time.Duration) {
 	if slices.Contains(m.families, f) {
 		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
 	}
-}
-
-// NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and
-// endpoints, but none on this node. It is a gauge, despite the metric's name.
-func (m *Metrics) NoLocalEndpoints(f inet.Family, internal, external int) {
-	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
-	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
 }
 
 // Doubted records that the kernel's tables may differ from the plan.

@@ -20,6 +20,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -30,23 +32,34 @@ var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
 var reference = filepath.Join("..", "..", "..", "docs", "metrics.md")
 
+// synced passes the outcome of a sync to the metrics of a loop without Services.
+func synced(m *Metrics, s *beside.Sync) {
+	none := func(inet.Family, func(*nft.Set, int)) int { return 0 }
+	NewLoop(m, plan.New(plan.Options{}), none).Synced(s)
+}
+
+func setNoLocal(m *Metrics, f inet.Family, internal, external float64) {
+	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(internal)
+	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(external)
+}
+
 // everything calls every method once, so that all vectors have series.
 func everything(m *Metrics) {
 	end := time.Unix(1_700_000_000, 500_000_000)
 	m.Queued(end.Add(-time.Second))
 	take(m, 2, 3)
 	full := apply.Result{Kind: apply.Full, Bytes: 1 << 20, Elements: 1000, Commit: 2 * time.Millisecond}
-	m.Synced(&beside.Sync{Start: end.Add(-time.Second), End: end, Result: full})
+	synced(m, &beside.Sync{Start: end.Add(-time.Second), End: end, Result: full})
 	partial := apply.Result{Kind: apply.Partial, Bytes: 512, Elements: 3, Commit: 40 * time.Microsecond}
-	m.Synced(&beside.Sync{Start: end, End: end, Result: partial})
-	m.Synced(failed(end))
-	m.Synced(&beside.Sync{First: true, Start: end, End: end, Result: apply.Result{Kind: apply.Adopted}})
+	synced(m, &beside.Sync{Start: end, End: end, Result: partial})
+	synced(m, failed(end))
+	synced(m, &beside.Sync{First: true, Start: end, End: end, Result: apply.Result{Kind: apply.Adopted}})
 	m.Programmed(inet.IPv4, 300*time.Millisecond)
 	m.FlowsDeleted(inet.IPv4, time.Millisecond, 7)
 	m.HealthAnswered("/healthz", 503)
 	m.HealthAnswered("/livez", 200)
 	for _, f := range inet.Families {
-		m.NoLocalEndpoints(f, 1, 2)
+		setNoLocal(m, f, 1, 2)
 		m.Elements(f, "services", 10, 1024)
 	}
 	m.Rejected("Service", 2)
@@ -200,16 +213,16 @@ func TestValues(t *testing.T) {
 		want     map[string]float64
 	}{
 		{"a failure counts for both families", nil,
-			func(m *Metrics) { m.Synced(failed(at)) },
+			func(m *Metrics) { synced(m, failed(at)) },
 			failures, map[string]float64{"IPv4": 1, "IPv6": 1}},
 		{"only the families served", []inet.Family{inet.IPv6},
-			func(m *Metrics) { m.Synced(failed(at)) },
+			func(m *Metrics) { synced(m, failed(at)) },
 			failures, map[string]float64{"IPv6": 1}},
 		{"time of a success", nil,
-			func(m *Metrics) { m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { synced(m, &beside.Sync{Start: at, End: at}) },
 			lastSync, map[string]float64{"IPv4": 100.5, "IPv6": 100.5}},
 		{"a failure has no time", nil,
-			func(m *Metrics) { m.Synced(failed(at)) },
+			func(m *Metrics) { synced(m, failed(at)) },
 			lastSync, map[string]float64{}},
 		{"time of a request", nil,
 			func(m *Metrics) { m.Queued(at) },
@@ -218,29 +231,29 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { take(m, 2, 0); take(m, 3, 0) },
 			pending, map[string]float64{"": 5}},
 		{"a failure leaves changes pending", nil,
-			func(m *Metrics) { take(m, 2, 3); m.Synced(failed(at)) },
+			func(m *Metrics) { take(m, 2, 3); synced(m, failed(at)) },
 			epsPending, map[string]float64{"": 3}},
 		{"a success takes them up", nil,
-			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); synced(m, &beside.Sync{Start: at, End: at}) },
 			epsPending, map[string]float64{"": 0}},
 		{"services likewise", nil,
-			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); synced(m, &beside.Sync{Start: at, End: at}) },
 			pending, map[string]float64{"": 0}},
 		{"a success leaves changes pending while Services wait", nil,
-			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{End: at, Waiting: true}) },
+			func(m *Metrics) { take(m, 2, 3); synced(m, &beside.Sync{End: at, Waiting: true}) },
 			epsPending, map[string]float64{"": 3}},
 		{"the total stays", nil,
-			func(m *Metrics) { take(m, 2, 3); m.Synced(&beside.Sync{Start: at, End: at}) },
+			func(m *Metrics) { take(m, 2, 3); synced(m, &beside.Sync{Start: at, End: at}) },
 			total, map[string]float64{"": 2}},
 		{"no local endpoints", nil,
-			func(m *Metrics) { m.NoLocalEndpoints(inet.IPv4, 3, 4) },
+			func(m *Metrics) { setNoLocal(m, inet.IPv4, 3, 4) },
 			noLocal, map[string]float64{
 				"IPv4,internal": 3, "IPv4,external": 4, "IPv6,internal": 0, "IPv6,external": 0,
 			}},
 		{"batches by kind", nil,
 			func(m *Metrics) {
 				for _, kind := range []apply.Kind{apply.Full, apply.Partial, apply.Partial, apply.Nothing, apply.Adopted} {
-					m.Synced(&beside.Sync{Start: at, End: at, Result: apply.Result{Kind: kind}})
+					synced(m, &beside.Sync{Start: at, End: at, Result: apply.Result{Kind: kind}})
 				}
 			},
 			batches, map[string]float64{"full": 1, "partial": 2}},
@@ -273,13 +286,13 @@ func TestValues(t *testing.T) {
 			"kubenftproxy_conntrack_passes_total", map[string]float64{"IPv4,done": 1, "IPv4,failed": 0, "IPv6,done": 0, "IPv6,failed": 1}},
 		{"full syncs", nil,
 			func(m *Metrics) {
-				m.Synced(&beside.Sync{Start: at.Add(-2 * time.Second), End: at, Result: apply.Result{Kind: apply.Full}})
-				m.Synced(&beside.Sync{Start: at, End: at})
+				synced(m, &beside.Sync{Start: at.Add(-2 * time.Second), End: at, Result: apply.Result{Kind: apply.Full}})
+				synced(m, &beside.Sync{Start: at, End: at})
 			},
 			"kubeproxy_sync_full_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
 		{"failed syncs have a duration too", nil,
 			func(m *Metrics) {
-				m.Synced(&beside.Sync{Start: at, End: at.Add(2 * time.Second), Err: errors.New("no")})
+				synced(m, &beside.Sync{Start: at, End: at.Add(2 * time.Second), Err: errors.New("no")})
 			},
 			"kubeproxy_sync_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
 	}
