@@ -16,11 +16,11 @@ import (
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	var unproven []*nft.Table
 	for _, t := range plan.New(o).Rules().Samples() {
-		proven, err := k.hasForm(t)
+		left, _, err := k.leftState(t)
 		if err != nil {
 			return nil, err
 		}
-		if !proven {
+		if left == nil || left.layout != nft.Fingerprint(t) {
 			unproven = append(unproven, t)
 		}
 	}
@@ -55,22 +55,4 @@ func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserv
 		unserved = fmt.Errorf("%s: %s", what, fix)
 	}
 	return o, unserved
-}
-
-// hasForm reports whether the kernel has a table whose state has the fingerprint of t.
-func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
-	f, err := k.conn.ReadTable(t.Family, t.Name)
-	if err != nil {
-		return false, err
-	}
-	set, info := t.Set(plan.StateSet), f.Sets[plan.StateSet]
-	if !info.Is(set) {
-		return false, nil
-	}
-	list, err := k.conn.Elements(set)
-	if err != nil || len(list) != 1 {
-		return false, err
-	}
-	held, err := readState(&list[0])
-	return err == nil && held.layout == nft.Fingerprint(t), nil // another version may have written the state
 }

@@ -33,43 +33,53 @@ func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 func (k *Kernel) resume(p *plan.Planner) error {
 	k.readable = map[*nft.Set]bool{}
 	for _, t := range p.Tables() {
-		f, err := k.conn.ReadTable(t.Family, t.Name)
+		left, f, err := k.leftState(t)
+		if f != nil {
+			for _, s := range t.Sets {
+				info, exists := f.Sets[s.Name]
+				k.readable[s] = exists && info.Is(s)
+			}
+		}
+		if left != nil {
+			err = k.resumeTable(p, t, left)
+		}
 		if err != nil {
-			return fmt.Errorf("read tables of an earlier process: %w", err)
-		}
-		for _, s := range t.Sets {
-			info, exists := f.Sets[s.Name]
-			k.readable[s] = exists && info.Is(s)
-		}
-		if err := k.resumeTable(p, t); err != nil {
 			return fmt.Errorf("read tables of an earlier process: %w", err)
 		}
 	}
 	return nil
 }
 
-func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
-	stateSet := k.ledger.stateSets[t.Family]
-	if !k.readable[stateSet] {
-		return nil
+// leftState returns the state that an earlier process left in a table, and the table without elements. The state is nil
+// if there is none that this version can read.
+func (k *Kernel) leftState(t *nft.Table) (left *state, f *nft.KernelTable, err error) {
+	if f, err = k.conn.ReadTable(t.Family, t.Name); err != nil {
+		return nil, nil, err
 	}
-	found, err := k.conn.Elements(stateSet)
-	if err != nil || len(found) != 1 {
-		return err
+	set, info := t.Set(plan.StateSet), f.Sets[plan.StateSet]
+	if !info.Is(set) {
+		return nil, f, nil
 	}
-	state, err := readState(&found[0])
-	if err != nil {
-		return nil // another version wrote the state
+	list, err := k.conn.Elements(set)
+	if err != nil || len(list) != 1 {
+		return nil, f, err
 	}
+	if s, unreadable := readState(&list[0]); unreadable == nil {
+		left = &s
+	}
+	return left, f, nil
+}
+
+func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table, left *state) (err error) {
 	var deleted []nft.Element
 	if set := plan.SetsNamed([]*nft.Table{t}, plan.DeletedUDPSet)[0]; k.readable[set] {
 		deleted, err = k.conn.Elements(set)
 	}
-	p.Resume(t.Family, state.next, deleted)
+	p.Resume(t.Family, left.next, deleted)
 	if err != nil {
 		return err
 	}
-	k.ledger.resume(t.Family, state.key)
+	k.ledger.resume(t.Family, left.key)
 	return nil
 }
 
