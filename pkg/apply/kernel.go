@@ -189,7 +189,7 @@ func (k *Kernel) restore() (Result, error) {
 	// This is the generation before the comparison, so a later check notices foreign commits during the comparison.
 	k.reach(generation)
 	if why == "" {
-		why = k.others.suspicion()
+		why = k.Touched()
 	}
 	if why == "" {
 		k.markKnown()
@@ -213,7 +213,7 @@ func (k *Kernel) restore() (Result, error) {
 // necessary, and the ledger still has the changes since the last sync. Without restoreTrust, another program with
 // frequent commits would cause a comparison for each change of a Service.
 func (k *Kernel) restoreTrust() (restored bool) {
-	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
+	if !k.doubted || k.takeOver.wanted || k.Touched() != "" {
 		return false
 	}
 	generation, err := k.conn.Generation()
@@ -246,7 +246,7 @@ func (k *Kernel) CheckRuleset() (bool, error) {
 	if k.check.due || k.check.answer != nil {
 		k.verify()
 	}
-	return k.others.suspicion() != "", nil
+	return k.Touched() != "", nil
 }
 
 // reach records that all commits up to a generation are accounted for, and counts the foreign ones.

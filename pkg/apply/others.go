@@ -225,20 +225,17 @@ func (o *others) suspect(description string, generation uint32) {
 	}
 }
 
-// suspicion describes a foreign change of the tables that no full sync has repaired; "" if there is none.
-func (o *others) suspicion() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.touched
-}
-
 // Heard returns a channel of capacity one. It has a value if another program has committed since the last receive. It
 // stays empty without [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
-// Touched reports whether the listener or a check of all elements has found a foreign change of the tables since the
-// last full sync. It does not query the kernel.
-func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
+// Touched describes a foreign change of the tables that the listener or a check of all elements has found since the last
+// full sync; "" if there is none. It does not query the kernel.
+func (k *Kernel) Touched() string {
+	k.others.mu.Lock()
+	defer k.others.mu.Unlock()
+	return k.others.touched
+}
 
 // Author returns the process of the last foreign commit that the listener heard. It is zero if the kernel did not name
 // the process.

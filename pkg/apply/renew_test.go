@@ -83,7 +83,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 			}
 			run(t, "nft", "flush chain ip kube-nftproxy services")
 			if listens {
-				eventually(t, k.Touched)
+				eventually(t, func() bool { return k.Touched() != "" })
 			}
 			k.Doubt()
 			lab.Must(t, k.Renew(p, 0))

@@ -221,7 +221,7 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 		k.check.due = true
 		k.check.answer = make(chan outcome, 1)
 		k.check.answer <- outcome{generation: k.generation, err: nft.ErrChanged}
-		if why := k.others.suspicion(); why != "" {
+		if why := k.Touched(); why != "" {
 			t.Fatalf("too early: %s", why)
 		}
 		k.verify()
@@ -245,7 +245,7 @@ func settled(t *testing.T, k *Kernel, p *plan.Planner) {
 	k.check.due = true
 	for begin := time.Now(); k.check.due || k.check.answer != nil; time.Sleep(time.Millisecond) {
 		if yes, err := k.CheckRuleset(); err != nil || yes {
-			t.Fatalf("CheckRuleset() = %v, %v after a repair: %s", yes, err, k.others.suspicion())
+			t.Fatalf("CheckRuleset() = %v, %v after a repair: %s", yes, err, k.Touched())
 		}
 		if time.Since(begin) > 10*time.Second {
 			t.Fatal("a check took too long")

@@ -51,9 +51,6 @@ const (
 	FailedSync    Reason = "failed_sync"
 )
 
-// Repaired reports whether the sync repaired the tables.
-func (s *Sync) Repaired() bool { return s.Compared != "" && s.Result.Kind == apply.Full }
-
 // By returns the author of the foreign change that made the sync compare, or "".
 func (s *Sync) By() string {
 	if s.Compared != ForeignChange {

@@ -32,7 +32,7 @@ func (g *guard) due(now time.Time) bool { return g.kernel.Known() && !now.Before
 // touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes
 // them continuously, it returns true at most twice a second.
 func (g *guard) touched() bool {
-	return g.kernel.Known() && g.kernel.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
+	return g.kernel.Known() && g.kernel.Touched() != "" && g.now().Sub(g.lastForeign) >= checkEvery
 }
 
 // checkSoon schedules a check: immediately, but at most twice a second.

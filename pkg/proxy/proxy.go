@@ -61,9 +61,9 @@ type Kernel interface {
 	CheckRuleset() (changed bool, err error)
 	// Heard returns a channel that has a value after an announcement of a foreign change.
 	Heard() <-chan struct{}
-	// Touched reports whether the kernel has announced a foreign change of the program's tables that no sync has
-	// handled yet. It makes no system call.
-	Touched() bool
+	// Touched describes a foreign change of the program's tables that the kernel has announced and no sync has handled
+	// yet; "" if there is none. It makes no system call.
+	Touched() string
 	// Author returns the author of the last foreign change.
 	Author() nft.Author
 }

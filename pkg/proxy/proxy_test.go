@@ -196,10 +196,13 @@ func (k *fakeKernel) LeasedByAny(*plan.Planner) time.Time {
 
 func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
 
-func (k *fakeKernel) Touched() bool {
+func (k *fakeKernel) Touched() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.touched
+	if k.touched {
+		return "another program has changed the tables"
+	}
+	return ""
 }
 
 func (k *fakeKernel) Author() nft.Author { return nft.Author{Program: "nft", PID: 7} }

@@ -78,7 +78,7 @@ func (a *account) note(s *beside.Sync) {
 		a.noteFailed(s.End, s.Err)
 		return
 	}
-	if s.Repaired() {
+	if s.Compared != "" && s.Result.Kind == apply.Full {
 		a.noteRepair(view.Repair{
 			Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.By(), Program: s.Author.Program,
 		})
