@@ -116,6 +116,9 @@ func New(c Config) *Reconciler {
 func (r *Reconciler) Request(d *Desired) (number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(d.namespaces) == 0 {
+		d.For("")
+	}
 	before := r.due()
 	if r.pending == nil {
 		r.pending = d
@@ -187,7 +190,7 @@ func (r *Reconciler) due() (at time.Time) {
 		return at
 	}
 	var paid time.Time
-	for namespace := range r.pending.payers() {
+	for namespace := range r.pending.namespaces {
 		until, owes := r.owing[namespace]
 		if !owes {
 			paid = time.Time{}
@@ -238,7 +241,7 @@ func (r *Reconciler) pass(ctx context.Context) error {
 	start := time.Now()
 	r.paused = 0
 	err := r.reconcile(ctx, d)
-	r.charge(d.payers(), time.Since(start)-r.paused)
+	r.charge(d.namespaces, time.Since(start)-r.paused)
 	if err != nil {
 		r.restore(d, number)
 		return err

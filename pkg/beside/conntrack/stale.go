@@ -51,7 +51,7 @@ type Desired struct {
 	Urgent bool
 
 	frontends map[model.Key]frontend
-	// namespaces are the namespaces of the request.
+	// namespaces are the namespaces of the request; "" stands for none.
 	namespaces map[string]struct{}
 	// nodes holds the node's addresses that serve node ports, sorted.
 	nodes [2][]netip.Addr
@@ -99,14 +99,6 @@ func (d *Desired) For(namespace string) {
 		d.namespaces = map[string]struct{}{}
 	}
 	d.namespaces[namespace] = struct{}{}
-}
-
-// payers returns the namespaces that pay for the pass. "" pays for a request without a namespace.
-func (d *Desired) payers() map[string]struct{} {
-	if len(d.namespaces) == 0 {
-		return map[string]struct{}{"": {}}
-	}
-	return d.namespaces
 }
 
 // Frontend sets the policy of flows to a frontend. Its endpoints are those with which flows may continue: all that are
