@@ -95,6 +95,30 @@ func (f form) elements(sp *model.ServicePort) int {
 	return frontends + sp.Slots()
 }
 
+// quantity is a quantity of the node that Services share, an index of [rooms].
+type quantity uint8
+
+const (
+	ofElements quantity = iota
+	ofSourceRanges
+	ofPortRanges
+	// ofNumbers are the numbers of service ports and source ranges that are not affine, ofAffine those of affine
+	// service ports, and ofHolders the service ports that hold packets. Each is for IPv4, and the next one for IPv6.
+	ofNumbers
+	_
+	ofAffine
+	_
+	ofHolders
+	_
+	quantities
+)
+
+// in returns the quantity of a family.
+func (q quantity) in(f inet.Family) quantity { return q + quantity(f) }
+
+// takes are the units of each quantity that a Service takes.
+type takes [quantities]int
+
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
 // earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
 // Service is then served without them.

@@ -57,6 +57,29 @@ func newClaims(isClusterIP func(inet.Family, netip.Addr) bool) *claims {
 	}
 }
 
+// winner returns the claim that has a key; the zero claim if no Service has it.
+func (cs *claims) winner(k model.Key) claim {
+	if _, beaten := cs.places.beaten[k]; beaten {
+		return claim{}
+	}
+	return cs.best(k)
+}
+
+// best returns the best claim to a key; the zero claim if there is none.
+func (cs *claims) best(k model.Key) claim {
+	if list := cs.byKey[k]; len(list) > 0 {
+		return list[0]
+	}
+	return claim{}
+}
+
+// sharePlaces reports whether there are Services that may share a place with another one. In a cluster without port
+// ranges, load-balancer IPs and external IPs, there are none.
+func (cs *claims) sharePlaces() bool { return len(cs.rangesAt)+len(cs.places.sharing) > 0 }
+
+// elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
+func (c claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
+
 // replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
 // may have changed.
 func (cs *claims) replace(old, now *service) []contest {
@@ -138,7 +161,9 @@ func (cs *claims) withdraw(c claim) {
 		cs.lost--
 	default:
 		delete(cs.byKey, k)
-		cs.hostIPs.remove(k.NodePort(), k)
+		if len(cs.hostIPs) > 0 {
+			cs.hostIPs.remove(k.NodePort(), k)
+		}
 		if k.Last != 0 {
 			cs.rangesAt.remove(k.AddrProtocol(), k)
 		}
@@ -279,3 +304,19 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 
 // conflicts returns the number of frontends that a Service claims and another Service has.
 func (cs *claims) conflicts() int { return cs.lost + len(cs.places.beaten) + len(cs.places.fronts) }
+
+// groups has the values of each key.
+type groups[K, V comparable] map[K]map[V]struct{}
+
+func (g groups[K, V]) add(k K, v V) {
+	if g[k] == nil {
+		g[k] = map[V]struct{}{}
+	}
+	g[k][v] = struct{}{}
+}
+
+func (g groups[K, V]) remove(k K, v V) {
+	if delete(g[k], v); len(g[k]) == 0 {
+		delete(g, k)
+	}
+}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"time"
 
@@ -88,6 +89,15 @@ func frontendKey(k *model.Key) nft.Value {
 		v = v.Addr(k.Addr)
 	}
 	return v.Proto(k.Protocol).Port(k.Port)
+}
+
+// networkKey returns the key of the network of an address in a set of networks.
+func networkKey(a netip.Addr, bits int) nft.Value {
+	if a.Is6() {
+		b := a.As16()
+		return nft.Value{}.BigEndian(binary.BigEndian.Uint32(b[networkFrom:networkEnd]))
+	}
+	return nft.Value{}.Addr(netip.PrefixFrom(a, bits).Masked().Addr())
 }
 
 // class returns the class of a frontend for packets whose source is allowed.

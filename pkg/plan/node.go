@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -120,15 +119,6 @@ func (l *layout) inNetwork(s *nft.Set, bits int, negate bool) []expr.Any {
 		words = append(words, masked(reg, l.family.AddrLen(), bits))
 	}
 	return append(words, loadedIn(s, negate))
-}
-
-// networkKey returns the key of the network of an address in a set of networks.
-func networkKey(a netip.Addr, bits int) nft.Value {
-	if a.Is6() {
-		b := a.As16()
-		return nft.Value{}.BigEndian(binary.BigEndian.Uint32(b[networkFrom:networkEnd]))
-	}
-	return nft.Value{}.Addr(netip.PrefixFrom(a, bits).Masked().Addr())
 }
 
 // inRegions: see [layout.inNetwork]

@@ -48,13 +48,6 @@ func newPlaces() places {
 	}
 }
 
-// sharePlaces reports whether there are Services that may share a place with another one. In a cluster without port
-// ranges, load-balancer IPs and external IPs, there are none.
-func (cs *claims) sharePlaces() bool { return len(cs.rangesAt)+len(cs.places.sharing) > 0 }
-
-// elsewhere reports whether a claim is to an address other than the Service's cluster IP, and not to a node port.
-func (c claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.frontend.AtClusterIP() }
-
 // unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one
 // Service.
 func (cs *claims) unsettle(a netip.Addr, except *service) {
@@ -74,22 +67,6 @@ func (cs *claims) settleOne() []contest {
 		return list
 	}
 	return nil
-}
-
-// winner returns the claim that has a key; the zero claim if no Service has it.
-func (cs *claims) winner(k model.Key) claim {
-	if _, beaten := cs.places.beaten[k]; beaten {
-		return claim{}
-	}
-	return cs.best(k)
-}
-
-// best returns the best claim to a key; the zero claim if there is none.
-func (cs *claims) best(k model.Key) claim {
-	if list := cs.byKey[k]; len(list) > 0 {
-		return list[0]
-	}
-	return claim{}
 }
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.
@@ -235,21 +212,5 @@ func (cs *claims) setFront(k, r model.Key) {
 func (cs *claims) noteLoser(k model.Key) {
 	if s := cs.best(k).service; s != nil {
 		cs.losers[s.name] = struct{}{}
-	}
-}
-
-// groups has the values of each key.
-type groups[K, V comparable] map[K]map[V]struct{}
-
-func (g groups[K, V]) add(k K, v V) {
-	if g[k] == nil {
-		g[k] = map[V]struct{}{}
-	}
-	g[k][v] = struct{}{}
-}
-
-func (g groups[K, V]) remove(k K, v V) {
-	if delete(g[k], v); len(g[k]) == 0 {
-		delete(g, k)
 	}
 }

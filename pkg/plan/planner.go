@@ -106,6 +106,9 @@ func isAllocated(f *model.Frontend) bool {
 // atHostIP reports whether a frontend is a host port with a hostIP.
 func atHostIP(f *model.Frontend) bool { return f.Kind == model.HostPort && f.Addr.IsValid() }
 
+// precedesNodePorts reports whether a claim is to a range that takes precedence over node ports.
+func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllocated(c.frontend) }
+
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()

@@ -123,9 +123,6 @@ func (p *Planner) sharedNodeAddresses(f inet.Family) (shared []netip.Addr) {
 	return shared
 }
 
-// precedesNodePorts reports whether a claim is to a range that takes precedence over node ports.
-func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllocated(c.frontend) }
-
 // addRangesBefore adds to keys the ranges that take precedence over the node ports in keys.
 func (p *Planner) addRangesBefore(keys map[model.Key]string) {
 	nodePorts := map[inet.Protocol]bool{}

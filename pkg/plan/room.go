@@ -39,30 +39,6 @@ func (r Room) orDefault() Room {
 	}
 }
 
-// quantity is a quantity of the node that Services share, an index of [rooms].
-type quantity uint8
-
-const (
-	ofElements quantity = iota
-	ofSourceRanges
-	ofPortRanges
-	// ofNumbers are the numbers of service ports and source ranges that are not affine, ofAffine those of affine
-	// service ports, and ofHolders the service ports that hold packets. Each is for IPv4, and the next one for IPv6.
-	ofNumbers
-	_
-	ofAffine
-	_
-	ofHolders
-	_
-	quantities
-)
-
-// in returns the quantity of a family.
-func (q quantity) in(f inet.Family) quantity { return q + quantity(f) }
-
-// takes are the units of each quantity that a Service takes.
-type takes [quantities]int
-
 // rooms have the room of each quantity. units is the plural of a unit in the reason of a refusal.
 type rooms [quantities]struct {
 	*room.Room
