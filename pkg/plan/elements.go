@@ -200,13 +200,6 @@ func (p *Planner) serviceElements(s, other *service, to *wants) {
 	}
 }
 
-// frontendElements adds what the frontend with which a Service has a key wants. The claim may be the zero claim.
-func (p *Planner) frontendElements(c claim, to *wants) {
-	if c.service != nil {
-		p.rules.layouts[c.port.Family].frontendElements(c.port, c.frontend, to)
-	}
-}
-
 // Tables returns the wanted tables, without elements.
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table

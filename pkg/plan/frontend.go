@@ -174,39 +174,44 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	return l.services, l.restricted
 }
 
-// frontendElements adds the elements of a frontend. Each has a class, which selects a chain at a step.
-func (l *layout) frontendElements(p *port, f *model.Frontend, to *wants) {
+// frontendElements adds the elements of the frontend with which a Service has a key; none for the zero claim. Each has a
+// class, which selects a chain at a step.
+func (p *Planner) frontendElements(of claim, to *wants) {
+	if of.service == nil {
+		return
+	}
+	l, port, f := p.rules.layouts[of.port.Family], of.port, of.frontend
 	set, restricted := l.mapsOf(f)
-	e := nft.Element{Set: set, Key: frontendKey(&f.Key), Comment: p.comment}
-	c, at := p.class(f), stepFirst
+	e := nft.Element{Set: set, Key: frontendKey(&f.Key), Comment: port.comment}
+	c, at := port.class(f), stepFirst
 	if f.Last != 0 {
 		e.KeyEnd, at = nft.Value{}.Addr(f.Addr).Proto(f.Protocol).Port(f.Last), stepRange
 	}
-	if p.sources != nil && f.Sources != nil {
+	if port.sources != nil && f.Sources != nil {
 		firewall := firewallOf(f)
-		e.Data = nft.Value{}.Uint32(p.sources.number | firewall.number())
+		e.Data = nft.Value{}.Uint32(port.sources.number | firewall.number())
 		to.own = append(to.own, e)
 		to.leadTo(l, firewall, at)
 		e.Set, at = restricted, stepAllowed
 	}
 	if c.kind == kindSingle {
 		single := e
-		single.Set, single.Data = l.externalSingles, nft.Endpoint(first(p.endpointsOf(f)))
+		single.Set, single.Data = l.externalSingles, nft.Endpoint(first(port.endpointsOf(f)))
 		if f.Kind == model.ClusterIP {
 			single.Set = l.singles
 		}
 		to.own = append(to.own, single)
 	}
 	if c.kind != kindSingle || f.Kind != model.ClusterIP {
-		e.Data = nft.Value{}.Uint32(p.number | c.number())
+		e.Data = nft.Value{}.Uint32(port.number | c.number())
 		to.own = append(to.own, e)
 		to.leadTo(l, c, at)
 	}
 	if c.kind == kindReturn {
-		l.directElements(p, f, to)
+		l.directElements(port, f, to)
 	}
 	if l.refused != nil || l.pinged != nil {
-		l.behaviourElements(p, f, to)
+		l.behaviourElements(port, f, to)
 	}
 }
 

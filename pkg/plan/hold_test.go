@@ -37,7 +37,7 @@ func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
 	s.Helper()
 	var w wants
 	p := s.services[name].ports[0]
-	s.rules.layouts[0].frontendElements(p, &p.Frontends[0], &w)
+	s.frontendElements(claim{s.services[name], p, &p.Frontends[0]}, &w)
 	got := kindOf(w.own[len(w.own)-1].Data.AsUint32())
 	for port, name := range s.TakeOwners(Holding) {
 		if s.holds[port] = name; name == (types.NamespacedName{}) {
