@@ -7,15 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
-
-// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are
-// only counted.
-const maxEndpointProblems = 3
 
 // traits are the facts about an endpoint that determine whether it is used.
 type traits uint16
@@ -78,6 +72,19 @@ type group struct {
 	parts []part
 	// endpoints are sorted, without duplicates, which are in the other list.
 	endpoints, duplicates []endpoint
+}
+
+// firstPort returns the index of the first port of the same family.
+func firstPort(ports []*ServicePort, of *ServicePort) int {
+	return slices.IndexFunc(ports, func(sp *ServicePort) bool { return sp.Family == of.Family })
+}
+
+// groupOf returns the endpoints of a service port by its index. Ranges have the endpoints of the first port.
+func (b *builder) groupOf(i int) *group {
+	if sp := b.out.Ports[i]; sp.Ranged() {
+		i = firstPort(b.out.Ports, sp)
+	}
+	return &b.groups[i]
 }
 
 // A part is a slice with the number of one of its ports, for the group with an index.
@@ -263,72 +270,6 @@ func best(list []endpoint, n int) (kept, others []endpoint) {
 	return list[:n], list[n:]
 }
 
-// sliceReader reads one slice.
-type sliceReader struct {
-	b *builder
-	s *Slice
-	problems
-}
-
-// parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for
-// all other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list of
-// ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
-func (r *sliceReader) parts(groupAt map[groupKey]int) (parts []part) {
-	f, known := familyNamed(r.s.AddressType)
-	switch {
-	case !known:
-		r.problem("addressType", quoted(string(r.s.AddressType), "not IPv4 or IPv6"))
-		r.unread("the slice's address type " + string(r.s.AddressType) + " is not one of IP")
-		return nil
-	case !r.b.cluster[f].IsValid():
-		r.unread("the Service has no " + f.String() + " cluster IP")
-		return nil
-	}
-	n, most := len(r.s.Ports), r.b.limits.SlicePorts
-	if n > most {
-		r.reportExcess(limitSlicePorts, "ports", 0, most,
-			fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
-	}
-	unusable := "its slice has no port: no container port of the pod matches the targetPort of the Service"
-	others, hasOthers := len(r.b.groups)-1, false
-	for i := range r.s.Ports[:min(n, most)] {
-		p := &r.s.Ports[i]
-		protocol, field, reason := checkPort(p)
-		if reason != "" {
-			if n == 1 {
-				unusable = index("its slice's ports", i) + field + " " + reason
-			}
-			if !r.full() {
-				r.problem(index("ports", i)+field, reason)
-			}
-			continue
-		}
-		if at, found := groupAt[groupKey{family: f, protocol: protocol, name: *p.Name}]; found {
-			parts = append(parts, part{group: at, port: uint16(*p.Port)})
-		} else {
-			hasOthers = true
-		}
-	}
-	if hasOthers {
-		return append(parts, part{group: others})
-	}
-	if len(parts) == 0 {
-		r.unread(unusable)
-		if r.b.out.TerminateGone {
-			return []part{{group: others, portless: true}}
-		}
-	}
-	return parts
-}
-
-// unread records that no port of the slice is usable.
-func (r *sliceReader) unread(why string) {
-	if r.b.unread == nil {
-		r.b.unread = map[*Slice]string{}
-	}
-	r.b.unread[r.s] = why
-}
-
 // endpoint returns an endpoint of a slice as this node sees it, at a port. An endpoint of weight 0 gets no new
 // connections, and may continue existing ones: it is neither ready nor terminating.
 func (n *Node) endpoint(s *Slice, of *Endpoint, port uint16) endpoint {
@@ -357,45 +298,189 @@ func (n *Node) endpoint(s *Slice, of *Endpoint, port uint16) endpoint {
 	return e
 }
 
-// checkPort returns the protocol of a slice's port, or the invalid field and the reason.
-func checkPort(p *discoveryv1.EndpointPort) (protocol inet.Protocol, field, reason string) {
-	if p.Name == nil {
-		return 0, ".name", "is missing"
-	}
-	if p.Port == nil {
-		return 0, ".port", "is missing; a slice for all ports is not supported"
-	}
-	if _, ok := portNumber(*p.Port); !ok {
-		return 0, ".port", fmt.Sprintf("%d is not a port", *p.Port)
-	}
-	name := corev1.ProtocolTCP
-	if p.Protocol != nil {
-		name = *p.Protocol
-	}
-	protocol, ok := protocolOf(name)
-	if !ok {
-		return 0, ".protocol", quoted(string(name), "not TCP, UDP or SCTP")
-	}
-	return protocol, "", ""
+// selection has the endpoints of one service port, with the reasons why policies do not use them.
+type selection struct {
+	// endpoints are those among which the service port selects: sorted, and without duplicates. unused are duplicates,
+	// and endpoints above the limit.
+	endpoints, unused []endpoint
+	// forCluster and forLocal are the traits that an endpoint needs for policy Cluster and for policy Local.
+	forCluster, forLocal traits
 }
 
-// reportEndpoints adds the problems of the annotations and the endpoints.
-func (r *sliceReader) reportEndpoints() {
-	if p := r.s.problems; p != nil {
-		for _, problem := range p.list {
-			r.add(problem)
+// selectEndpoints selects the endpoints of each service port, and counts those on this node.
+func (b *builder) selectEndpoints() {
+	if hasTables := b.method.Key != balance.Chance || b.weighted || b.slow > 0; hasTables && b.applySlotLimit() {
+		for _, sp := range b.out.Ports {
+			sp.Method = balance.Method{}
 		}
-		r.more += p.more
+		for _, g := range b.groups {
+			for i := range g.endpoints {
+				g.endpoints[i].weight = 1
+			}
+		}
 	}
-	for i := range r.s.Unusable[:min(len(r.s.Unusable), maxEndpointProblems)] {
-		u := &r.s.Unusable[i]
-		r.problem(index("endpoints", u.index)+".addresses", u.why())
+	if b.slow > 0 {
+		b.setStarts()
 	}
-	if more := len(r.s.Unusable) - maxEndpointProblems; more > 0 {
-		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
+	most, excess, ports, prevents := b.limits.PortEndpoints, 0, 0, ""
+	for i, sp := range b.out.Ports {
+		g := b.groupOf(i)
+		s := selection{endpoints: g.endpoints, unused: g.duplicates}
+		if n := len(g.endpoints); n > most {
+			excess, ports = max(excess, n), ports+1
+			var others []endpoint
+			s.endpoints, others = best(g.endpoints, most)
+			s.unused = slices.Concat(g.duplicates, others)
+		}
+		if sp.Ranged() {
+			s.withoutPorts()
+		}
+		b.choose(sp, &s)
+		if b.direct {
+			if reason := b.locate(sp, &s); reason != "" && prevents == "" {
+				prevents = fmt.Sprintf("port %q: %s; ports of this kind use NAT", sp.Name.Port, reason)
+			}
+		}
+		b.selections = append(b.selections, s)
 	}
-	if n := r.s.overHints; n > 0 {
-		r.reportExcess(limitHints, "endpoints", 0, MostHints,
-			fmt.Sprintf("the hints of %d endpoints are used only in part", n), "use fewer hints")
+	if prevents != "" {
+		b.problem(ForwardingField, quoted(forwardDirect, prevents))
+	}
+	if ports > 0 {
+		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most,
+			fmt.Sprintf("%d ports do not use all of their endpoints", ports),
+			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
+	}
+	if b.out.HealthCheckNodePort != 0 {
+		b.countLocal()
+	}
+	if b.out.TerminateGone {
+		b.setListed()
+	}
+}
+
+// choose selects the endpoints of a service port. It follows kube-proxy's CategorizeEndpoints: ready endpoints, or if
+// there are none, endpoints that still serve while they terminate. Cluster and Local are selected independently.
+//
+// The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the
+// node itself reach every endpoint.
+func (b *builder) choose(sp *ServicePort, s *selection) {
+	usesCluster, usesLocal := sp.policies()
+	s.forCluster, s.forLocal = demands(s.endpoints)
+	sp.HasEndpoints = slices.ContainsFunc(s.endpoints, func(e endpoint) bool { return e.has(s.forCluster) })
+	inCluster := func(e *endpoint) bool { return usesCluster && e.has(s.forCluster) }
+	inLocal := func(e *endpoint) bool { return usesLocal && e.has(s.forLocal) }
+	isUsed := func(e *endpoint) bool { return inCluster(e) || inLocal(e) }
+	hairpin := func(e *endpoint) bool { return e.has(local) && isUsed(e) }
+	serves := func(e *endpoint) bool { return e.has(ready) || e.has(serving) }
+
+	sp.Cluster = pick(s.endpoints, inCluster)
+	sp.Local = pick(s.endpoints, inLocal, sp.Cluster)
+	if b.weighted || b.slow > 0 {
+		sp.ClusterWeights = sp.weightsOf(s.endpoints, inCluster, b.slow > 0)
+		sp.LocalWeights = sp.weightsOf(s.endpoints, inLocal, b.slow > 0)
+	}
+	sp.Hairpin = pick(s.endpoints, hairpin, sp.Cluster, sp.Local)
+	sp.Serving = pick(s.endpoints, serves, sp.Cluster, sp.Local)
+	if sp.MaxConnections > 0 {
+		sp.Idle = pick(s.endpoints, func(e *endpoint) bool { return !isUsed(e) })
+	}
+}
+
+// policies reports whether any frontend needs endpoints of policy Cluster, and of policy Local.
+func (sp *ServicePort) policies() (cluster, local bool) {
+	for i := range sp.Frontends {
+		f := &sp.Frontends[i]
+		cluster = cluster || !f.Local || f.Kind != ClusterIP
+		local = local || f.Local
+	}
+	return cluster, local
+}
+
+// demands returns the traits that an endpoint needs for policy Cluster and for policy Local.
+//
+// For policy Cluster, it may need a hint for this node. Hints of one kind (node or zone) apply only if every ready
+// endpoint has such a hint, and at least one of these hints matches this node. Hints for nodes precede those for zones
+// (KEP-3015). Fields such as trafficDistribution are not read: controllers turn them into hints.
+func demands(list []endpoint) (forCluster, forLocal traits) {
+	common, seen := anyNodeHint|anyZoneHint, traits(0)
+	forCluster, forLocal = serving|terminating, local|serving|terminating
+	for i := range list {
+		t := list[i].traits
+		if t.has(ready) {
+			common &= t
+			seen |= t
+			forCluster = ready
+		}
+		if t.has(ready | local) {
+			forLocal = ready | local
+		}
+	}
+	switch {
+	case common&anyNodeHint != 0 && seen&thisNodeHint != 0:
+		forCluster |= thisNodeHint
+	case common&anyZoneHint != 0 && seen&thisZoneHint != 0:
+		forCluster |= thisZoneHint
+	}
+	return forCluster, forLocal
+}
+
+// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns one of the given lists if it
+// is equal.
+func pick(list []endpoint, chosen func(*endpoint) bool, existing ...[]netip.AddrPort) (picked []netip.AddrPort) {
+	for i := range list {
+		if chosen(&list[i]) {
+			if picked == nil {
+				picked = make([]netip.AddrPort, 0, len(list)-i)
+			}
+			picked = append(picked, list[i].AddrPort)
+		}
+	}
+	for _, e := range existing {
+		if slices.Equal(e, picked) {
+			return e
+		}
+	}
+	if len(picked) < cap(picked) {
+		return slices.Clone(picked) // without the capacity that it does not use
+	}
+	return picked
+}
+
+// weightsOf returns the weights of the chosen endpoints; nil if they are equal. They are reduced, unless the Service
+// has both slow start and the random algorithm, see slowed.
+func (sp *ServicePort) weightsOf(list []endpoint, chosen func(*endpoint) bool, slow bool) []uint16 {
+	var weights []uint16
+	var shares []uint8
+	for i := range list {
+		if e := &list[i]; chosen(e) {
+			weights, shares = append(weights, e.weight), append(shares, fullShare-e.missing)
+		}
+	}
+	weights = balance.Reduce(weights)
+	if !slow || len(shares) == 0 {
+		return weights
+	}
+	if sp.Method.Key == balance.Chance {
+		for i, share := range shares {
+			sp.Rising += weightAt(weights, i) * (fullShare - int(share))
+		}
+	}
+	return slowed(weights, shares, sp.Method.Key)
+}
+
+// countLocal sets Service.LocalReady. As in kube-proxy, it includes endpoints that no port of the Service uses.
+func (b *builder) countLocal() {
+	var addrs []netip.Addr
+	for _, g := range b.groups {
+		for i := range g.endpoints {
+			if e := &g.endpoints[i]; e.has(ready | local) {
+				addrs = append(addrs, e.Addr())
+			}
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	for _, addr := range slices.Compact(addrs) {
+		b.out.LocalReady[inet.FamilyOf(addr)]++
 	}
 }

@@ -25,9 +25,6 @@ type portRange struct {
 	first, last uint16
 }
 
-// Ranged reports whether the frontends are ranges of ports. A packet keeps its port: the endpoints have port 0.
-func (sp *ServicePort) Ranged() bool { return sp.Name.Port == RangesPort }
-
 // Ports returns the ports of a key, such as "80" or "10000-20000".
 func (k *Key) Ports() string {
 	if k.Last <= k.Port {
@@ -164,19 +161,6 @@ func (b *builder) rangedPorts(first *ServicePort, ranges []portRange) (list []*S
 		}
 	}
 	return list
-}
-
-// firstPort returns the index of the first port of the same family.
-func firstPort(ports []*ServicePort, of *ServicePort) int {
-	return slices.IndexFunc(ports, func(sp *ServicePort) bool { return sp.Family == of.Family })
-}
-
-// groupOf returns the endpoints of a service port by its index. Ranges have the endpoints of the first port.
-func (b *builder) groupOf(i int) *group {
-	if sp := b.out.Ports[i]; sp.Ranged() {
-		i = firstPort(b.out.Ports, sp)
-	}
-	return &b.groups[i]
 }
 
 // withoutPorts turns endpoints into addresses, each once with port 0. If endpoints have the same address, it keeps the

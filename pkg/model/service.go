@@ -140,6 +140,9 @@ type ServicePort struct {
 // Limited reports whether the connection limit applies.
 func (sp *ServicePort) Limited() bool { return sp.MaxConnections > 0 && sp.Affinity == 0 }
 
+// Ranged reports whether the frontends are ranges of ports. A packet keeps its port: the endpoints have port 0.
+func (sp *ServicePort) Ranged() bool { return sp.Name.Port == RangesPort }
+
 // Slots returns the number of slots of the tables of Cluster and Local after all endpoints have started.
 func (sp *ServicePort) Slots() int {
 	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) +

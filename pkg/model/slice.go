@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -344,4 +345,117 @@ func Zones(slices []*Slice) map[netip.Addr]string {
 		}
 	}
 	return zones
+}
+
+// maxEndpointProblems is the number of invalid endpoints of one slice with a problem of their own. Further ones are
+// only counted.
+const maxEndpointProblems = 3
+
+// sliceReader reads one slice.
+type sliceReader struct {
+	b *builder
+	s *Slice
+	problems
+}
+
+// parts returns a part for each usable port of the slice that matches a port of the Service. It returns one part for
+// all other usable ports together. If there is no usable port, it records the reason for [Explain]. An empty list of
+// ports is valid: the EndpointSlice controller writes it if no pod has the named target port.
+func (r *sliceReader) parts(groupAt map[groupKey]int) (parts []part) {
+	f, known := familyNamed(r.s.AddressType)
+	switch {
+	case !known:
+		r.problem("addressType", quoted(string(r.s.AddressType), "not IPv4 or IPv6"))
+		r.unread("the slice's address type " + string(r.s.AddressType) + " is not one of IP")
+		return nil
+	case !r.b.cluster[f].IsValid():
+		r.unread("the Service has no " + f.String() + " cluster IP")
+		return nil
+	}
+	n, most := len(r.s.Ports), r.b.limits.SlicePorts
+	if n > most {
+		r.reportExcess(limitSlicePorts, "ports", 0, most,
+			fmt.Sprintf("ports from %s on are not used", index("ports", most)), "divide the Service")
+	}
+	unusable := "its slice has no port: no container port of the pod matches the targetPort of the Service"
+	others, hasOthers := len(r.b.groups)-1, false
+	for i := range r.s.Ports[:min(n, most)] {
+		p := &r.s.Ports[i]
+		protocol, field, reason := checkPort(p)
+		if reason != "" {
+			if n == 1 {
+				unusable = index("its slice's ports", i) + field + " " + reason
+			}
+			if !r.full() {
+				r.problem(index("ports", i)+field, reason)
+			}
+			continue
+		}
+		if at, found := groupAt[groupKey{family: f, protocol: protocol, name: *p.Name}]; found {
+			parts = append(parts, part{group: at, port: uint16(*p.Port)})
+		} else {
+			hasOthers = true
+		}
+	}
+	if hasOthers {
+		return append(parts, part{group: others})
+	}
+	if len(parts) == 0 {
+		r.unread(unusable)
+		if r.b.out.TerminateGone {
+			return []part{{group: others, portless: true}}
+		}
+	}
+	return parts
+}
+
+// unread records that no port of the slice is usable.
+func (r *sliceReader) unread(why string) {
+	if r.b.unread == nil {
+		r.b.unread = map[*Slice]string{}
+	}
+	r.b.unread[r.s] = why
+}
+
+// checkPort returns the protocol of a slice's port, or the invalid field and the reason.
+func checkPort(p *discoveryv1.EndpointPort) (protocol inet.Protocol, field, reason string) {
+	if p.Name == nil {
+		return 0, ".name", "is missing"
+	}
+	if p.Port == nil {
+		return 0, ".port", "is missing; a slice for all ports is not supported"
+	}
+	if _, ok := portNumber(*p.Port); !ok {
+		return 0, ".port", fmt.Sprintf("%d is not a port", *p.Port)
+	}
+	name := corev1.ProtocolTCP
+	if p.Protocol != nil {
+		name = *p.Protocol
+	}
+	protocol, ok := protocolOf(name)
+	if !ok {
+		return 0, ".protocol", quoted(string(name), "not TCP, UDP or SCTP")
+	}
+	return protocol, "", ""
+}
+
+// reportEndpoints adds the problems of the annotations and the endpoints.
+func (r *sliceReader) reportEndpoints() {
+	if p := r.s.problems; p != nil {
+		for _, problem := range p.list {
+			r.add(problem)
+		}
+		r.more += p.more
+	}
+	for i := range r.s.Unusable[:min(len(r.s.Unusable), maxEndpointProblems)] {
+		u := &r.s.Unusable[i]
+		r.problem(index("endpoints", u.index)+".addresses", u.why())
+	}
+	if more := len(r.s.Unusable) - maxEndpointProblems; more > 0 {
+		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
+	}
+	if n := r.s.overHints; n > 0 {
+		r.reportExcess(limitHints, "endpoints", 0, MostHints,
+			fmt.Sprintf("the hints of %d endpoints are used only in part", n), "use fewer hints")
+	}
 }
