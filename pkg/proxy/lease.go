@@ -119,9 +119,6 @@ type standby struct {
 	reported bool
 }
 
-// maySend reports whether this process serves.
-func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
-
 // standBy waits for a question, or until the process that serves may have changed. It plans no changes. If this
 // process may serve then, it resumes.
 func (p *Proxy) standBy(ctx context.Context) {

@@ -178,6 +178,9 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
+// maySend reports whether this process serves.
+func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
+
 // announce reports the outcome of a sync: first to the loop's own parts, so that health and metrics are current, then
 // to the listeners. After a success, it also starts the work of listeners to some kinds of Services.
 func (p *Proxy) announce(s *beside.Sync) {
