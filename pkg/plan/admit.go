@@ -119,6 +119,46 @@ func (q quantity) in(f inet.Family) quantity { return q + quantity(f) }
 // takes are the units of each quantity that a Service takes.
 type takes [quantities]int
 
+// supported returns a service port without the properties that the kernel lacks, and records these as left out.
+func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
+	limited := p.rules.options.WithoutMaximum && sp.MaxConnections > 0
+	hashed := p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
+	prevents := ""
+	if sp.Direct != nil {
+		prevents = p.preventsDirect(sp)
+	}
+	timed := p.rules.options.WithoutTimeouts && sp.Timeouts != model.Timeouts{}
+	if !limited && !hashed && !timed && prevents == "" {
+		return sp
+	}
+	out := *sp
+	if prevents != "" {
+		out.Direct = nil
+		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, prevents))
+	}
+	if timed {
+		out.Timeouts = model.Timeouts{}
+		s.leaveOut(model.TimeoutsField, fmt.Sprintf(
+			"%s port %q has the timeouts of the node: the kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT)",
+			sp.Family, sp.Name.Port))
+	}
+	if limited {
+		out.MaxConnections = 0
+	}
+	if limited && sp.Limited() {
+		s.leaveOut(model.MaximumField, fmt.Sprintf(
+			"%s port %q has no connection limit: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
+			sp.Family, sp.Name.Port))
+	}
+	if hashed {
+		out.Method = balance.Method{}
+		s.leaveOut(model.AlgorithmField, fmt.Sprintf(
+			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
+			sp.Family, sp.Name.Port))
+	}
+	return &out
+}
+
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
 // earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
 // Service is then served without them.
@@ -185,6 +225,44 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 // first.
 const waitsForOthers = "other Services have been served before"
 
+// lacking has the parts of a Service that are left out, and the room that they need.
+type lacking struct {
+	// parts is the number of these parts. list has the first ones.
+	parts int
+	list  []Excess
+	// least has the smallest request of each quantity that was refused.
+	least map[quantity]int
+	// forOthers is true if a part waits only because the planner recalls numbers.
+	forOthers bool
+}
+
+// mostExcess is the number of parts that [PlannedService.Excess] lists for one Service.
+const mostExcess = 20
+
+// lacking returns the parts that are left out, for changes.
+func (s *service) lacking() *lacking {
+	if s.lacks == nil {
+		s.lacks = &lacking{least: map[quantity]int{}}
+	}
+	return s.lacks
+}
+
+// leaveOut records that a part of a Service is left out.
+func (s *service) leaveOut(field, reason string) *lacking {
+	l := s.lacking()
+	if l.parts++; l.parts <= mostExcess {
+		l.list = append(l.list, Excess{field, reason})
+	}
+	return l
+}
+
+// needs records a request of more units that was refused.
+func (l *lacking) needs(q quantity, more int) {
+	if least, known := l.least[q]; !known || more < least {
+		l.least[q] = more
+	}
+}
+
 // lack records that a service port is planned in a lower form than its Service asks for, or not at all. The Service
 // then waits for the elements that the port would need in addition.
 func (p *Planner) lack(s *service, n *port, reason string) {
@@ -238,6 +316,96 @@ func numbersOf(f inet.Family, affine bool) quantity {
 		return ofAffine.in(f)
 	}
 	return ofNumbers.in(f)
+}
+
+// request grants now units of a quantity to a part of a Service instead of was units. It returns the reason of a
+// refusal, otherwise "".
+func (p *Planner) request(s *service, q quantity, was, now int) (reason string) {
+	if reason = p.refusal(s, q, was, now); reason == "" {
+		p.rooms[q].Change(s.name.Namespace, was, now)
+		s.takes[q] += now - was
+		p.freed = p.freed || now < was
+	}
+	return reason
+}
+
+// take requests now units of a quantity for a Service instead of was units. If the request is refused, the Service
+// keeps none. had is false if the Service has to wait, because the planner recalls numbers and the Service did not have
+// this part.
+func (p *Planner) take(s *service, q quantity, was, now int, had bool) (reason string) {
+	if !had {
+		reason, s.lacking().forOthers = waitsForOthers, true
+	} else if reason = p.request(s, q, was, now); reason == "" {
+		return ""
+	}
+	p.request(s, q, was, 0)
+	s.lacking().needs(q, now)
+	return reason
+}
+
+// refusal returns the reason why a Service cannot have now units instead of was units; "" if it can. The reason depends
+// on nothing that other Services change, so that it is reported once.
+func (p *Planner) refusal(s *service, q quantity, was, now int) string {
+	switch r := p.rooms[q]; r.Lacks(s.name.Namespace, was, now) {
+	case room.OfNamespace:
+		return fmt.Sprintf("it needs %d %s, and one namespace may have %d in all", now, r.units, r.Most())
+	case room.OfNode:
+		return fmt.Sprintf(
+			"it needs %d %s, the %d of the node are in use, and its namespace has more than the %d that it owns",
+			now, r.units, r.Limit(), r.Own())
+	}
+	return ""
+}
+
+// assignHolders decides whether the ports of a Service hold packets. If the limit is reached, it records this part as
+// left out.
+func (p *Planner) assignHolders(out *service, s *model.Service) bool {
+	var n [2]int
+	for _, port := range s.Ports {
+		n[port.Family]++
+	}
+	granted := true
+	for _, f := range inet.Families {
+		q := ofHolders.in(f)
+		if n[f] == 0 {
+			continue
+		}
+		if reason := p.take(out, q, out.takes[q], n[f], p.held(s, f)); reason != "" {
+			out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
+			granted = false
+		}
+	}
+	return granted
+}
+
+// held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they
+// must have held packets.
+func (p *Planner) held(s *model.Service, f inet.Family) bool {
+	return p.recalled == nil || !p.recalled.strict[f] || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+		return sp.Family == f && p.recalled.grants[portID{sp.Name, sp.Protocol, f}].holds
+	})
+}
+
+// assignRanges gives the ranges of a Service their room: the number of ranges times addresses. It returns false if
+// there is no room: the Service is then served without them.
+func (p *Planner) assignRanges(out *service, s *model.Service) bool {
+	n := 0
+	for _, sp := range s.Ports {
+		if sp.Ranged() && p.rules.layouts[sp.Family] != nil {
+			n += len(sp.Frontends)
+		}
+	}
+	if n == 0 {
+		return false
+	}
+	had := p.recalled == nil || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
+		return sp.Ranged() && p.recalled.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
+	})
+	reason := p.take(out, ofPortRanges, out.takes[ofPortRanges], n, had)
+	if reason != "" {
+		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
+	}
+	return reason == ""
 }
 
 // uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number

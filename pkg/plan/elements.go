@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -180,25 +179,6 @@ func (p *Planner) report(e nft.Element, wanted bool) {
 
 // sharedElement returns an element that several owners may want.
 func sharedElement(id nft.ID) nft.Element { return nft.Element{Set: id.Set, Key: id.Key} }
-
-// serviceElements adds what a Service wants apart from its frontends. It leaves out the slots that the other version of
-// the Service has, too.
-func (p *Planner) serviceElements(s, other *service, to *wants) {
-	for _, port := range s.ports {
-		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
-	}
-	for _, a := range s.reserved {
-		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
-			to.vote(l.regions, networkKey(a, regionBits[l.family]))
-			l.clusterIP(a, to)
-		}
-	}
-	for f, sources := range s.sources {
-		if sources != nil {
-			p.rules.layouts[f].sourceElements(sources, to)
-		}
-	}
-}
 
 // Tables returns the wanted tables, without elements.
 func (p *Planner) Tables() []*nft.Table {

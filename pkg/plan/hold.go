@@ -1,11 +1,9 @@
 package plan
 
 import (
-	"slices"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
@@ -58,35 +56,6 @@ func refuseBegun() []nft.Rule {
 		rule(began, protocol(inet.TCP), withoutSYN(), refused),
 		rule(began, protocol(inet.SCTP), withoutINIT(), refused),
 	}
-}
-
-// assignHolders decides whether the ports of a Service hold packets. If the limit is reached, it records this part as
-// left out.
-func (p *Planner) assignHolders(out *service, s *model.Service) bool {
-	var n [2]int
-	for _, port := range s.Ports {
-		n[port.Family]++
-	}
-	granted := true
-	for _, f := range inet.Families {
-		q := ofHolders.in(f)
-		if n[f] == 0 {
-			continue
-		}
-		if reason := p.take(out, q, out.takes[q], n[f], p.held(s, f)); reason != "" {
-			out.leaveOut(model.ScaleToZeroField, "the Service refuses connections while it has no endpoint: "+reason)
-			granted = false
-		}
-	}
-	return granted
-}
-
-// held reports whether the ports of a Service in a family may hold packets now. While the planner recalls numbers, they
-// must have held packets.
-func (p *Planner) held(s *model.Service, f inet.Family) bool {
-	return p.recalled == nil || !p.recalled.strict[f] || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
-		return sp.Family == f && p.recalled.grants[portID{sp.Name, sp.Protocol, f}].holds
-	})
 }
 
 // forgetHeld forgets the packets that the ports of an earlier version of a Service held, if they do not any more.

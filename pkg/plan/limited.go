@@ -210,17 +210,6 @@ func isIn(list []netip.AddrPort, e netip.AddrPort) bool {
 	return found
 }
 
-// union returns the endpoints of two sorted lists, sorted and each once.
-func union(a, b []netip.AddrPort) []netip.AddrPort {
-	_, added := difference(a, b)
-	if len(added) == 0 {
-		return a
-	}
-	all := append(slices.Clip(a), added...)
-	slices.SortFunc(all, netip.AddrPort.Compare)
-	return all
-}
-
 // Age returns the Services with endpoints that lose their counts of connections now: they had left when Age was called
 // before. Plan them again.
 func (p *Planner) Age() (names []types.NamespacedName) {

@@ -2,13 +2,11 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -55,21 +53,6 @@ type Planner struct {
 	sink Sink
 	// was and is are memory for [Planner.change].
 	was, is wants
-}
-
-// service is a planned Service.
-type service struct {
-	name  types.NamespacedName
-	age   model.Age
-	ports []*port
-	// index has the ports by id; nil if the Service has fewer than manyPorts.
-	index   map[portID]*port
-	sources [2]*sources
-	takes   takes
-	// reserved are the cluster IPs without a frontend.
-	reserved []netip.Addr
-	// lacks are the parts without room, nil if there are none.
-	lacks *lacking
 }
 
 // claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster
@@ -269,46 +252,6 @@ func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *s
 	return out
 }
 
-// supported returns a service port without the properties that the kernel lacks, and records these as left out.
-func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
-	limited := p.rules.options.WithoutMaximum && sp.MaxConnections > 0
-	hashed := p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
-	prevents := ""
-	if sp.Direct != nil {
-		prevents = p.preventsDirect(sp)
-	}
-	timed := p.rules.options.WithoutTimeouts && sp.Timeouts != model.Timeouts{}
-	if !limited && !hashed && !timed && prevents == "" {
-		return sp
-	}
-	out := *sp
-	if prevents != "" {
-		out.Direct = nil
-		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, prevents))
-	}
-	if timed {
-		out.Timeouts = model.Timeouts{}
-		s.leaveOut(model.TimeoutsField, fmt.Sprintf(
-			"%s port %q has the timeouts of the node: the kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT)",
-			sp.Family, sp.Name.Port))
-	}
-	if limited {
-		out.MaxConnections = 0
-	}
-	if limited && sp.Limited() {
-		s.leaveOut(model.MaximumField, fmt.Sprintf(
-			"%s port %q has no connection limit: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
-			sp.Family, sp.Name.Port))
-	}
-	if hashed {
-		out.Method = balance.Method{}
-		s.leaveOut(model.AlgorithmField, fmt.Sprintf(
-			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
-			sp.Family, sp.Name.Port))
-	}
-	return &out
-}
-
 // giveIDs gives ids to the endpoints of an affine service port.
 func (p *Planner) giveIDs(n *port) {
 	known := p.recallIDs(n.id())
@@ -316,25 +259,6 @@ func (p *Planner) giveIDs(n *port) {
 		n.ids.add(e, known)
 	}
 }
-
-// manyPorts is the smallest number of ports of a Service with an index.
-const manyPorts = 8
-
-// port returns the service port with an id, or an empty one if the Service does not have it.
-func (s *service) port(id portID) *port {
-	if s.index != nil {
-		return cmp.Or(s.index[id], &noPort)
-	}
-	for _, p := range s.ports {
-		if p.id() == id {
-			return p
-		}
-	}
-	return &noPort
-}
-
-// noPort is the port of Services that lack a port. Nothing changes it.
-var noPort = port{ServicePort: &model.ServicePort{}}
 
 // TableName is the name of the tables of the default instance, in both families.
 const TableName = "kube-nftproxy"

@@ -147,25 +147,3 @@ func (p *Planner) addRangesBefore(keys map[model.Key]string) {
 func (p *Planner) servesNodePorts(k model.Key) bool {
 	return p.rules.options.AnyNodeAddress[k.Family] || slices.Contains(p.nodes[k.Family].addresses, k.Addr)
 }
-
-// assignRanges gives the ranges of a Service their room: the number of ranges times addresses. It returns false if
-// there is no room: the Service is then served without them.
-func (p *Planner) assignRanges(out *service, s *model.Service) bool {
-	n := 0
-	for _, sp := range s.Ports {
-		if sp.Ranged() && p.rules.layouts[sp.Family] != nil {
-			n += len(sp.Frontends)
-		}
-	}
-	if n == 0 {
-		return false
-	}
-	had := p.recalled == nil || slices.ContainsFunc(s.Ports, func(sp *model.ServicePort) bool {
-		return sp.Ranged() && p.recalled.had(portID{sp.Name, sp.Protocol, sp.Family}, sp) == formAffine
-	})
-	reason := p.take(out, ofPortRanges, out.takes[ofPortRanges], n, had)
-	if reason != "" {
-		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
-	}
-	return reason == ""
-}

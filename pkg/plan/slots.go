@@ -68,26 +68,6 @@ func first(set []netip.AddrPort) netip.AddrPort {
 	return slices.MinFunc(set, func(a, b netip.AddrPort) int { return cmp.Compare(balance.Hash(a), balance.Hash(b)) })
 }
 
-// difference returns the endpoints that only the sorted list old has, and the endpoints that only the sorted list now
-// has.
-func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
-	i, j := 0, 0
-	for i < len(old) && j < len(now) {
-		switch {
-		case old[i] == now[j]: // almost always
-			i++
-			j++
-		case old[i].Compare(now[j]) < 0:
-			removed = append(removed, old[i])
-			i++
-		default:
-			added = append(added, now[j])
-			j++
-		}
-	}
-	return append(removed, old[i:]...), append(added, now[j:]...)
-}
-
 // hashMask is all ones except in tests, which shorten hashes to make them collide.
 var hashMask = ^uint64(0)
 

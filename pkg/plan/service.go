@@ -1,14 +1,53 @@
 package plan
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
+
+// service is a planned Service.
+type service struct {
+	name  types.NamespacedName
+	age   model.Age
+	ports []*port
+	// index has the ports by id; nil if the Service has fewer than manyPorts.
+	index   map[portID]*port
+	sources [2]*sources
+	takes   takes
+	// reserved are the cluster IPs without a frontend.
+	reserved []netip.Addr
+	// lacks are the parts without room, nil if there are none.
+	lacks *lacking
+}
+
+// manyPorts is the smallest number of ports of a Service with an index.
+const manyPorts = 8
+
+// port returns the service port with an id, or an empty one if the Service does not have it.
+func (s *service) port(id portID) *port {
+	if s.index != nil {
+		return cmp.Or(s.index[id], &noPort)
+	}
+	for _, p := range s.ports {
+		if p.id() == id {
+			return p
+		}
+	}
+	return &noPort
+}
+
+// noPort is the port of Services that lack a port. Nothing changes it.
+var noPort = port{ServicePort: &model.ServicePort{}}
 
 // port is a planned service port. The elements of its frontends lead to its number, and the number leads to its
 // endpoints.
@@ -80,6 +119,37 @@ func (p *port) identified() []netip.AddrPort {
 		return p.counted.endpoints
 	}
 	return union(p.Cluster, p.Local)
+}
+
+// union returns the endpoints of two sorted lists, sorted and each once.
+func union(a, b []netip.AddrPort) []netip.AddrPort {
+	_, added := difference(a, b)
+	if len(added) == 0 {
+		return a
+	}
+	all := append(slices.Clip(a), added...)
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all
+}
+
+// difference returns the endpoints that only the sorted list old has, and the endpoints that only the sorted list now
+// has.
+func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
+	i, j := 0, 0
+	for i < len(old) && j < len(now) {
+		switch {
+		case old[i] == now[j]: // almost always
+			i++
+			j++
+		case old[i].Compare(now[j]) < 0:
+			removed = append(removed, old[i])
+			i++
+		default:
+			added = append(added, now[j])
+			j++
+		}
+	}
+	return append(removed, old[i:]...), append(added, now[j:]...)
 }
 
 // frontendKey returns the key of a frontend in the maps.
@@ -172,6 +242,25 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 		return l.ranges, l.restrictedRanges
 	}
 	return l.services, l.restricted
+}
+
+// serviceElements adds what a Service wants apart from its frontends. It leaves out the slots that the other version of
+// the Service has, too.
+func (p *Planner) serviceElements(s, other *service, to *wants) {
+	for _, port := range s.ports {
+		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
+	}
+	for _, a := range s.reserved {
+		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
+			to.vote(l.regions, networkKey(a, regionBits[l.family]))
+			l.clusterIP(a, to)
+		}
+	}
+	for f, sources := range s.sources {
+		if sources != nil {
+			p.rules.layouts[f].sourceElements(sources, to)
+		}
+	}
 }
 
 // frontendElements adds the elements of the frontend with which a Service has a key; none for the zero claim. Each has a
