@@ -202,10 +202,8 @@ func (b *builder) exposes(t corev1.ServiceType) bool { return b.exposed == "" ||
 
 // reserve keeps the cluster IPs for a Service with ports, without frontends: no other Service may get them.
 func (b *builder) reserve(ports int) {
-	for _, a := range b.cluster {
-		if a.IsValid() && ports > 0 {
-			b.out.Reserved = append(b.out.Reserved, a)
-		}
+	if ports > 0 {
+		b.out.Reserved = b.cluster
 	}
 }
 

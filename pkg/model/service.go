@@ -163,9 +163,9 @@ type Service struct {
 	// UID is metadata.uid.
 	UID   string
 	Ports []*ServicePort
-	// Reserved are the cluster IPs at which the Service has no frontend, because of an annotation. They refuse
-	// connections.
-	Reserved []netip.Addr
+	// Reserved is the cluster IP of each family at which the Service has no frontend, because of an annotation. It
+	// refuses connections.
+	Reserved [2]netip.Addr
 	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family. It is 0 without

@@ -159,6 +159,24 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	return &out
 }
 
+// preventsDirect returns the property of this node that prevents direct server return, or "".
+func (p *Planner) preventsDirect(sp *model.ServicePort) string {
+	switch {
+	case p.rules.options.WithoutHash:
+		return "the kernel lacks jhash (CONFIG_NFT_HASH)"
+	case !p.rules.options.DirectReturn:
+		return "the kernel lacks dup (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)"
+	case !p.rules.options.LocalPods[sp.Family].known():
+		return "the program does not recognise local pods (--cluster-cidr)"
+	case !p.rules.options.LocalPods[sp.Family].Prefix.IsValid() && slices.ContainsFunc(sp.Frontends, mayBeAPod):
+		return "an external IP may be the address of a pod, and the program does not know these (--cluster-cidr)"
+	}
+	return ""
+}
+
+// mayBeAPod reports whether a packet to a frontend with direct server return may be a reply to a pod.
+func mayBeAPod(f model.Frontend) bool { return f.Kind == model.ExternalIP && f.MayBeDirect() }
+
 // admit decides the form of a service port, takes the room for it, and assigns a number. It keeps the number of the
 // earlier version of the port if it can. It reports false if a port has ranges and there is no room for them: the
 // Service is then served without them.
@@ -406,6 +424,56 @@ func (p *Planner) assignRanges(out *service, s *model.Service) bool {
 		out.leaveOut(model.PortRangesField, "the Service has no port ranges: "+reason)
 	}
 	return reason == ""
+}
+
+// assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room
+// for them, no source is allowed.
+func (p *Planner) assignSources(s, old *service) {
+	for _, port := range s.ports {
+		for i := range port.Frontends {
+			if f := &port.Frontends[i]; f.Sources != nil {
+				if s.sources[port.Family] == nil {
+					s.sources[port.Family] = &sources{family: port.Family}
+				}
+				s.sources[port.Family].add(f)
+			}
+		}
+		port.sources = s.sources[port.Family]
+	}
+	for f, out := range s.sources {
+		if out != nil {
+			p.admitSources(s, old.sources[f], out)
+		}
+	}
+}
+
+// admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no
+// number: no source is allowed.
+func (p *Planner) admitSources(s *service, before, out *sources) {
+	id, was, n := sourcesID(s.name, out.family), 0, out.count()
+	if before != nil {
+		out.number, was = before.number, before.count()
+	}
+	had := p.recalled == nil || !p.recalled.strict[out.family] || p.recalled.grants[id].number != 0
+	reason := p.take(s, ofSourceRanges, was, n, had || n == 0)
+	if reason == "" && out.number == 0 {
+		if out.number, reason = p.number(s, id, false); reason != "" {
+			p.request(s, ofSourceRanges, n, 0)
+		}
+	}
+	if reason != "" {
+		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
+		out.lists, out.number = [sourceLists][]model.AddrRange{}, 0
+		s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
+	}
+}
+
+// count is the number of source ranges.
+func (s *sources) count() (n int) {
+	for _, ranges := range s.lists {
+		n += len(ranges)
+	}
+	return n
 }
 
 // uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number

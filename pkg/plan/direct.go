@@ -195,24 +195,6 @@ func (l *layout) serveDirect(o *Options, t table) []nft.Rule {
 	}
 }
 
-// preventsDirect returns the property of this node that prevents direct server return, or "".
-func (p *Planner) preventsDirect(sp *model.ServicePort) string {
-	switch {
-	case p.rules.options.WithoutHash:
-		return "the kernel lacks jhash (CONFIG_NFT_HASH)"
-	case !p.rules.options.DirectReturn:
-		return "the kernel lacks dup (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)"
-	case !p.rules.options.LocalPods[sp.Family].known():
-		return "the program does not recognise local pods (--cluster-cidr)"
-	case !p.rules.options.LocalPods[sp.Family].Prefix.IsValid() && slices.ContainsFunc(sp.Frontends, mayBeAPod):
-		return "an external IP may be the address of a pod, and the program does not know these (--cluster-cidr)"
-	}
-	return ""
-}
-
-// mayBeAPod reports whether a packet to a frontend with direct server return may be a reply to a pod.
-func mayBeAPod(f model.Frontend) bool { return f.Kind == model.ExternalIP && f.MayBeDirect() }
-
 // isDirect reports whether a frontend has direct server return. The port must have endpoints.
 func (p *port) isDirect(f *model.Frontend) bool {
 	return p.Direct != nil && f.MayBeDirect() && len(p.slots[listCluster]) > 0

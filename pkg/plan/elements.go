@@ -38,43 +38,6 @@ func (noSink) Remove(nft.Element)  {}
 func (noSink) Discard(nft.Element) {}
 func (noSink) ChangeRules()        {}
 
-// wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
-// other elements, which have no data: pro and contra are votes for and against an element.
-type wants struct {
-	own         []nft.Element
-	leads       []lead
-	pro, contra []nft.ID
-}
-
-// lead stands for an element that leads to the chain of a class at a step.
-type lead struct {
-	*layout
-	at    step
-	class class
-}
-
-func (l lead) element() nft.Element { return l.dispatchElement(l.at, l.class) }
-
-// empty returns w without its content. It keeps the memory, except that of a large Service.
-func (w *wants) empty() *wants {
-	const large = 1 << 10
-	if cap(w.own) > large {
-		w.own = nil
-	}
-	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
-	return w
-}
-
-// leadTo adds the element that leads to a class at a step, unless every plan has it.
-func (w *wants) leadTo(l *layout, c class, st step) {
-	if !c.isFixed(st) {
-		w.leads = append(w.leads, lead{l, st, c})
-	}
-}
-
-// vote adds a vote for the element with a key.
-func (w *wants) vote(s *nft.Set, key nft.Value) { w.pro = append(w.pro, nft.ID{Set: s, Key: key}) }
-
 // votes has the numbers of votes for and against each thing that several owners may want. A thing is wanted while there
 // is at least one vote for it, and none against it.
 type votes[K comparable] map[K]struct{ pro, contra int32 }

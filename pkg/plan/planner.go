@@ -196,20 +196,22 @@ func enlist(list map[types.NamespacedName]struct{}, name types.NamespacedName, p
 	}
 }
 
-// change replaces the elements of a Service, and those of each key with another winner. It records the frontends whose
-// flows may be stale.
+// change replaces the elements of a Service, and those of each key with another winner. Then it records the frontends
+// whose flows may be stale.
 func (p *Planner) change(old, now *service, contests []contest) {
 	was, is := p.was.empty(), p.is.empty()
 	p.serviceElements(old, now, was)
 	p.serviceElements(now, old, is)
 	for _, c := range contests {
-		p.noteFlows(c)
 		if c.was != c.is {
 			p.frontendElements(c.was, was)
 			p.frontendElements(c.is, is)
 		}
 	}
 	p.replace(was, is)
+	for _, c := range contests {
+		p.noteFlows(c)
+	}
 }
 
 // newService prepares a Service for the plan. It keeps the numbers and ids of the earlier version.

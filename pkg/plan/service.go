@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -24,8 +23,8 @@ type service struct {
 	index   map[portID]*port
 	sources [2]*sources
 	takes   takes
-	// reserved are the cluster IPs without a frontend.
-	reserved []netip.Addr
+	// reserved is the cluster IP of each family without a frontend.
+	reserved [2]netip.Addr
 	// lacks are the parts without room, nil if there are none.
 	lacks *lacking
 }
@@ -244,14 +243,51 @@ func (l *layout) mapsOf(f *model.Frontend) (all, restricted *nft.Set) {
 	return l.services, l.restricted
 }
 
+// wants is what a Service or the node wants. No other owner can want an element of own. Other owners may also want the
+// other elements, which have no data: pro and contra are votes for and against an element.
+type wants struct {
+	own         []nft.Element
+	leads       []lead
+	pro, contra []nft.ID
+}
+
+// lead stands for an element that leads to the chain of a class at a step.
+type lead struct {
+	*layout
+	at    step
+	class class
+}
+
+func (l lead) element() nft.Element { return l.dispatchElement(l.at, l.class) }
+
+// empty returns w without its content. It keeps the memory, except that of a large Service.
+func (w *wants) empty() *wants {
+	const large = 1 << 10
+	if cap(w.own) > large {
+		w.own = nil
+	}
+	w.own, w.pro, w.contra, w.leads = w.own[:0], w.pro[:0], w.contra[:0], w.leads[:0]
+	return w
+}
+
+// leadTo adds the element that leads to a class at a step, unless every plan has it.
+func (w *wants) leadTo(l *layout, c class, st step) {
+	if !c.isFixed(st) {
+		w.leads = append(w.leads, lead{l, st, c})
+	}
+}
+
+// vote adds a vote for the element with a key.
+func (w *wants) vote(s *nft.Set, key nft.Value) { w.pro = append(w.pro, nft.ID{Set: s, Key: key}) }
+
 // serviceElements adds what a Service wants apart from its frontends. It leaves out the slots that the other version of
 // the Service has, too.
 func (p *Planner) serviceElements(s, other *service, to *wants) {
 	for _, port := range s.ports {
 		p.rules.layouts[port.Family].portElements(port, other.port(port.id()), to)
 	}
-	for _, a := range s.reserved {
-		if l := p.rules.layouts[inet.FamilyOf(a)]; l != nil {
+	for f, a := range s.reserved {
+		if l := p.rules.layouts[f]; l != nil && a.IsValid() {
 			to.vote(l.regions, networkKey(a, regionBits[l.family]))
 			l.clusterIP(a, to)
 		}

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"k8s.io/apimachinery/pkg/types"
@@ -117,14 +116,6 @@ type sources struct {
 	lists  [sourceLists][]model.AddrRange
 }
 
-// count is the number of source ranges.
-func (s *sources) count() (n int) {
-	for _, ranges := range s.lists {
-		n += len(ranges)
-	}
-	return n
-}
-
 // everywhere are the ranges with all addresses of a family.
 var everywhere = [...][]model.AddrRange{
 	inet.IPv4: {model.RangeOf(netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0))},
@@ -139,48 +130,6 @@ func (s *sources) add(f *model.Frontend) {
 		s.lists[list] = everywhere[s.family]
 	}
 	s.lists[deniedSources] = f.Sources.Denied
-}
-
-// assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room
-// for them, no source is allowed.
-func (p *Planner) assignSources(s, old *service) {
-	for _, port := range s.ports {
-		for i := range port.Frontends {
-			if f := &port.Frontends[i]; f.Sources != nil {
-				if s.sources[port.Family] == nil {
-					s.sources[port.Family] = &sources{family: port.Family}
-				}
-				s.sources[port.Family].add(f)
-			}
-		}
-		port.sources = s.sources[port.Family]
-	}
-	for f, out := range s.sources {
-		if out != nil {
-			p.admitSources(s, old.sources[f], out)
-		}
-	}
-}
-
-// admitSources gives source ranges a number, and takes their room. If one of these is missing, the lists have no
-// number: no source is allowed.
-func (p *Planner) admitSources(s *service, before, out *sources) {
-	id, was, n := sourcesID(s.name, out.family), 0, out.count()
-	if before != nil {
-		out.number, was = before.number, before.count()
-	}
-	had := p.recalled == nil || !p.recalled.strict[out.family] || p.recalled.grants[id].number != 0
-	reason := p.take(s, ofSourceRanges, was, n, had || n == 0)
-	if reason == "" && out.number == 0 {
-		if out.number, reason = p.number(s, id, false); reason != "" {
-			p.request(s, ofSourceRanges, n, 0)
-		}
-	}
-	if reason != "" {
-		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
-		out.lists, out.number = [sourceLists][]model.AddrRange{}, 0
-		s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
-	}
 }
 
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port
