@@ -499,7 +499,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 // listeners returns the parts that follow the loop, in the order in which it calls them.
 func (d *daemon) listeners() []beside.Listener {
 	d.searches = conntrack.NewFlows(conntrack.FlowsConfig{
-		To: d.flows, Planner: d.planner, Change: func(c func()) { d.loop.Change(c) },
+		To: d.flows, Planned: d.planner.Flows(), Change: func(c func()) { d.loop.Change(c) },
 	})
 	d.checks = health.NewChecks(health.NewServices(health.ServicesConfig{
 		Healthy: d.health.Healthy, Failed: d.report, Withdraw: d.reporter.Withdraw, Files: d.files,

@@ -170,7 +170,7 @@ func proxyOn(b *testing.B, source Source, services map[types.NamespacedName]mode
 		Schedule: NewSchedule(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
 		NodePorts: model.NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
 		Listeners: []beside.Listener{conntrack.NewFlows(conntrack.FlowsConfig{
-			To: conntrack.New(conntrack.Config{}), Planner: planner, Change: func(func()) {},
+			To: conntrack.New(conntrack.Config{}), Planned: planner.Flows(), Change: func(func()) {},
 		}).Listener()},
 		Report: func(p model.Problem) { b.Error(p) },
 	})

@@ -21,7 +21,7 @@ import (
 // searchWith makes the loop request searches for stale flows from a reconciler.
 func (b *bench) searchWith(r *conntrack.Reconciler) {
 	b.Listeners = append(b.Listeners, conntrack.NewFlows(conntrack.FlowsConfig{
-		To: r, Planner: b.Planner, Change: b.Change,
+		To: r, Planned: b.Planner.Flows(), Change: b.Change,
 	}).Listener())
 }
 

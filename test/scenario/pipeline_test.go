@@ -161,7 +161,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		Metrics: metrics.NewLoop(numbers, planner, p.kernel.EachCount),
 		Listeners: []beside.Listener{
 			conntrack.NewFlows(conntrack.FlowsConfig{
-				To: p.flows, Planner: planner, Change: func(c func()) { p.loop.Change(c) },
+				To: p.flows, Planned: planner.Flows(), Change: func(c func()) { p.loop.Change(c) },
 			}).Listener(),
 			conntrack.NewDepartures(conntrack.DeparturesConfig{
 				To: terminations, Planner: planner, Now: p.clock.now, Report: p.report,

@@ -17,8 +17,9 @@ import (
 
 // FlowsConfig has the parts of [Flows].
 type FlowsConfig struct {
-	To      *Reconciler
-	Planner *plan.Planner
+	To *Reconciler
+	// Planned are the flows to the planned frontends.
+	Planned plan.Flows
 	// Earlier holds the UDP frontends of an earlier process, see [ReadEarlier].
 	Earlier []model.Key
 	// Change makes the next sync call a function that changes the plan.
@@ -85,7 +86,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 	if s.Err != nil {
 		return
 	}
-	changed := f.Planner.Flows().Take()
+	changed := f.Planned.Take()
 	all := s.Result.Kind == apply.Full || s.First
 	added := f.reread && f.noteServed()
 	f.reread = false
@@ -95,7 +96,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 	d := &Desired{Urgent: all || added}
 	var deleted []model.Key
 	add := func(k model.Key) {
-		if flows, exists := f.Planner.Flows().Of(k); exists {
+		if flows, exists := f.Planned.Of(k); exists {
 			d.Frontend(k, flows)
 			return
 		}
@@ -110,14 +111,14 @@ func (f *Flows) Synced(s *beside.Sync) {
 	}
 	if all || added {
 		nodePorts := map[model.Key]string{}
-		f.Planner.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
+		f.Planned.Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 			if all || !k.Addr.IsValid() {
 				d.Frontend(k, flows)
 				nodePorts[k] = ""
 			}
 		})
 		if !all {
-			f.Planner.Flows().SinglePortsBeside(nodePorts, add)
+			f.Planned.SinglePortsBeside(nodePorts, add)
 		}
 	}
 	for _, k := range f.Earlier {
@@ -145,7 +146,7 @@ func (f *Flows) Serve(on bool) {
 		}
 	}
 	if len(settled) > 0 {
-		f.Change(func() { f.Planner.Flows().Deleted(settled) })
+		f.Change(func() { f.Planned.Deleted(settled) })
 	}
 }
 

@@ -23,15 +23,16 @@ import (
 // searching is a plan whose flows are searched.
 type searching struct {
 	*Flows
+	planner *plan.Planner
 	synced  bool
 	settled int
 }
 
 // newSearching returns a plan after a start at which an earlier process has left frontends.
 func newSearching(earlier ...model.Key) *searching {
-	s := &searching{}
+	s := &searching{planner: plan.New(plan.Options{Families: inet.Families[:]})}
 	s.Flows = NewFlows(FlowsConfig{
-		To: New(Config{}), Planner: plan.New(plan.Options{Families: inet.Families[:]}),
+		To: New(Config{}), Planned: s.planner.Flows(),
 		Earlier: earlier, Change: func(change func()) {
 			s.settled++
 			change()
@@ -43,7 +44,7 @@ func newSearching(earlier ...model.Key) *searching {
 
 // start plans Services before the first sync.
 func (s *searching) start(set func()) *Desired {
-	s.Planner.Begin(nil, nil, func([]types.NamespacedName) { set() })
+	s.planner.Begin(nil, nil, func([]types.NamespacedName) { set() })
 	return s.sync(apply.Full)
 }
 
@@ -66,12 +67,12 @@ func (s *searching) set(name string, protocol corev1.Protocol, mutate func(*core
 	m := model.Build(model.Objects{
 		Service: svc, Slices: []*model.Slice{model.NewSlice(slice, model.Limits{}, model.Stored{})},
 	}, model.Node{Name: "node-1"}, model.Options{})
-	s.Planner.Set(m.Name, m)
+	s.planner.Set(m.Name, m)
 }
 
 func (s *searching) remove(name string) {
 	n := types.NamespacedName{Namespace: "shop", Name: name}
-	s.Planner.Set(n, nil)
+	s.planner.Set(n, nil)
 }
 
 // node reads a node with addresses.
@@ -80,7 +81,7 @@ func (s *searching) node(addrs ...string) {
 	for _, a := range addrs {
 		n.Addresses[0] = append(n.Addresses[0], netip.MustParseAddr(a))
 	}
-	s.Planner.SetNodeAddresses(inet.IPv4, n.Addresses[0])
+	s.planner.SetNodeAddresses(inet.IPv4, n.Addresses[0])
 	s.Node(n)
 }
 
@@ -134,7 +135,7 @@ func TestDeletedFrontendsSettle(t *testing.T) {
 	s.remove("dns")
 	s.sync(apply.Partial)
 	deleted := func() (n int) {
-		s.Planner.Elements(func(e *nft.Element) {
+		s.planner.Elements(func(e *nft.Element) {
 			if e.Set.Family == inet.IPv4 && e.Set.Name == plan.DeletedUDPSet {
 				n++
 			}
