@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 )
 
 // service is a planned Service.
@@ -190,6 +191,17 @@ func (p *port) class(f *model.Frontend) class {
 		return p.routeClass(routeExternal, p.timed)
 	}
 	return class{kind: kindExternalLocal}
+}
+
+// FrontendOutcome returns the outcome of all connections from outside to a frontend of a service port, if the node has
+// room for it; None if there is an endpoint for them. asleep is [model.Service.Asleep].
+func FrontendOutcome(sp *model.ServicePort, f *model.Frontend, asleep bool) outcome.Code {
+	p := port{ServicePort: sp, number: firstNumber, holds: asleep, slots: [lists][]netip.AddrPort{sp.Cluster, sp.Local}}
+	c := p.class(f)
+	if c.kind == kindExternalLocal {
+		c = p.routeClass(routeLocal, false)
+	}
+	return kinds[c.kind].outcome
 }
 
 // routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -107,15 +108,13 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, asleep bool, fact
 	if f.Local && f.Kind != model.ClusterIP {
 		v.FromThisNode = new(len(p.Cluster))
 	}
-	switch {
-	case asleep:
-		v.SetOutcome(outcome.Held)
-	case !p.HasEndpoints:
-		v.SetOutcome(outcome.NoEndpoints)
-	case !f.Addr.IsValid() && len(facts.NodeAddresses[p.Family]) == 0:
-		v.SetOutcome(outcome.NoNodeAddress)
-	case v.Endpoints == 0:
-		v.SetOutcome(outcome.NoLocalEndpoints)
+	of := plan.FrontendOutcome(p.ServicePort, f, asleep)
+	unaddressed := !f.Addr.IsValid() && len(facts.NodeAddresses[p.Family]) == 0
+	if unaddressed && (of == outcome.None || of == outcome.NoLocalEndpoints) {
+		of = outcome.NoNodeAddress
+	}
+	if of != outcome.None {
+		v.SetOutcome(of)
 	}
 	return v
 }
