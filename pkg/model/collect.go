@@ -123,14 +123,17 @@ func (b *builder) collect(o Objects) {
 	}
 	left, exceeded := b.limits.Pairs, false
 	for i, s := range list {
+		if left == 0 {
+			exceeded = exceeded || s.Len() > 0
+			continue
+		}
 		r := sliceReader{b, s, problems{kind: "EndpointSlice", name: s.Name, most: b.limits.Problems}}
 		parts := r.parts(groupAt)
 		keep := s.Len()
-		if pairs := len(parts) * keep; pairs <= left {
-			left -= pairs
-		} else {
+		if len(parts)*keep > left {
 			keep, left, exceeded = left/len(parts), 0, true
 		}
+		left = max(0, left-max(len(parts)*keep, len(s.Ports)))
 		if keep == 0 && s.Len() > 0 {
 			continue
 		}

@@ -33,8 +33,9 @@ type Limits struct {
 	// SlicePorts is the number of ports of one EndpointSlice. The first ones of the list are kept.
 	SlicePorts int
 	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families,
-	// and the number of endpoints of one EndpointSlice. Session affinity or a connection limit halves this limit,
-	// and a policy Local halves it again. The first slices by name are kept. In the slice that exceeds the limit, ready
+	// and the number of endpoints of one EndpointSlice. A slice counts at least its ports, because to read them takes
+	// time. Session affinity or a connection limit halves this limit, and a policy Local halves it again. The first
+	// slices by name are kept. In the slice that exceeds the limit, ready
 	// endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
 	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready endpoints are kept

@@ -234,6 +234,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 		{"pairs above in the third slice", limitPairs, 2, list{portsSlice("c", 2, "5r 6r 7r"), portsSlice("b", 2, "3r"), portsSlice("a", 2, "1r 2r")},
 			"Service", []string{"1 2 3 5", "1 2 3 5"}},
 		{"pairs of ports that the Service doesn't have don't count", limitPairs, 1, list{unused("a", 100, "1r 2r 3r 4r")}, "", []string{"1 2 3 4"}},
+		{"ports count without endpoints", limitPairs, 2, list{portsSlice("a", 8, ""), portsSlice("b", 2, "1r")}, "Service", []string{"", ""}},
 		{"endpoints of a port at", limitPortEndpoints, 2, list{portsSlice("a", 2, "1r 2r 3r")}, "", []string{"1 2 3", "1 2 3"}},
 		{"endpoints of a port above, ready ones stay", limitPortEndpoints, 2, list{portsSlice("b", 2, "1 5r 6r"), portsSlice("a", 1, "2r 3r"), portsSlice("c", 2, "4r")},
 			"Service", []string{"2 3 4", "4 5 6"}},

@@ -37,7 +37,8 @@ func (o Objects) Age() (a Age) {
 	return a
 }
 
-// Size estimates the number of elements that the kernel needs for the objects.
+// Size estimates the number of elements that the kernel needs for the objects, and the work to read them: a port of a
+// slice counts even without endpoints.
 func (o Objects) Size() (n int) {
 	const bytesPerElement = 16 // in the text of an annotation
 	if s := o.Service; s != nil {
@@ -49,7 +50,7 @@ func (o Objects) Size() (n int) {
 	}
 	for _, list := range [...][]*Slice{o.Slices, o.Redirect} {
 		for _, s := range list {
-			n += max(1, len(s.Ports)) * s.Len()
+			n += max(1, len(s.Ports)) * max(1, s.Len())
 		}
 	}
 	return n
