@@ -65,6 +65,18 @@ func (s PlannedService) Elements() int {
 	return n
 }
 
+// Needs returns the number of elements that the Service asks for if [Planner.Set] replaces it by next; nil stands for a
+// deleted Service.
+func (s PlannedService) Needs(next *model.Service) (n int) {
+	if next == nil {
+		return 0
+	}
+	for _, sp := range next.Ports {
+		n += s.planner.formsOf(sp)[0].elements(sp)
+	}
+	return n
+}
+
 // Present returns the planned frontends and endpoints of the Service.
 func (s PlannedService) Present() Present {
 	var out model.Service

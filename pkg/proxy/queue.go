@@ -81,6 +81,13 @@ func (q *queue) postpone(w *waiting, age model.Age) {
 	q.kinds[releasing].add(w)
 }
 
+// enlarge puts a small Service that has turned out to be large among the large ones.
+func (q *queue) enlarge(w *waiting) {
+	w.kind = large
+	q.services[w.name] = w
+	q.kinds[large].add(w)
+}
+
 // next removes and returns the next Service of a round, or nil if the round has no more. begun is false if the round
 // has no Service yet: the kind is then the next one in the rotation.
 func (q *queue) next(begun bool) *waiting {
@@ -92,8 +99,7 @@ func (q *queue) next(begun bool) *waiting {
 		of := rotation[q.last]
 		w := q.kinds[of].next(q.isReady)
 		for ; w != nil && of == small && w.cost > turnElements; w = q.kinds[of].next(q.isReady) {
-			w.kind = large // it has grown since its arrival
-			q.kinds[large].add(w)
+			q.enlarge(w) // it has grown since its arrival
 		}
 		if w != nil {
 			delete(q.services, w.name)

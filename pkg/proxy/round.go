@@ -63,9 +63,13 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q.rest.end(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
 		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
-		if of != releasing && len(q.services) > 0 && old.Releases(service) {
+		w.cost = max(w.cost, old.Needs(service))
+		switch {
+		case of == small && w.cost > turnElements:
+			q.enlarge(w) // the estimate does not know the slots of an algorithm
+		case of != releasing && len(q.services) > 0 && old.Releases(service):
 			q.postpone(w, old.Age())
-		} else {
+		default:
 			p.planService(w.name, service)
 			planned, elements = append(planned, w.name), elements+w.cost
 			q.tired = q.tired || w.cost > turnElements

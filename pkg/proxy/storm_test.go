@@ -257,3 +257,32 @@ func TestAStormDoesNotDelayChecks(t *testing.T) {
 		}
 	})
 }
+
+// A Service whose algorithm needs many slots has a round of its own, also when it is new.
+func TestSlotsOfANewServiceCount(t *testing.T) {
+	const services, slots = 5, 4093
+	run(t, func(b *bench) {
+		b.begin(t, 3)
+		before, _ := b.kernel.held()
+		for i := range services {
+			b.set(10+i, 2, func(s *corev1.Service) {
+				s.Annotations = map[string]string{
+					"kube-nftproxy.io/lb-algorithm": "maglev", "kube-nftproxy.io/lb-table-size": fmt.Sprint(slots),
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		last := len(before)
+		for _, size := range b.kernel.takeSizes() {
+			if size-last >= 2*slots {
+				t.Errorf("one sync adds %d elements, want those of one Service", size-last)
+			}
+			last = size
+		}
+		if last < len(before)+services*slots {
+			t.Errorf("%d elements, want at least %d", last, len(before)+services*slots)
+		}
+		b.check(t)
+	})
+}
