@@ -83,16 +83,17 @@ func (c claim) elsewhere() bool { return c.frontend.Addr.IsValid() && !c.fronten
 // replace replaces the claims of a Service, and returns all keys that it claims or claimed, and other keys whose winner
 // may have changed.
 func (cs *claims) replace(old, now *service) []contest {
-	contested, shared, list := cs.conflicts() > 0, cs.sharePlaces(), cs.contests(old, now)
+	contested, shared, list := cs.conflicts() > 0, cs.sharePlaces(), cs.contests(nil, old, now)
 	old.eachFrontend(cs.withdraw)
 	now.eachFrontend(cs.claim)
 	cs.decide(list, now, contested, shared)
 	return list
 }
 
-// contests returns each key that the old or the new version of a Service claims, with its present winner, the ranges
-// that may overlap these keys, and the host ports that compete with a node port in them.
-func (cs *claims) contests(old, now *service) (list []contest) {
+// contests returns each key that one of the versions of a Service claims, with its present winner, the ranges that may
+// overlap these keys, and the host ports that compete with a node port in them. at, if not nil, has the only addresses
+// of these keys.
+func (cs *claims) contests(at map[netip.Addr]struct{}, versions ...*service) (list []contest) {
 	known := map[model.Key]bool{}
 	add := func(k model.Key) {
 		if !known[k] {
@@ -100,8 +101,13 @@ func (cs *claims) contests(old, now *service) (list []contest) {
 			list = append(list, contest{key: k, was: cs.winner(k)})
 		}
 	}
-	old.eachFrontend(func(c claim) { add(c.frontend.Key) })
-	now.eachFrontend(func(c claim) { add(c.frontend.Key) })
+	for _, s := range versions {
+		s.eachFrontend(func(c claim) {
+			if _, wanted := at[c.frontend.Addr]; wanted || at == nil {
+				add(c.frontend.Key)
+			}
+		})
+	}
 	for _, c := range list {
 		if c.key.Last != 0 {
 			for other := range cs.rangesAt[c.key.AddrProtocol()] {
@@ -244,8 +250,8 @@ func (cs Conflicts) Settle(most int) (more bool) {
 	p := cs.planner
 	unsettled := p.claims.places.unsettled
 	for n := 0; len(unsettled) > 0 && n < most; {
-		contests := p.claims.settleOne()
-		n += len(contests)
+		contests, steps := p.claims.settleOne()
+		n += steps
 		p.change(&noService, &noService, contests)
 	}
 	return len(unsettled) > 0

@@ -35,16 +35,16 @@ type places struct {
 	fronts    map[model.Key]model.Key
 	inFrontOf groups[model.Key, model.Key]
 	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
-	// [Conflicts.Settle].
+	// [Conflicts.Settle], with the addresses about which it decides.
 	sharing   groups[netip.Addr, *service]
-	unsettled map[*service]struct{}
+	unsettled groups[*service, netip.Addr]
 }
 
 func newPlaces() places {
 	return places{
 		beaten: map[model.Key]model.Key{}, won: map[model.AddrProtocol][]claim{}, fronts: map[model.Key]model.Key{},
 		inFrontOf: groups[model.Key, model.Key]{}, sharing: groups[netip.Addr, *service]{},
-		unsettled: map[*service]struct{}{},
+		unsettled: groups[*service, netip.Addr]{},
 	}
 }
 
@@ -53,20 +53,24 @@ func newPlaces() places {
 func (cs *claims) unsettle(a netip.Addr, except *service) {
 	for s := range cs.places.sharing[a] {
 		if s != except {
-			cs.places.unsettled[s] = struct{}{}
+			cs.places.unsettled.add(s, a)
 		}
 	}
 }
 
-// settleOne decides again about the frontends of one Service that a change of another Service may concern.
-func (cs *claims) settleOne() []contest {
-	for s := range cs.places.unsettled {
+// settleOne decides again about the frontends of one Service that a change of another Service may concern. Each of its
+// frontends is a step of the work.
+func (cs *claims) settleOne() (list []contest, steps int) {
+	for s, addresses := range cs.places.unsettled {
 		delete(cs.places.unsettled, s)
-		list := cs.contests(s, s)
+		for _, p := range s.ports {
+			steps += len(p.Frontends)
+		}
+		list = cs.contests(addresses, s)
 		cs.decide(list, s, cs.conflicts() > 0, true)
-		return list
+		return list, steps
 	}
-	return nil
+	return nil, 0
 }
 
 // isOthersClusterIP reports whether a claim is to the cluster IP of another Service.

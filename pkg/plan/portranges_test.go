@@ -13,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // rangedService returns a Service with ranges of UDP ports at external addresses 198.51.100.x.
@@ -232,6 +233,32 @@ func TestOneChangeDecidesAboutFewFrontends(t *testing.T) {
 			t.Errorf("with the Service %v: %d conflicts", s != nil, lost)
 		}
 	}
+}
+
+// TestAChangedAddressConcernsNoOther: a Service has many external IPs. A range of another Service at one of them leaves
+// the decision about the frontend there to Settle, and about no other one.
+func TestAChangedAddressConcernsNoOther(t *testing.T) {
+	const addresses = 100
+	p := New(testOptions())
+	s := benchService(1, 1, 0)
+	for i := range addresses {
+		s.Ports[0].Frontends = append(s.Ports[0].Frontends, model.Frontend{Kind: model.ExternalIP, Key: model.Key{
+			Addr: testAddr(inet.IPv4, 7, i), Port: 80, Protocol: inet.TCP}})
+	}
+	p.Set(s.Name, s)
+	other := benchService(2, 1, 0)
+	other.Ports[0].Name.Port = model.RangesPort
+	other.Ports[0].Frontends = []model.Frontend{{Kind: model.ExternalIP, Key: model.Key{
+		Addr: testAddr(inet.IPv4, 7, 5), Port: 1, Last: 1_000, Protocol: inet.TCP}}}
+	p.Set(other.Name, other)
+	list, steps := p.claims.settleOne()
+	var keys []string
+	for _, c := range list {
+		keys = append(keys, fmt.Sprint(c.key.Addr, " ", c.key.Port))
+	}
+	at := testAddr(inet.IPv4, 7, 5).String()
+	lab.Same(t, []string{at + " 80"}, keys, "frontends")
+	lab.Same(t, addresses+1, steps, "steps")
 }
 
 // TestANodeHasRoomForPortRanges: a Service without room keeps its ports, and gets its ranges as soon as there is room.
