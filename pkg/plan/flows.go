@@ -14,19 +14,15 @@ import (
 // protocol without a reply, while the client repeats its first segment. These functions list the frontends with flows
 // to check, and their endpoints.
 
-// noteFlows records that flows to the frontend of a contest may be stale. Before [Planner.Begin] has returned, the
-// caller checks all frontends anyway.
-func (p *Planner) noteFlows(c contest) {
+// noteFlows records that flows to the frontend of a contest may be stale, because of a change of a Service of a
+// namespace. Before [Planner.Begin] has returned, the caller checks all frontends anyway.
+func (p *Planner) noteFlows(c contest, namespace string) {
 	udp, gone := c.key.Protocol == inet.UDP, c.is.service == nil
 	if gone && c.was.service == nil {
 		return
 	}
 	if udp || p.begun {
-		owner := c.is.service
-		if gone {
-			owner = c.was.service
-		}
-		p.flows[c.key] = owner.name.Namespace
+		p.flows[c.key] = namespace
 	}
 	if udp && (p.begun || !gone) {
 		p.noteDeleted(c.key, gone)
@@ -39,10 +35,10 @@ type Flows struct{ planner *Planner }
 // Flows returns the flows to the planned frontends.
 func (p *Planner) Flows() Flows { return Flows{p} }
 
-// Take returns the changed frontends since the last call, and forgets them. Each has the namespace of its last owner;
-// "" if this is an earlier process, or for the following frontends. For ranges of ports and node ports, Take also
-// returns their [Flows.SinglePortsBeside]. For a deleted single port, it also returns the frontends that serve its
-// clients now. Call it after a successful sync.
+// Take returns the changed frontends since the last call, and forgets them. Each has the namespace of the Service whose
+// change concerns it; "" if this was in an earlier process or is [Conflicts.Settle], or for the following frontends. For
+// ranges of ports and node ports, Take also returns their [Flows.SinglePortsBeside]. For a deleted single port, it also
+// returns the frontends that serve its clients now. Call it after a successful sync.
 func (fs Flows) Take() map[model.Key]string {
 	p := fs.planner
 	if len(p.flows) == 0 {

@@ -203,14 +203,16 @@ func (p *Planner) change(old, now *service, contests []contest) {
 	p.serviceElements(old, now, was)
 	p.serviceElements(now, old, is)
 	for _, c := range contests {
-		if c.was != c.is {
+		if c.was != c.is { // otherwise another Service has the frontend, before and after the change
 			p.frontendElements(c.was, was)
 			p.frontendElements(c.is, is)
 		}
 	}
 	p.replace(was, is)
 	for _, c := range contests {
-		p.noteFlows(c)
+		if c.was != c.is {
+			p.noteFlows(c, now.name.Namespace)
+		}
 	}
 }
 

@@ -105,7 +105,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 		}
 	}
 	for k, namespace := range changed {
-		if add(k); namespace != "" { // the frontends beside a changed one have no namespace: their owners do not pay
+		if add(k); namespace != "" { // only the namespace pays whose Service changed, not another owner of a frontend
 			d.For(namespace)
 		}
 	}
