@@ -118,14 +118,13 @@ func (s *service) compareAge(o *service) int {
 	return cmp.Or(s.age.Compare(o.age), model.CompareNames(s.name, o.name))
 }
 
-// Begin plans all Services of a start. set plans the named Services, in the given order. The planner first grants the
-// room that an earlier process had granted, see [Planner.Recall]. All other room goes to the oldest Services. So
-// Services that were created later take nothing from Services that were served before, and new nodes decide alike.
+// Begin plans all Services of a start, in the order of their age. set plans the named Services, in the given order. The
+// planner first grants the room that an earlier process had granted, see [Planner.Recall]. Then all other room goes to
+// the oldest Services. So Services that were created later take nothing from Services that were served before, and new
+// nodes decide alike. If Services have grown while no process ran, age decides also about the first part.
 func (p *Planner) Begin(names []types.NamespacedName, age func(types.NamespacedName) model.Age,
 	set func([]types.NamespacedName)) {
-	if p.recalled == nil {
-		names = byAge(names, age)
-	}
+	names = byAge(names, age)
 	if len(p.services) == 0 { // the growth of Go maps takes as long as the planning
 		p.services = make(map[types.NamespacedName]*service, len(names))
 		p.claims.byKey = make(map[model.Key][]claim, len(names))
