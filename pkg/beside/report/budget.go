@@ -78,6 +78,8 @@ type budget struct {
 	memory     rooms
 	remembered map[model.Problem]uint64
 	sequence   uint64
+	// foreign are the problems of this window that Services of other namespaces cause, see [budget.repeats].
+	foreign map[model.Problem]struct{}
 	suppressed
 	// waits is true if a timer will renew the budget at the end of this window.
 	waits bool
@@ -93,8 +95,24 @@ type suppressed struct {
 func newBudget() budget {
 	return budget{
 		granted: allowance{limit: perNode}, memory: newRooms(mostRemembered), remembered: map[model.Problem]uint64{},
+		foreign:    map[model.Problem]struct{}{},
 		suppressed: suppressed{ofNamespaces: map[string]int{}},
 	}
+}
+
+// repeats reports whether a problem that a Service of another namespace causes was reported in this window, perhaps with
+// another cause. Otherwise, Services that take an address and release it, by turns, would use up the share of the
+// namespace that had the address. The caller holds mu.
+func (b *budget) repeats(p model.Problem) bool {
+	if p.EventReason == "" {
+		return false
+	}
+	p.Reason = ""
+	_, again := b.foreign[p]
+	if !again && len(b.foreign) < perNode {
+		b.foreign[p] = struct{}{}
+	}
+	return again
 }
 
 // take returns whether a problem may be reported, or whose limit does not permit it. first is true for the first
@@ -103,7 +121,10 @@ func (b *budget) take(p model.Problem) (lacks room.Shortage, first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := objectOf(p)
-	switch lacks = b.granted.take(o); lacks {
+	if lacks = room.OfNamespace; !b.repeats(p) {
+		lacks = b.granted.take(o)
+	}
+	switch lacks {
 	case room.None:
 		return lacks, false
 	case room.OfNamespace:
@@ -143,6 +164,7 @@ func (b *budget) renew(now time.Time) (before suppressed, list []model.Problem) 
 		return before, nil
 	}
 	before, b.suppressed, b.waits = b.suppressed, suppressed{ofNamespaces: map[string]int{}}, false
+	clear(b.foreign)
 	for _, p := range b.inTurns() {
 		if b.granted.take(objectOf(p)) == room.None {
 			b.forget(p)

@@ -234,3 +234,32 @@ func TestNoNamespaceSilencesOthers(t *testing.T) {
 		})
 	}
 }
+
+// TestOthersDoNotUseUpAShare: Services of another namespace take an address of a Service again and again, by turns. The
+// problem is reported once in a window, and so the log has other problems of the Service's namespace.
+func TestOthersDoNotUseUpAShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lines
+		r := New(log.logger(), nil, Count{func(string) {}, func(string) {}})
+		taken := func(by int) model.Problem {
+			return model.Problem{
+				Kind: "Service", Name: types.NamespacedName{Namespace: "bank", Name: "pay"}, Field: "spec.externalIPs",
+				Reason: fmt.Sprint("taken by evil/", by), EventReason: "taken by a Service of another namespace",
+			}
+		}
+		for windows := range 2 {
+			for i := range 100 {
+				r.Problem(taken(i))
+				r.Withdraw(taken(i))
+			}
+			r.Problem(model.Problem{Kind: "Service", Name: types.NamespacedName{Namespace: "bank", Name: "other"},
+				Field: fmt.Sprint(windows), Reason: "not a range"})
+			synctest.Wait()
+			got := [...]int{len(log.with("taken by evil")), len(log.with("not a range"))}
+			if want := windows + 1; got != [...]int{want, want} {
+				t.Errorf("window %d: %d and %d log lines, want %d each", windows, got[0], got[1], want)
+			}
+			time.Sleep(window)
+		}
+	})
+}
