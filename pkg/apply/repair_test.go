@@ -84,6 +84,30 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 	mustSync(t, k, p, Adopted)
 }
 
+// TestAStartWithoutTablesHasParts: after a reboot, small Services do not wait for large ones. If the first batch deletes
+// the tables of kube-proxy, it has all Services.
+func TestAStartWithoutTablesHasParts(t *testing.T) {
+	for name, parts := range map[string]bool{"after a reboot": true, "in place of kube-proxy": false} {
+		t.Run(name, func(t *testing.T) {
+			lab.EnterNamespace(t)
+			k, p, first := open(t), plan.New(options()), ""
+			cluster(p)
+			large := wide(inet.IPv4, 1000, 500, 1)
+			p.Set(large.Name, large)
+			k.atOnce, k.counts = 200, &afterRewrite{do: func() { first = run(t, "nft", "list table ip kube-nftproxy") }}
+			if !parts {
+				run(t, "nft", "add table ip kube-proxy")
+				k.TakeOver(func() bool { return true })
+			}
+			mustSync(t, k, p, Full)
+			if has := strings.Contains(first, large.Name.String()); has == parts {
+				t.Errorf("the large Service is in the first batch: %t, want %t", has, !parts)
+			}
+			checkKernel(t, k, p)
+		})
+	}
+}
+
 // TestAFlushBetweenPartsIsRepaired: if a table is deleted between two batches of a repair, the sync fails, and the next one repairs the tables.
 func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	k, p := synced(t)

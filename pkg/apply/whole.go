@@ -138,8 +138,9 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 const mostAtOnce = 250_000
 
 // rewrite replaces everything in the tables except remembered clients, in one batch. It does not read the elements of
-// Services first. If another program has deleted the tables, rewrite splits many elements into several batches, so that
-// small Services do not wait for large ones.
+// Services first. If there are no tables, because another program has deleted them or the node was just started,
+// rewrite splits many elements into several batches, so that small Services do not wait for large ones. But if the
+// batch also deletes the tables of kube-proxy, these serve until then.
 func (k *Kernel) rewrite(why string) (Result, error) {
 	l := k.ledger
 	if len(k.states) == 0 {
@@ -172,7 +173,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 		}
 	}
 	k.deleteKubeProxyTables(b)
-	if missing == len(tables) && len(k.states) > 0 {
+	if missing == len(tables) && len(k.takeOver.found) == 0 {
 		most = k.atOnce
 	}
 	r := Result{Why: why}
