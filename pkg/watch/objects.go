@@ -35,15 +35,22 @@ type objects struct {
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
-	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds. A
-	// list never changes.
-	byService map[types.NamespacedName][]*model.Slice
+	// byService holds the EndpointSlices of each Service. It is empty for other kinds.
+	byService map[types.NamespacedName]*sliceList
+}
+
+// sliceList has the EndpointSlices of a Service, in order of their names.
+type sliceList struct {
+	list []*model.Slice
+	// read is true if the list was returned. Then it never changes: the next change copies it. So a list of many slices
+	// that arrive one after the other is not copied for each of them.
+	read atomic.Bool
 }
 
 func newObjects(transform cache.TransformFunc, changed func(before, after *object)) *objects {
 	return &objects{
 		transform: transform, changed: changed, read: make(chan struct{}),
-		byName: map[types.NamespacedName]*object{}, byService: map[types.NamespacedName][]*model.Slice{},
+		byName: map[types.NamespacedName]*object{}, byService: map[types.NamespacedName]*sliceList{},
 	}
 }
 
@@ -69,7 +76,28 @@ func (s *objects) list() []*object {
 func (s *objects) of(service types.NamespacedName) []*model.Slice {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.byService[service]
+	l := s.byService[service]
+	if l == nil {
+		return nil
+	}
+	l.read.Store(true)
+	return l.list
+}
+
+// place returns the list of a Service's EndpointSlices, for a change, and the index of a slice. The caller holds mu.
+func (s *objects) place(service types.NamespacedName, slice *model.Slice) (l *sliceList, at int) {
+	l = s.byService[service]
+	if l == nil {
+		l = &sliceList{}
+		s.byService[service] = l
+	}
+	if l.read.Swap(false) {
+		l.list = slices.Clone(l.list)
+	}
+	at, _ = slices.BinarySearchFunc(l.list, slice, func(a, b *model.Slice) int {
+		return model.CompareNames(a.Name, b.Name)
+	})
+	return l, at
 }
 
 // set stores an object, or removes it if after is nil, and calls changed.
@@ -77,8 +105,8 @@ func (s *objects) set(name types.NamespacedName, after *object) {
 	s.mu.Lock()
 	before := s.byName[name]
 	if owner, owned := before.ownerName(); owned {
-		rest := slices.DeleteFunc(slices.Clone(s.byService[owner]), func(o *model.Slice) bool { return o == before.value })
-		if s.byService[owner] = rest; len(rest) == 0 {
+		l, at := s.place(owner, before.value.(*model.Slice))
+		if l.list = slices.Delete(l.list, at, at+1); len(l.list) == 0 {
 			delete(s.byService, owner)
 		}
 	}
@@ -86,10 +114,9 @@ func (s *objects) set(name types.NamespacedName, after *object) {
 		delete(s.byName, name)
 	}
 	if owner, owned := after.ownerName(); owned {
-		list, slice := s.byService[owner], after.value.(*model.Slice)
-		byName := func(a, b *model.Slice) int { return model.CompareNames(a.Name, b.Name) }
-		at, _ := slices.BinarySearchFunc(list, slice, byName)
-		s.byService[owner] = slices.Insert(slices.Clip(list), at, slice)
+		slice := after.value.(*model.Slice)
+		l, at := s.place(owner, slice)
+		l.list = slices.Insert(l.list, at, slice)
 	}
 	s.mu.Unlock()
 	if before != nil || after != nil {
