@@ -128,7 +128,8 @@ func TestOverlappingClaims(t *testing.T) {
 }
 
 // changeClaims changes random Services. After each change, the plan has the claims that a search through all claims
-// accepts, each conflict has a loser, and the elements of the plan are the sum of the differences.
+// accepts, each conflict has a loser, each range has its single ports beside it, and the elements of the plan are the
+// sum of the differences.
 func changeClaims(
 	t *testing.T, random *rand.Rand, draw func() *model.Service,
 	search func(map[types.NamespacedName]*model.Service) (want map[model.Key]types.NamespacedName, lost int),
@@ -167,6 +168,17 @@ func changeClaims(
 					t.Fatalf("round %d: %v counts as a frontend of %s, and %s has it", round, k, name, want[k])
 				}
 			})
+		}
+		for at, ranges := range p.claims.rangesAt {
+			for k := range ranges {
+				beside := map[model.Key]bool{}
+				p.Flows().SinglePortsBeside(map[model.Key]string{k: ""}, func(k model.Key) { beside[k] = true })
+				for single := range got {
+					if single.Last == 0 && single.AddrProtocol() == at && !beside[single] {
+						t.Fatalf("round %d: beside %v is not %v", round, k, single)
+					}
+				}
+			}
 		}
 		conflicts := 0
 		for name := range services {
