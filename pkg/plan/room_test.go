@@ -229,3 +229,34 @@ func TestConflictsAreBounded(t *testing.T) {
 		t.Errorf("%d Services are reported after a change of the winner, want at most 20 and both winners", n)
 	}
 }
+
+// TestAgeDecidesAboutGrownServices: two Services grow while no process runs, so that there is room for one of them. The
+// older one gets it, regardless of their names and their order.
+func TestAgeDecidesAboutGrownServices(t *testing.T) {
+	o := testOptions()
+	o.Room.Elements = 100 // 8 of them for a namespace
+	p := New(o)
+	with := func(i, endpoints int) *model.Service {
+		s := benchService(i, endpoints, 0)
+		s.Created = time.Unix(int64(100-i), 0)
+		return s
+	}
+	var names []types.NamespacedName
+	grown := map[types.NamespacedName]*model.Service{}
+	for i := range 2 {
+		s := with(i, 2)
+		p.Set(s.Name, s)
+		names, grown[s.Name] = append(names, s.Name), with(i, 6)
+	}
+	again := Continue(o, p.Numbers())
+	again.Begin(names, func(name types.NamespacedName) model.Age { return grown[name].Age() }, func(names []types.NamespacedName) {
+		for _, name := range names {
+			again.Set(name, grown[name])
+		}
+	})
+	var lacks []bool
+	for _, name := range names {
+		lacks = append(lacks, len(again.Service(name).Excess()) > 0)
+	}
+	lab.Same(t, []bool{true, false}, lacks, "Services that lack room, the younger one first")
+}
