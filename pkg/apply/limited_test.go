@@ -317,7 +317,7 @@ func TestMaximumChanges(t *testing.T) {
 func TestWithoutMaximum(t *testing.T) {
 	w := newWire(t)
 	o := stickyOptions
-	o.WithoutMaximum = true
+	o.Lacks.Connlimit = "no connlimit"
 	p := plan.New(o)
 	s := limited(0, "random", 1, 0, 1)
 	setSticky(p, []*model.Service{s})

@@ -30,25 +30,27 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	return probe.Run(k.conn, unproven)
 }
 
-// Without returns options for tables that use none of the missing features. If a missing feature is not optional, the
-// family that needs it has no table. unserved then names these features and the fix; otherwise, it is nil.
+// Without returns options for tables that use none of the missing features. If a setting of Services needs a missing
+// feature, the options have the feature in words. If all Services need it, its family has no table. unserved then
+// names these features and the fix; otherwise, it is nil.
 func Without(o plan.Options, lacks []probe.Missing) (served plan.Options, unserved error) {
-	o.Families = slices.Clone(o.Families)
-	var required []probe.Missing
-	for _, m := range lacks {
-		switch {
-		case m.Hash():
-			o.WithoutHash = true
-		case m.Connlimit():
-			o.WithoutMaximum = true
-		case m.Timeouts():
-			o.WithoutTimeouts = true
-		case m.Dup():
-			o.DirectReturn = false
-		default:
-			required = append(required, m)
-			o.Families = slices.DeleteFunc(o.Families, func(f inet.Family) bool { return f == m.Family })
+	for _, setting := range []struct {
+		probe.Setting
+		lack *string
+	}{
+		{probe.Algorithms, &o.Lacks.Hash}, {probe.Limits, &o.Lacks.Connlimit},
+		{probe.Timeouts, &o.Lacks.Timeouts}, {probe.DirectReturn, &o.Lacks.Dup},
+	} {
+		if missing := probe.For(setting.Setting, lacks); len(missing) > 0 {
+			what, _ := probe.Advice(missing)
+			*setting.lack = what + "; kube-nftproxy preflight on the node prints the fix"
 		}
+	}
+	o.DirectReturn = o.DirectReturn && o.Lacks.Dup == ""
+	o.Families = slices.Clone(o.Families)
+	required := probe.Required(lacks)
+	for _, m := range required {
+		o.Families = slices.DeleteFunc(o.Families, func(f inet.Family) bool { return f == m.Family })
 	}
 	if len(required) > 0 {
 		what, fix := probe.Advice(required)

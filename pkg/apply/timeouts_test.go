@@ -63,7 +63,7 @@ func TestTimeoutsAreRepaired(t *testing.T) {
 func TestWithoutTimeouts(t *testing.T) {
 	newWire(t)
 	o := stickyOptions
-	o.WithoutTimeouts = true
+	o.Lacks.Timeouts = "no ct timeout"
 	p, s := plan.New(o), timed()
 	setSticky(p, []*model.Service{s})
 	mustSync(t, open(t), p, Full)

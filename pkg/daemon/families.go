@@ -56,20 +56,11 @@ func without(logger klog.Logger, o plan.Options, lacks []probe.Missing) (plan.Op
 			}
 		}
 	}
-	if served.WithoutHash {
-		logger.Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is " +
-			"random")
-	}
-	if served.WithoutMaximum {
-		logger.Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): " +
-			"no endpoint has a connection limit")
-	}
-	if served.WithoutTimeouts {
-		logger.Info("The kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT, and before Linux 6.2 also the module " +
-			"nft_objref): all connections have the timeouts of the node")
-	}
-	if o.DirectReturn && !served.DirectReturn {
-		logger.Info("The kernel lacks dup (modules nft_dup_ipv4 and nft_dup_ipv6): no Service has direct server return")
+	for _, setting := range probe.Settings {
+		if missing := probe.For(setting, lacks); len(missing) > 0 {
+			what, fix := probe.Advice(missing)
+			logger.Info("The"+strings.TrimPrefix(what, "the")+": "+setting.Without, "fix", fix)
+		}
 	}
 	return served, nil
 }

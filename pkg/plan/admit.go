@@ -121,13 +121,14 @@ type takes [quantities]int
 
 // supported returns a service port without the properties that the kernel lacks, and records these as left out.
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
-	limited := p.rules.options.WithoutMaximum && sp.MaxConnections > 0
-	hashed := p.rules.options.WithoutHash && sp.Method.Key != balance.Chance
+	lacks := &p.rules.options.Lacks
+	limited := lacks.Connlimit != "" && sp.MaxConnections > 0
+	hashed := lacks.Hash != "" && sp.Method.Key != balance.Chance
 	prevents := ""
 	if sp.Direct != nil {
 		prevents = p.preventsDirect(sp)
 	}
-	timed := p.rules.options.WithoutTimeouts && sp.Timeouts != model.Timeouts{}
+	timed := lacks.Timeouts != "" && sp.Timeouts != model.Timeouts{}
 	if !limited && !hashed && !timed && prevents == "" {
 		return sp
 	}
@@ -139,22 +140,19 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 	if timed {
 		out.Timeouts = model.Timeouts{}
 		s.leaveOut(model.TimeoutsField, fmt.Sprintf(
-			"%s port %q has the timeouts of the node: the kernel lacks ct timeout (CONFIG_NF_CONNTRACK_TIMEOUT)",
-			sp.Family, sp.Name.Port))
+			"%s port %q has the timeouts of the node: %s", sp.Family, sp.Name.Port, lacks.Timeouts))
 	}
 	if limited {
 		out.MaxConnections = 0
 	}
 	if limited && sp.Limited() {
 		s.leaveOut(model.MaximumField, fmt.Sprintf(
-			"%s port %q has no connection limit: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)",
-			sp.Family, sp.Name.Port))
+			"%s port %q has no connection limit: %s", sp.Family, sp.Name.Port, lacks.Connlimit))
 	}
 	if hashed {
 		out.Method = balance.Method{}
 		s.leaveOut(model.AlgorithmField, fmt.Sprintf(
-			"%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)",
-			sp.Family, sp.Name.Port))
+			"%s port %q has the algorithm random: %s", sp.Family, sp.Name.Port, lacks.Hash))
 	}
 	return &out
 }
@@ -162,10 +160,10 @@ func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePor
 // preventsDirect returns the property of this node that prevents direct server return, or "".
 func (p *Planner) preventsDirect(sp *model.ServicePort) string {
 	switch {
-	case p.rules.options.WithoutHash:
-		return "the kernel lacks jhash (CONFIG_NFT_HASH)"
-	case !p.rules.options.DirectReturn:
-		return "the kernel lacks dup (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)"
+	case p.rules.options.Lacks.Hash != "":
+		return p.rules.options.Lacks.Hash
+	case p.rules.options.Lacks.Dup != "":
+		return p.rules.options.Lacks.Dup
 	case !p.rules.options.LocalPods[sp.Family].known():
 		return "the program does not recognise local pods (--cluster-cidr)"
 	case !p.rules.options.LocalPods[sp.Family].Prefix.IsValid() && slices.ContainsFunc(sp.Frontends, mayBeAPod):

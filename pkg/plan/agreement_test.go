@@ -105,7 +105,7 @@ func TestNodesAgree(t *testing.T) {
 // On a kernel without jhash, a Service with an algorithm has random endpoints, and the planner reports this.
 func TestWithoutHash(t *testing.T) {
 	o := testOptions()
-	o.WithoutHash = true
+	o.Lacks.Hash = "no jhash"
 	p := New(o)
 	for _, table := range p.Rules().Samples() {
 		for _, c := range table.Chains {

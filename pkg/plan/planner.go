@@ -229,7 +229,7 @@ func (p *Planner) newService(name types.NamespacedName, s *model.Service, old *s
 		if p.rules.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
-		if o := &p.rules.options; o.WithoutMaximum || o.WithoutHash || o.WithoutTimeouts || sp.Direct != nil {
+		if p.rules.options.Lacks != (Lacks{}) || sp.Direct != nil {
 			sp = p.supported(out, sp)
 		}
 		n := &port{ServicePort: sp, comment: sp.Name.String()}
@@ -305,14 +305,23 @@ type Options struct {
 	RouteUnused bool
 	// Uncounted omits the counters of elements. CountEndpoints adds counters to the elements of endpoints.
 	Uncounted, CountEndpoints bool
-	// WithoutMaximum ignores connection limits, because the kernel lacks connlimit.
-	WithoutMaximum bool
-	// WithoutHash makes all choices of endpoints random, because the kernel lacks jhash.
-	WithoutHash bool
-	// WithoutTimeouts ignores timeouts in connection tracking, because the kernel lacks their objects.
-	WithoutTimeouts bool
+	// Lacks has the features that the kernel lacks.
+	Lacks Lacks
 	// Room limits all Services together. A field that is 0 has the value of [DefaultRoom].
 	Room Room
+}
+
+// Lacks has sentences about features that the kernel lacks, for problems of Services. An empty field stands for a
+// feature that the kernel has.
+type Lacks struct {
+	// Hash is jhash. Without it, all choices of endpoints are random.
+	Hash string
+	// Connlimit counts connections. Without it, there are no connection limits.
+	Connlimit string
+	// Timeouts sets timeouts in connection tracking. Without it, connections have the timeouts of the node.
+	Timeouts string
+	// Dup copies packets. Without it, there is no direct server return.
+	Dup string
 }
 
 // LocalPods recognises traffic from pods of this node (kube-proxy: detect-local-mode). The zero value recognises none.

@@ -81,11 +81,11 @@ func (r *Rules) Samples() []*nft.Table {
 }
 
 // samples returns classes of every kind whose chains are in the plan on demand. If the kind has a table: a single slot,
-// an exact table, a rounded table, and, unless WithoutHash is set, one for each kind of hash.
+// an exact table, a rounded table, and, unless the kernel lacks jhash, one for each kind of hash.
 func (l *layout) samples(o *Options) []class {
 	var list []class
 	tables := []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}}
-	if !o.WithoutHash {
+	if o.Lacks.Hash == "" {
 		tables = append(tables,
 			table{balance.Sizes[0], selector{key: balance.Flow}},
 			table{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}},
@@ -94,7 +94,7 @@ func (l *layout) samples(o *Options) []class {
 	for k := kindReject; k < kindEnd; k++ {
 		for of := range k.classes() {
 			switch c := (class{kind: k, of: of}); {
-			case !k.onDemand(), k.direct() && !o.DirectReturn:
+			case !k.onDemand(), k.direct() && !o.DirectReturn, k == kindTimeouts && o.Lacks.Timeouts != "":
 			case kinds[k].by == unnumbered:
 				list = append(list, c)
 			case kinds[k].by == byTimeout:

@@ -48,7 +48,7 @@ func (l *layout) setRows(o *Options) []setRow {
 	hash, ranges := nft.Set{Size: MinimumSize}, nft.Set{Interval: true}
 	filled := func(size uint32) nft.Set { return nft.Set{Dynamic: true, Timeouts: true, Size: size} }
 	maximum := nft.Set{MaxConnections: model.MostConnections}
-	if o.WithoutMaximum {
+	if o.Lacks.Connlimit != "" {
 		maximum = nft.Set{}
 	}
 

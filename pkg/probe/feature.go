@@ -23,21 +23,47 @@ type feature struct {
 	// name is in nft's syntax if possible.
 	name string
 	// option is the kernel's configuration option without CONFIG_, module the module that may contain the feature. Both
-	// are empty for a feature of every supported kernel.
+	// are empty for a feature of every supported kernel, and module for a part of another module.
 	option, module string
 }
 
-// Hash reports whether the feature is jhash, for an algorithm other than random.
-func (m Missing) Hash() bool { return m.option == hashOption }
+// Setting is a setting of Services that needs a feature of the kernel.
+type Setting struct {
+	// Name names the setting. Without is the effect if the kernel lacks the feature.
+	Name, Without string
+}
 
-// Connlimit reports whether the feature is connlimit, for a connection limit.
-func (m Missing) Connlimit() bool { return m.option == connlimitOption }
+// The settings that need a feature.
+var (
+	Algorithms   = Setting{"algorithms", "the algorithm of all Services is random"}
+	Limits       = Setting{"connection limits", "no endpoint has a connection limit"}
+	Timeouts     = Setting{"timeouts", "all connections have the timeouts of the node"}
+	DirectReturn = Setting{"direct server return", "no Service has direct server return"}
 
-// Dup reports whether the feature is dup, for direct server return.
-func (m Missing) Dup() bool { return strings.HasPrefix(m.option, dupOption) }
+	Settings = []Setting{Algorithms, Limits, Timeouts, DirectReturn}
+)
 
-// Timeouts reports whether the feature is ct timeout, for timeouts in connection tracking.
-func (m Missing) Timeouts() bool { return m.option == timeoutsOption || m.option == objrefOption }
+// settings has the settings by the kernel's options of their features.
+var settings = map[string]Setting{
+	hashOption: Algorithms, connlimitOption: Limits, timeoutsOption: Timeouts, objrefOption: Timeouts,
+	dupOption + "4": DirectReturn, dupOption + "6": DirectReturn,
+}
+
+// Setting returns the setting that needs the feature. It is the zero value if all Services need the feature.
+func (m Missing) Setting() Setting { return settings[m.option] }
+
+// Required returns the features that all Services of their family need.
+func Required(list []Missing) []Missing { return For(Setting{}, list) }
+
+// For returns the features that a setting needs.
+func For(s Setting, list []Missing) (needed []Missing) {
+	for _, m := range list {
+		if m.Setting() == s {
+			needed = append(needed, m)
+		}
+	}
+	return needed
+}
 
 // hashOption and connlimitOption are the kernel's options of jhash and connlimit. dupOption is the option of dup,
 // without the number of the family. timeoutsOption is the option of ct timeout, objrefOption that of its expression.
@@ -46,13 +72,16 @@ const (
 	timeoutsOption, objrefOption           = "NF_CONNTRACK_TIMEOUT", "NFT_OBJREF"
 )
 
-// timeoutsFeature are objects of ct timeout.
-var timeoutsFeature = feature{"ct timeout", timeoutsOption, "nft_ct"}
+// timeoutsFeature are objects of ct timeout. They are a part of the module nft_ct, which other features need, too.
+var timeoutsFeature = feature{name: "ct timeout", option: timeoutsOption}
 
 // String names the feature and its option and module.
 func (m Missing) String() string {
-	if m.option == "" {
+	switch {
+	case m.option == "":
 		return fmt.Sprintf("%s (%v)", m.name, m.Err)
+	case m.module == "":
+		return fmt.Sprintf("%s (CONFIG_%s)", m.name, m.option)
 	}
 	return fmt.Sprintf("%s (module %s, CONFIG_%s)", m.name, m.module, m.option)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +99,28 @@ func TestAllExpressionsAreProbed(t *testing.T) {
 	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true, "nft_connlimit": true, "nft_objref": true,
 		"nft_fib_ipv4": true, "nft_fib_ipv6": true, "nft_reject_ipv4": true, "nft_reject_ipv6": true}
 	lab.Same(t, want, modules, "modules")
+}
+
+// A plan without the features of a setting needs none of them. So the kernel has the tables of a process that knew about
+// missing features, and a process with all options does not take these tables as a proof that the kernel has them.
+func TestSettingsWithoutTheirFeatures(t *testing.T) {
+	const lacks = "the kernel lacks it"
+	needs := func(o plan.Options, s Setting) bool {
+		return slices.ContainsFunc(asked(plan.New(o).Rules().Samples()), func(q question) bool {
+			return Missing{feature: q.what}.Setting() == s
+		})
+	}
+	for setting, without := range map[Setting]plan.Options{
+		Algorithms:   {DirectReturn: true, Lacks: plan.Lacks{Hash: lacks}},
+		Limits:       {DirectReturn: true, Lacks: plan.Lacks{Connlimit: lacks}},
+		Timeouts:     {DirectReturn: true, Lacks: plan.Lacks{Timeouts: lacks}},
+		DirectReturn: {Lacks: plan.Lacks{Dup: lacks}},
+	} {
+		without.Families = inet.Families[:]
+		if !needs(plan.Options{Families: inet.Families[:], DirectReturn: true}, setting) || needs(without, setting) {
+			t.Errorf("%s: the tables need its features also without it, or never", setting.Name)
+		}
+	}
 }
 
 // A lack of memory says nothing about features.

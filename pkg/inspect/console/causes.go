@@ -175,10 +175,11 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 		return nil
 	}
 	lacks, err := c.Lacks(families)
-	if err != nil || len(lacks) == 0 {
+	required := probe.Required(lacks)
+	if err != nil || len(required) == 0 {
 		return nil
 	}
-	what, fix := probe.Advice(lacks)
+	what, fix := probe.Advice(required)
 	missing := slices.DeleteFunc(slices.Clone(families), func(f inet.Family) bool { return slices.Contains(c.Families, f) })
 	return view.Findings{view.NewFinding(severity(missing[0]), view.FamilyNotServed, c.node(),
 		what,

@@ -112,16 +112,18 @@ func (s *Site) kernel(v *view.Preflight, used []inet.Family) {
 	}
 	families := host.Families()
 	lacks, err := s.Lacks(families)
-	dup := slices.Clone(lacks)
-	if dup = slices.DeleteFunc(dup, func(m probe.Missing) bool { return !m.Dup() }); len(dup) > 0 {
-		what, fix := probe.Advice(dup)
-		v.Add("direct server return", what, view.NewFinding(view.Note, view.ModulesMissing, s.node(),
-			what,
-			"no Service can have direct server return: all Services use NAT",
-			fix,
-			"the kernel of this node"))
+	for _, setting := range probe.Settings {
+		if missing := probe.For(setting, lacks); len(missing) > 0 {
+			what, fix := probe.Advice(missing)
+			v.Add(setting.Name, what, view.NewFinding(view.Note, view.ModulesMissing, s.node(),
+				what,
+				setting.Without,
+				fix,
+				"the kernel of this node. Then delete the pod of the program on this node, if it runs: the program checks "+
+					"the features of the kernel only at its start"))
+		}
 	}
-	lacks = slices.DeleteFunc(lacks, probe.Missing.Dup)
+	lacks = probe.Required(lacks)
 	switch {
 	case err != nil:
 		v.Add("features", "unknown", view.NewFinding(view.Wrong, view.CheckFailed, s.node(),
