@@ -83,17 +83,31 @@ type directSets struct {
 }
 
 // quoted are the fields of the packet that an ICMP error of a family quotes: a packet from a frontend to a client.
-// The packet has no IP options.
-type quoted struct{ source, destination, protocol, sourcePort, destinationPort nft.Field }
+type quoted struct {
+	// comment describes the error, and match matches the form of the packet.
+	comment                                                    string
+	match                                                      []expr.Any
+	source, destination, protocol, sourcePort, destinationPort nft.Field
+}
 
-func quotedOf(f inet.Family) quoted {
-	const icmp = 8 // the length of the header of the error
+// quotedForms returns the forms of such a packet: without IP options or extension headers, and as the first fragment of
+// an IPv6 packet. A router does not fragment IPv6 packets, so this error makes the endpoint send smaller fragments.
+func quotedForms(f inet.Family) []quoted {
+	const icmp, comment = 8, "an error about a reply" // the length of the header of the error
 	if f == inet.IPv4 {
-		return quoted{nft.Transport(icmp+12, 4), nft.Transport(icmp+16, 4), nft.Transport(icmp+9, 1),
-			nft.Transport(icmp+20, 2), nft.Transport(icmp+22, 2)}
+		return []quoted{{comment, nil, nft.Transport(icmp+12, 4), nft.Transport(icmp+16, 4), nft.Transport(icmp+9, 1),
+			nft.Transport(icmp+20, 2), nft.Transport(icmp+22, 2)}}
 	}
-	return quoted{nft.Transport(icmp+8, 16), nft.Transport(icmp+24, 16), nft.Transport(icmp+6, 1),
-		nft.Transport(icmp+40, 2), nft.Transport(icmp+42, 2)}
+	const nextHeader, first, second = icmp + 6, icmp + 40, icmp + 48
+	form := func(comment string, op expr.CmpOp, protocol, ports uint32) quoted {
+		return quoted{comment, []expr.Any{transport(nextHeader), test(op, unix.IPPROTO_FRAGMENT)},
+			nft.Transport(icmp+8, 16), nft.Transport(icmp+24, 16), nft.Transport(protocol, 1),
+			nft.Transport(ports, 2), nft.Transport(ports+2, 2)}
+	}
+	return []quoted{
+		form(comment, expr.CmpOpNeq, nextHeader, first),
+		form("an error about a fragment of a reply", expr.CmpOpEq, first, second),
+	}
 }
 
 // frontend returns the fields of the frontend, and client those of the client.
@@ -115,19 +129,21 @@ func (l *layout) directChains(o *Options) []*nft.Chain {
 		Comment: "direct server return, before conntrack",
 		Rules: []nft.Rule{
 			rule("", find(l.vip(), l.dsr.frontends, passOn)),
-			rule("an error about a reply", protocol(icmp), l.icmpError(),
-				find(quotedOf(l.family).frontend(), l.dsr.quoted, passOn)),
 		}}
 	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
 		Priority: afterConntrack, Comment: "direct server return, after conntrack",
 		Rules: []nft.Rule{
 			rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq),
 				withoutSYN(), find(l.vip(), l.dsr.frontends, passAgain)),
-			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), onlyFIN(),
+			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), ends(),
 				find(l.vip(), l.dsr.frontends, passAgain)),
-			rule("an error about a reply", protocol(icmp), l.icmpError(), inState(stateInvalid, expr.CmpOpNeq),
-				find(quotedOf(l.family).frontend(), l.dsr.quoted, passAgain)),
 		}}
+	for _, q := range quotedForms(l.family) {
+		about := slices.Concat(protocol(icmp), l.icmpError(), q.match)
+		arrive.Rules = append(arrive.Rules, rule(q.comment, about, find(q.frontend(), l.dsr.quoted, passOn)))
+		noConnection.Rules = append(noConnection.Rules, rule(q.comment, about, inState(stateInvalid, expr.CmpOpNeq),
+			find(q.frontend(), l.dsr.quoted, passAgain)))
+	}
 	byNAT := append(setPriorityTo(0), back()...)
 	decide := func(name, comment string, c chance) *nft.Chain {
 		rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
@@ -165,19 +181,16 @@ func (l *layout) pass(ch chance, t table) []nft.Rule {
 			slot(forMap), []expr.Any{lookup(l.dsr.elsewhere[places]), &expr.Dup{RegAddr: reg}}, countedDrop())
 	}
 	rules := []nft.Rule{rule("", keepBits(portBits))}
-	for _, packet := range []struct {
-		comment string
-		match   []expr.Any
-		client  []nft.Field
-	}{
-		{"", notProtocol(icmp), clientFields(l.family)},
-		{"an error about a reply", protocol(icmp), quotedOf(l.family).client()},
-	} {
-		rules = append(rules, rule(packet.comment, packet.match, to(ch, packet.client)))
+	add := func(comment string, match []expr.Any, client []nft.Field) {
+		rules = append(rules, rule(comment, match, to(ch, client)))
 		if ch == secondChance {
-			newer := rule("the sender had a newer table than this node", packet.match, to(firstChance, packet.client))
+			newer := rule("the sender had a newer table than this node", match, to(firstChance, client))
 			rules = append(rules, newer)
 		}
+	}
+	add("", notProtocol(icmp), clientFields(l.family))
+	for _, q := range quotedForms(l.family) {
+		add(q.comment, slices.Concat(protocol(icmp), q.match), q.client())
 	}
 	return append(rules, rule("an endpoint on this node, or without a node", setPriorityTo(0)))
 }
@@ -294,10 +307,10 @@ func (l *layout) setTTL(value byte) []expr.Any {
 	}
 }
 
-// onlyFIN: tcp flags & (fin | syn | rst) == fin
-func onlyFIN() []expr.Any {
-	const flags, fin, syn, rst = 13, 0x01, 0x02, 0x04
-	return []expr.Any{transport(flags), and(fin | syn | rst), test(expr.CmpOpEq, fin)}
+// ends: tcp flags & (fin | rst) != 0. conntrack takes such a segment of no known connection for invalid.
+func ends() []expr.Any {
+	const flags, fin, rst = 13, 0x01, 0x04
+	return []expr.Any{transport(flags), and(fin | rst), test(expr.CmpOpNeq, 0)}
 }
 
 // icmpError: icmp type & 247 == 3 (destination unreachable and time exceeded), or icmpv6 type & 252 == 0 (the same and

@@ -187,7 +187,7 @@ func (l *layout) setRows(o *Options) []setRow {
 			{to: &l.dsr.frontends, name: DirectSet, absent: !o.DirectReturn, key: vip, data: word, form: hash,
 				comment: "direct server return: address -> class, service port",
 				found:   "is for an address with direct server return", oftenMissed: true},
-			{to: &l.dsr.quoted, name: "direct-quoted", absent: !o.DirectReturn, key: quotedOf(l.family).frontend(),
+			{to: &l.dsr.quoted, name: "direct-quoted", absent: !o.DirectReturn, key: quotedForms(l.family)[0].frontend(),
 				data: word, form: hash, comment: "the same for packets in ICMP errors", oftenMissed: true},
 			{to: &l.dsr.here, name: "direct-here", absent: !o.DirectReturn, key: append(id, nft.Index()), data: endpoint,
 				form: hash, comment: "service port . slot -> endpoint on this node", oftenMissed: true},

@@ -132,7 +132,7 @@ func (f *fabric) service(node int, annotations, endpoints string) string {
 	f.Helper()
 	slice := [2]string{"shop/web-4", "shop/web-6"}
 	for i := range slice {
-		slice[i] += fmt.Sprintf(" http=%d echo=%d dns=%d/udp:", firstPort, echoPort, firstPort)
+		slice[i] += fmt.Sprintf(" http=%d echo=%d dns=%d/udp sizes=%d/udp:", firstPort, echoPort, firstPort, sizesPort)
 	}
 	for _, e := range strings.Fields(endpoints) {
 		number, traits := e[:1], e[1:]
@@ -152,11 +152,15 @@ spec:
   clusterIPs: [10.96.0.10, "fd00:10:96::10"]
   ipFamilies: [IPv4, IPv6]
   ipFamilyPolicy: RequireDualStack
-  ports: [{name: http, port: 80}, {name: echo, port: 70}, {name: dns, port: 53, protocol: UDP}]
+  ports: [{name: http, port: 80}, {name: echo, port: 70}, {name: dns, port: 53, protocol: UDP},
+    {name: sizes, port: 54, protocol: UDP}]
 status: {loadBalancer: {ingress: [{ip: %[3]s}, {ip: "%[4]s"}]}}
 ---
 `, node+1, annotations, vip[0], vip[1]) + mustSlices(f.T, slice[0]+"\n"+slice[1])
 }
+
+// sizesPort is the port of [fabric.serveSizes].
+const sizesPort = 5353
 
 const dsr = "kube-nftproxy.io/forwarding-mode: dsr"
 
@@ -222,6 +226,14 @@ func (f *fabric) flows(node int) (n int) {
 	return n
 }
 
+// replies counts the packets from the Service's address that the router gets from a node.
+func (f *fabric) replies(node int, family inet.Family) func() int {
+	f.Helper()
+	link := strings.Fields(f.script(f.nodes[node], `ip -br link show eth0`))
+	match := fmt.Sprintf("ether saddr %s %s saddr %s", link[2], []string{"ip", "ip6"}[family], vip[family])
+	return watchPackets(f.T, f.lab.Node, fmt.Sprintf("replies-%d", node), "prerouting", match)
+}
+
 var packets = regexp.MustCompile(`counter packets ([0-9]+)`)
 
 // passed returns the number of packets that a node has passed on to other nodes.
@@ -254,8 +266,12 @@ func TestDirectReturn(t *testing.T) {
 					t.Errorf("endpoints on both nodes: %v", got)
 				}
 				f.endpoints("2")
+				replies := []func() int{f.replies(0, family), f.replies(1, family)}
 				before, passed := f.flows(0), f.passed(0)
 				lab.Same(t, map[string]int{"pod-1 saw " + own: 20}, f.ask(family, p, 20), "an endpoint on the second node")
+				if a, b := replies[0](), replies[1](); a > 0 || b < 20 {
+					t.Errorf("the router gets %d replies from the ingress node and %d from the endpoint's node", a, b)
+				}
 				if n := f.flows(0) - before; n > 0 {
 					t.Errorf("the ingress node tracks %d connections", n)
 				}
@@ -534,10 +550,105 @@ func TestErrorsAfterAChange(t *testing.T) {
 	}
 }
 
+// TestResetsAfterAChange: a client resets open connections, some of whose slots have moved. The endpoint gets all resets.
+func TestResetsAfterAChange(t *testing.T) {
+	const flag, connections = "--direct-server-return", 20
+	f := newFabric(t, flag, flag, flag)
+	for _, family := range inet.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			f := *f
+			f.T = t
+			f.endpoints("2")
+			list := make([]*opened, connections)
+			for i := range list {
+				list[i] = f.open(family)
+			}
+			f.endpoints("2 3")
+			for _, o := range list {
+				lab.Must(t, errors.Join(o.Conn.(*net.TCPConn).SetLinger(0), o.Close()))
+			}
+			lab.Eventually(t, 5*time.Second, func() error {
+				open := f.script(f.pods[1], fmt.Sprintf("ss -Htn state established sport = :%d", echoPort))
+				if open != "" {
+					return fmt.Errorf("the endpoint has open connections:\n%s", open)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // setTTL sets the TTL with which a host sends packets.
 func setTTL(t *testing.T, h *lab.Host, ttl string) {
 	t.Helper()
 	lab.Must(t, errors.Join(h.Sysctl("ipv4/ip_default_ttl", ttl), h.Sysctl("ipv6/conf/eth0/hop_limit", ttl)))
+}
+
+// TestLargeDatagramsWithDirectReturn: requests and replies that need fragments arrive, behind a router with a smaller
+// MTU. The errors that make the endpoint send smaller fragments quote a whole packet, or the first fragment.
+func TestLargeDatagramsWithDirectReturn(t *testing.T) {
+	const small, whole, fragments = 10, 1400, 3000
+	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f.endpoints("2")
+	client := f.lab.Client
+	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s dev eth0 mtu lock 1300; ip route replace %s dev eth0 mtu lock 1300`,
+		client.IPv4, client.IPv6))
+	for i, addr := range []string{"10.244.2.5", "fd00:10:244:2::5"} {
+		family := inet.Families[i]
+		serveSizes(t, f.pods[1], addr)
+		for _, s := range [][2]int{{small, fragments}, {small, whole}, {whole, small}, {fragments, small}, {fragments, fragments}} {
+			if err := f.exchange(family, s[0], s[1]); err != nil {
+				t.Errorf("%s: a request of %d bytes, a reply of %d: %v", family, s[0], s[1], err)
+			}
+		}
+	}
+}
+
+// serveSizes answers a datagram, which is a number and a space, with so many bytes.
+func serveSizes(t *testing.T, h *lab.Host, addr string) {
+	t.Helper()
+	var conn net.PacketConn
+	lab.Must(t, h.Do(func() (err error) {
+		conn, err = net.ListenPacket("udp", netip.AddrPortFrom(netip.MustParseAddr(addr), sizesPort).String())
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() {
+		for buf := make([]byte, 1<<16); ; {
+			n, client, err := conn.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			number, _, _ := strings.Cut(string(buf[:n]), " ")
+			size, _ := strconv.Atoi(number)
+			_, _ = conn.WriteTo(make([]byte, size), client) // the client notices a lost reply
+		}
+	}()
+}
+
+// exchange sends a request until its reply arrives. The first ones may be too large for the path.
+func (f *fabric) exchange(family inet.Family, request, reply int) error {
+	const tries, patience = 5, 500 * time.Millisecond
+	conn, err := f.lab.Client.Dial(f.Context(), inet.UDP, netip.AddrPortFrom(vip[family], 54))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // the test is done with it
+	number := fmt.Sprintf("%d ", reply)
+	for range tries {
+		_, err = conn.Write([]byte(number + strings.Repeat("x", request-len(number))))
+		if err == nil {
+			err = conn.SetReadDeadline(time.Now().Add(patience))
+		}
+		var n int
+		if n, err = conn.Read(make([]byte, 1<<16)); err == nil {
+			if n != reply {
+				err = fmt.Errorf("the reply has %d bytes", n)
+			}
+			return err
+		}
+	}
+	return err
 }
 
 // TestUDPFlowsWithDirectReturn: a change of the endpoints moves the UDP flows of some slots to another endpoint, which
