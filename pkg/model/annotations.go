@@ -305,13 +305,14 @@ func (b *builder) setNodeSelector(text string) error {
 	if err != nil {
 		return errors.New("not a label selector")
 	}
-	b.elsewhere = !selector.Matches(b.node.labels())
+	b.selectsNodes, b.elsewhere = true, !selector.Matches(b.node.labels())
 	return nil
 }
 
 // setNode compares the value with the label of the node that has the name of the annotation.
 func (b *builder) setNode(text string) error {
-	b.elsewhere = b.node.labels().Get(annotationNode) != text
+	value, has := b.node.labels()[annotationNode]
+	b.selectsNodes, b.elsewhere = true, !has || value != text
 	return nil
 }
 

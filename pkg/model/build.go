@@ -149,10 +149,10 @@ type builder struct {
 
 	// hostPorts are those of a pod; nil for a Service.
 	hostPorts []corev1.ContainerPort
-	// exposed is the only type of frontends that is served, or empty. elsewhere is true if only other nodes serve the
-	// Service.
-	exposed   corev1.ServiceType
-	elsewhere bool
+	// exposed is the only type of frontends that is served, or empty. selectsNodes is true if only some nodes serve the
+	// Service, and elsewhere if this node is none of them.
+	exposed                 corev1.ServiceType
+	selectsNodes, elsewhere bool
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr

@@ -70,6 +70,8 @@ func (b *builder) preventsDirect() string {
 		return "the Service has slow start"
 	case len(b.ranges) > 0:
 		return "the Service has port ranges"
+	case b.selectsNodes:
+		return "only some nodes serve the Service"
 	}
 	return ""
 }

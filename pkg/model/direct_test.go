@@ -51,6 +51,7 @@ func TestDirect(t *testing.T) {
 		{name: "maximum", words: asked + annotationMaximum + "=5", opts: permitted, problem: "connection limit"},
 		{name: "slow start", words: asked + prefix + "slow-start=5", opts: permitted, problem: "slow start"},
 		{name: "port ranges", words: asked + annotationPortRanges + "=tcp/90-99", opts: permitted, problem: "port ranges"},
+		{name: "a label of nodes", words: asked + annotationNodeSelector + "=!none", opts: permitted, problem: "only some nodes"},
 		{name: "hints", words: asked, opts: permitted, key: balance.Flow, hint: hinted, problem: "hints"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -22,7 +22,7 @@ func (r *Oracle) wantsDirect(s *corev1.Service) bool {
 	}
 	most, _ := maximum(s)
 	return r.machine.DirectServerReturn && mode == "dsr" && !externalLocal(s) && affinity(s) == 0 && most == 0 &&
-		slowStart(s) == 0 && len(portRanges(s)) == 0
+		slowStart(s) == 0 && len(portRanges(s)) == 0 && selector(s) == nil
 }
 
 // direct reports whether a claim has direct server return: a load-balancer or external IP other than the primary address

@@ -100,14 +100,25 @@ func exposes(s *corev1.Service, t corev1.ServiceType) bool {
 	return all || only == t
 }
 
+// selector returns the selector of the nodes that serve a Service, or nil for all nodes.
+func selector(s *corev1.Service) labels.Selector {
+	if text, given := s.Annotations["service.cilium.io/node-selector"]; given {
+		found, err := labels.Parse(text)
+		if err != nil || len(text) > 1024 || strings.Count(text, ",") > 32 {
+			return nil
+		}
+		return found
+	}
+	if value, given := s.Annotations["service.cilium.io/node"]; given {
+		return labels.SelectorFromSet(labels.Set{"service.cilium.io/node": value})
+	}
+	return nil
+}
+
 // here reports whether this node serves a Service: an annotation may select nodes.
 func (r *Oracle) here(s *corev1.Service) bool {
-	if text, given := s.Annotations["service.cilium.io/node-selector"]; given {
-		selector, err := labels.Parse(text)
-		return err != nil || len(text) > 1024 || strings.Count(text, ",") > 32 || selector.Matches(r.labels)
-	}
-	value, given := s.Annotations["service.cilium.io/node"]
-	return !given || value == r.labels["service.cilium.io/node"]
+	of := selector(s)
+	return of == nil || of.Matches(r.labels)
 }
 
 // front is an address of a Service, with the claim for each of its ports.
