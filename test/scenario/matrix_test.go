@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,8 +16,8 @@ import (
 )
 
 // The matrix has all combinations of address, client, traffic policies, placement of endpoints, session affinity, IP
-// family and protocol, once for each mode. Its packets are those of a history of one step, so the oracle predicts
-// them, and a failure becomes a scenario.
+// family and protocol, once for each mode. Each mode also has host ports. Its packets are those of a history of one
+// step, so the oracle predicts them, and a failure becomes a scenario.
 
 // mode is a command line, and a property that all Services of the matrix have.
 type mode struct {
@@ -274,14 +275,20 @@ func (c cell) question() question {
 	case c.choice == vipsReady || c.choice == vipsAlways:
 		port = unusedPort
 	}
-	q := question{from: c.caller.host, protocol: c.protocol}
-	if q.to = netip.AddrPortFrom(c.dest.address(i, c.family), uint16(port)); c.protocol == "" {
-		q.to = netip.AddrPortFrom(q.to.Addr(), 0)
+	if c.protocol == "" {
+		port = 0
 	}
-	if c.caller.host == "node" {
-		q.source = ownAddresses[c.family]
-		if c.caller.heading == "this node" {
-			q.source = ownAddresses[2+c.family]
+	return c.caller.question(c.dest.address(i, c.family), port, c.protocol)
+}
+
+// question returns a packet of a client.
+func (who caller) question(to netip.Addr, port int, p corev1.Protocol) question {
+	q := question{from: who.host, to: netip.AddrPortFrom(to, uint16(port)), protocol: p}
+	if who.host == "node" {
+		f := inet.FamilyOf(to)
+		q.source = ownAddresses[f]
+		if who.heading == "this node" {
+			q.source = ownAddresses[2+f]
 		}
 	}
 	return q
@@ -335,8 +342,58 @@ func (m mode) objects() map[string]manifest {
 	return files
 }
 
+// hostPods are pods of this node with host ports: one at all addresses that serve node ports, and one at a single
+// address of each family.
+var hostPods = manifest{
+	hostPod("pod-0", map[int]string{anyHostPort: ""}),
+	hostPod("pod-1", map[int]string{hostPortOf4: nodeAddress(inet.IPv4).String(), hostPortOf6: nodeAddress(inet.IPv6).String()}),
+}
+
+// Host ports of the matrix, at any address and at one address of a family.
+const anyHostPort, hostPortOf4, hostPortOf6 = 443, 444, 446
+
+// nodeAddress is the primary address of the node.
+func nodeAddress(f inet.Family) netip.Addr { return toNodePort.address(0, f) }
+
+// hostPod returns a pod with the name of its host in the lab. hostIPs has its host ports.
+func hostPod(name string, hostIPs map[int]string) map[string]any {
+	var ports, ips []any
+	for _, port := range slices.Sorted(maps.Keys(hostIPs)) {
+		for _, p := range hostPortProtocols {
+			ports = append(ports, map[string]any{
+				"hostPort": port, "containerPort": firstPort, "protocol": string(p), "hostIP": hostIPs[port],
+			})
+		}
+	}
+	for _, f := range inet.Families {
+		ips = append(ips, map[string]any{"ip": lab.AddressOf(name, f).String()})
+	}
+	return map[string]any{
+		"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"namespace": "matrix", "name": name},
+		"spec":   map[string]any{"nodeName": nodeName, "containers": []any{map[string]any{"name": "main", "ports": ports}}},
+		"status": map[string]any{"phase": "Running", "podIPs": ips},
+	}
+}
+
+var hostPortProtocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+
+// toHostPorts returns packets of all clients to the host ports, also at an address without them.
+func toHostPorts() (list []question) {
+	for _, who := range callers {
+		for _, f := range inet.Families {
+			for _, port := range []int{anyHostPort, hostPortOf4, hostPortOf6} {
+				for _, p := range hostPortProtocols {
+					list = append(list, who.question(nodeAddress(f), port, p))
+				}
+			}
+		}
+	}
+	return list
+}
+
 func (m mode) history() *history {
-	step := &moment{write: m.objects()}
+	step := &moment{write: m.objects(), packets: toHostPorts()}
+	step.write["pods.yaml"] = hostPods
 	for _, c := range m.cells() {
 		step.packets = append(step.packets, c.question())
 	}

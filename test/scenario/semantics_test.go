@@ -27,7 +27,8 @@ func TestSemantics(t *testing.T) {
 	for name, want := range map[string]string{
 		"destinations": o.table(), "changes": o.changes(), "ranged": o.denied(), "algorithms": algorithmRows(t),
 		"limits": scenarioRows(t, "max-connections*"), "addresses": scenarioRows(t, "vips-*"), "ranges": scenarioRows(t, "port-ranges*"),
-		"direct": scenarioRows(t, "direct-*"),
+		"direct": scenarioRows(t, "direct-*"), "hostports": scenarioRows(t, "host-ports*"), "redirect": scenarioRows(t, "local-redirect*"),
+		"exposure": scenarioRows(t, "exposure*"), "clusters": scenarioRows(t, "multi-cluster*"),
 	} {
 		if *update {
 			lab.Must(t, page.Write(semantics, name, want))
