@@ -123,6 +123,19 @@ func TestSettingsWithoutTheirFeatures(t *testing.T) {
 	}
 }
 
+// A family lacks a table only for features that all of its Services need.
+func TestOnlyRequiredFeaturesCostAFamily(t *testing.T) {
+	masquerade := Missing{Family: inet.IPv4, feature: feature{"masquerade", "NFT_MASQ", "nft_masq"}}
+	objref := Missing{Family: inet.IPv4, feature: feature{"objref", objrefOption, "nft_objref"}}
+	list := []Missing{objref, masquerade}
+	if got := Required(list); !slices.Equal(got, list[1:]) {
+		t.Errorf("required: %v", got)
+	}
+	if got := For(Timeouts, list); !slices.Equal(got, list[:1]) {
+		t.Errorf("for timeouts: %v", got)
+	}
+}
+
 // A lack of memory says nothing about features.
 func TestOtherAnswersProveNothing(t *testing.T) {
 	got, err := Run(fake{3: fmt.Errorf("add chain: %w", unix.ENOMEM)}, ours())

@@ -635,17 +635,20 @@ func (f *fabric) exchange(family inet.Family, request, reply int) error {
 	}
 	defer conn.Close() //nolint:errcheck // the test is done with it
 	number := fmt.Sprintf("%d ", reply)
+	text := []byte(number + strings.Repeat("x", request-len(number)))
 	for range tries {
-		_, err = conn.Write([]byte(number + strings.Repeat("x", request-len(number))))
-		if err == nil {
-			err = conn.SetReadDeadline(time.Now().Add(patience))
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
+		if _, err = conn.Write(text); err != nil {
+			continue
 		}
 		var n int
-		if n, err = conn.Read(make([]byte, 1<<16)); err == nil {
-			if n != reply {
-				err = fmt.Errorf("the reply has %d bytes", n)
-			}
-			return err
+		if n, err = conn.Read(make([]byte, 1<<16)); err == nil && n != reply {
+			return fmt.Errorf("the reply has %d bytes", n)
+		}
+		if err == nil {
+			return nil
 		}
 	}
 	return err
