@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,7 +14,8 @@ import (
 )
 
 // Lookup returns the entry of a flow, or nil if it has none. from and to are the source and destination of the flow's
-// first packet before any translation. The process needs CAP_NET_ADMIN.
+// first packet before any translation. If the default zone has no entry, Lookup searches all zones, because a rule of
+// another program may have selected the zone. The process needs CAP_NET_ADMIN.
 func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()
 	if err != nil {
@@ -24,7 +26,7 @@ func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	appendTuple(&tuple, attrTupleOrig, p, from, to)
 	m, err := s.AskOne(msgGet, inet.FamilyOf(to.Addr()).Number(), tuple.Buf)
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+		return search(p, from, to)
 	}
 	var f Flow
 	if _, ok := parse(m.Object(), &f); err == nil && !ok {
@@ -34,6 +36,21 @@ func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 		return nil, fmt.Errorf("look up a conntrack entry: %w", err)
 	}
 	return &f, nil
+}
+
+// search returns the entry of a flow in any zone: the kernel finds an entry of another zone only if it gets the zone.
+func search(p inet.Protocol, from, to netip.AddrPort) (found *Flow, err error) {
+	n, err := OpenNetlink()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = n.Close() }() // read only
+	_, _, err = n.Each(context.Background(), inet.FamilyOf(to.Addr()), func(f *Flow) {
+		if f.Protocol == p && f.Source == from && f.Destination == to {
+			found = new(*f)
+		}
+	})
+	return found, err
 }
 
 // appendTuple appends one direction of a flow.

@@ -59,20 +59,43 @@ func (j *journey) end() ending {
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
 	}
-	return ending{"The kernel reported nothing more of this packet. " + j.vanished(where), true}
+	const silent = "The kernel reported nothing more of this packet"
+	if flow, err := j.flow(); err == nil && flow != nil { // the kernel keeps only entries of packets that no chain has stopped
+		came := j.answer(where)
+		return ending{strings.TrimSpace(silent + ", but it has left this node or reached one of its processes. " + came.text), came.stopped}
+	}
+	return ending{silent + ". " + j.vanished(where), true}
+}
+
+// flow returns the packet's entry of connection tracking, or nil.
+func (j *journey) flow() (*conntrack.Flow, error) {
+	first := &j.events[0]
+	if !first.From.IsValid() || !first.To.IsValid() {
+		return nil, nil
+	}
+	return conntrack.Lookup(j.protocol, first.From, first.To)
 }
 
 // vanished returns the reason why the packet left no chain at which it ends: the kernel drops it when it routes it, or
 // in another part.
 func (j *journey) vanished(where netip.AddrPort) string {
 	first, last := j.events[0], j.events[len(j.events)-1]
-	if link, err := netlink.LinkByIndex(int(first.In)); first.In != 0 && first.From.IsValid() && err == nil {
+	link, err := netlink.LinkByIndex(int(first.In))
+	if first.In != 0 && first.From.IsValid() && err == nil {
 		node := doctor.Config{Sysctls: "/proc/sys"}
 		for _, to := range j.destinations(where) {
 			if why := node.WhyNotRouted(doctor.Arrival{Device: link.Attrs().Name, From: first.From.Addr(), To: to, Mark: last.Mark}); why != "" {
 				return why
 			}
 		}
+	}
+	if err == nil && link.Type() == "bridge" {
+		return "It came by a bridge: with br_netfilter, the kernel does not report the rest of the path. A later chain, " +
+			"or the receiver, refuses or drops it."
+	}
+	if legacy := doctor.LegacyTables(); len(legacy) > 0 {
+		return fmt.Sprintf("The routes of this node permit it. A trace does not show the rules of %s, which may drop "+
+			"it; to list them: %s-save.", strings.Join(legacy, " and "), legacy[0])
 	}
 	return "The routes of this node permit it, so a part of the kernel other than nftables drops it, such as a " +
 		"traffic control or eBPF program."
@@ -154,18 +177,22 @@ const (
 
 // answer describes the reply, according to the kernel's connection tracking.
 func (j *journey) answer(where netip.AddrPort) ending {
-	from, to := j.events[0].From, j.events[0].To
-	if !from.IsValid() || !to.IsValid() {
+	if first := &j.events[0]; !first.From.IsValid() || !first.To.IsValid() {
 		return ending{}
 	}
 	for begin := time.Now(); ; time.Sleep(look) {
-		flow, err := conntrack.Lookup(j.protocol, from, to)
+		flow, err := j.flow()
 		switch {
 		case err != nil:
 			return ending{}
 		case flow == nil && !j.own():
-			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
-				"of other programs above.", true}
+			check := "Check the chains of other programs above."
+			if legacy := doctor.LegacyTables(); len(legacy) > 0 {
+				check = fmt.Sprintf("A trace does not show the rules of %s; to list them: %s-save.",
+					strings.Join(legacy, " and "), legacy[0])
+			}
+			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that " +
+				"no rule can translate it. " + check, true}
 		case flow == nil && j.protocol == inet.TCP: // the kernel deletes the entry after a reset as the only answer
 			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a "+
 				"firewall on the path rejects it.", where, where.Port()), true}
@@ -186,6 +213,8 @@ func (j *journey) answer(where netip.AddrPort) ending {
 
 // missed returns the error if no packet arrived, with possible causes.
 func missed(source string, timeout time.Duration) error {
-	return fmt.Errorf("no matching packet within %s: it does not reach this node (check the routes of %s and the address that it connects to), "+
-		"or it is part of an established connection", timeout, cmp.Or(source, "the sender"))
+	return fmt.Errorf("no matching packet within %s: it does not reach this node (check the routes of %s and the "+
+		"address that it connects to), it is part of an established connection, or the interface drops it before all "+
+		"rules of IP: a chain at the hook ingress (nft list ruleset netdev), a traffic control or an eBPF program",
+		timeout, cmp.Or(source, "the sender"))
 }

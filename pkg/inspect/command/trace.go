@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -141,6 +142,11 @@ func predict(p trace.Packet, tables string) (*trace.Trace, *read.Table, []read.B
 		return nil, nil, nil, err
 	}
 	t, err := trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}, Chains: chains}, p)
+	if err == nil {
+		for _, legacy := range doctor.LegacyTables() {
+			t.Also = append(t.Also, fmt.Sprintf("%s may have rules that stop it; to list them: %[1]s-save", legacy))
+		}
+	}
 	return t, table, chains, err
 }
 

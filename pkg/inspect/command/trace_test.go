@@ -355,6 +355,49 @@ func TestTraceLive(t *testing.T) {
 	awaitTable(t, l, false)
 }
 
+// TestTraceLiveOfPacketsInAnotherWay: a packet of another conntrack zone, and one by a bridge with br_netfilter, whose trace the kernel does not end,
+// reach the endpoint. A rule of iptables-legacy, which no trace shows, is suspected.
+func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
+	for _, c := range []struct {
+		name, shell, want string
+		stops             bool
+	}{
+		{"another zone", "nft 'add table ip z; add chain ip z c { type filter hook prerouting priority -350; }; add rule ip z c ct zone set 7'",
+			"10.244.0.10:8080 answered.\n", false},
+		{"a bridge", "ip link add br0 type bridge && ip addr flush dev veth-pod1 && ip link set veth-pod1 master br0 && ip link set br0 up && " +
+			"ip addr add 10.244.0.1/32 dev br0 && ip route add 10.244.0.11/32 dev br0 && test -e /proc/sys/net/bridge/bridge-nf-call-iptables && " +
+			"sysctl -qw net.bridge.bridge-nf-call-iptables=1", "10.244.0.10:8080 answered.\n", false},
+		{"iptables-legacy", "iptables-legacy -A FORWARD -p tcp --dport 8080 -j DROP",
+			"A trace does not show the rules of iptables-legacy, which may drop it; to list them: iptables-legacy-save.\n", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newTracedLab(t)
+			if _, err := l.Pods[0].Serve(inet.TCP, 8080); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := l.Node.Command(t.Context(), "bash", "-c", c.shell).CombinedOutput(); err != nil {
+				if c.name == "a bridge" {
+					t.Skipf("without br_netfilter: %s", out)
+				}
+				t.Fatalf("%v: %s", err, out)
+			}
+			done := make(chan string, 1)
+			go func() {
+				out, _ := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=10s")
+				done <- out
+			}()
+			awaitTable(t, l, true)
+			a := l.Pods[1].Probe(t.Context(), inet.TCP, netip.MustParseAddrPort("10.96.0.11:80"), lab.Options{})
+			if (a.Outcome == lab.TimedOut) != c.stops {
+				t.Errorf("the packet got %v", a)
+			}
+			if out := <-done; !strings.HasSuffix(out, c.want) {
+				t.Errorf("output that doesn't end with %q:\n%s", c.want, out)
+			}
+		})
+	}
+}
+
 // TestTraceLiveUnderLoad: packets that follow without a pause do not delay the end of the command.
 func TestTraceLiveUnderLoad(t *testing.T) {
 	l := newTracedLab(t)
@@ -422,7 +465,8 @@ func TestTraceLiveNamesTheRoute(t *testing.T) {
 				"Correct the routes of this node or of the sender, or make the filter loose: sysctl -w net.ipv4.conf.veth-pod1.rp_filter=2.\n"},
 		{"no forwarding", "ipv4/conf/veth-pod1/forwarding", "0", "",
 			"This node does not forward packets that arrive by veth-pod1 (forwarding = 0; kube-nftproxy status has the fix).\n"},
-		{"no route", "ipv4/conf/veth-pod1/rp_filter", "0", "add unreachable 10.244.0.10/32 metric 0", "This node has no route to 10.244.0.10.\n"},
+		{"no route", "ipv4/conf/veth-pod1/rp_filter", "0", "add unreachable 10.244.0.10/32 metric 0", "This node has no route to 10.244.0.10, or one of type unreachable, prohibit or " +
+			"blackhole (ip route get 10.244.0.10).\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newTracedLab(t)

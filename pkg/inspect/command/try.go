@@ -118,7 +118,10 @@ func inShort(err error) string {
 		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy drops "+
 			"the packets", tryFor)
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return "unreachable: this node has no route, or a router reports that there is none"
+		return "unreachable: this node has no route (or one of type blackhole or prohibit), or a router reports that " +
+			"there is none"
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return "unreachable: this node has no address to connect from"
 	}
 	return "unreachable: " + err.Error()
 }

@@ -130,8 +130,9 @@ func (c *Client) ask(ctx context.Context, page string, params []string) (io.Read
 func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("no kube-nftproxy runs here: there is no socket %s; run the command on the node, or in the pod of the node "+
-			"(kubectl exec), or set --control-socket to the value of the running program", c.path)
+		return fmt.Errorf("no kube-nftproxy runs here, or it cannot create its socket (its log has the reason): there is "+
+			"no socket %s; run the command on the node, or in the pod of the node (kubectl exec), or set "+
+			"--control-socket to the value of the running program", c.path)
 	case errors.Is(err, unix.ECONNREFUSED):
 		return fmt.Errorf("kube-nftproxy does not run: no process answers at the socket %s; check the log of "+
 			"kube-nftproxy", c.path)

@@ -154,6 +154,17 @@ func TestChainsThatDrop(t *testing.T) {
 		{"of Docker", "add table ip y; add chain ip y c " + forward + "; add chain ip y DOCKER-USER; add rule ip y c jump DOCKER-USER", nil,
 			[]Drop{{Chain: "table ip y, chain c", Command: "nft add rule ip y c ct status dnat accept", Rules: true, Firewall: "Docker"}}},
 		{"accepts", "add table inet x; add chain inet x c " + forward + "; add rule inet x c ct status dnat counter accept comment \"Services\"", nil, nil},
+		{"a rule", "add table inet x; add chain inet x c { type filter hook forward priority 0; }; add rule inet x c iifname lo accept; " +
+			"add rule inet x c counter log reject; add rule inet x c ct status dnat accept", nil,
+			[]Drop{{Chain: "table inet x, chain c", Command: "nft insert rule inet x c position 3 ct status dnat accept", Rules: true,
+				Rule: "rule 2: reject with icmp code 1"}}},
+		{"an earlier rule accepts", "add table inet x; add chain inet x c { type filter hook forward priority 0; }; add chain inet x other; " +
+			"add rule inet x other ct status dnat accept; add rule inet x c jump other; add rule inet x c drop", nil, nil},
+		{"only another chain accepts", "add table inet x; add chain inet x c " + forward + "; add chain inet x other; add rule inet x other ct status dnat accept", nil,
+			[]Drop{{Chain: "table inet x, chain c", Command: "nft add rule inet x c ct status dnat accept"}}},
+		{"a rule of iptables-nft", "", []string{"iptables-nft", "-A", "FORWARD", "-j", "REJECT"},
+			[]Drop{{Chain: "table ip filter, chain FORWARD", Command: "iptables -I FORWARD 1 -m conntrack --ctstate DNAT -j ACCEPT", Rules: true,
+				Rule: "rule 1: reject"}}},
 		{"iptables-nft", "", []string{"iptables-nft", "-P", "FORWARD", "DROP"},
 			[]Drop{{Chain: "table ip filter, chain FORWARD", Command: "iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"}}},
 		{"iptables-legacy", "", []string{"iptables-legacy", "-P", "FORWARD", "DROP"},

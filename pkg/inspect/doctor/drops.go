@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,9 +17,11 @@ import (
 
 // Drop is a chain that drops forwarded packets unless a rule accepts them.
 type Drop struct {
-	// Chain is the name of the chain, with its table. Command appends a rule to the chain that accepts packets of
-	// translated connections.
+	// Chain is the name of the chain, with its table. Command adds a rule that accepts packets of translated
+	// connections: at the end of the chain, or before Rule.
 	Chain, Command string
+	// Rule is the number and the verdict of the rule without conditions that stops packets, or "" if the policy does.
+	Rule string
 	// Firewall is the program that made the chain, if it is known.
 	Firewall string
 	// Rules is true if the chain has rules, which may accept packets.
@@ -37,6 +41,9 @@ func (c *Config) drop(d *Drop) view.Finding {
 		c.on(d.Command),
 		"only forwarded connections whose destination a rule of this node has translated: to Services, and to ports that other programs publish. All "+
 			"other packets are dropped as before. "+until)
+	if d.Rule != "" {
+		f.What = fmt.Sprintf("%s stops all forwarded packets that no earlier rule accepts (%s)", d.Chain, d.Rule)
+	}
 	if !d.Rules {
 		f.Severity = view.Wrong
 		f.What = fmt.Sprintf("%s drops all forwarded packets (policy drop, and it has no rules)", d.Chain)
@@ -45,7 +52,8 @@ func (c *Config) drop(d *Drop) view.Finding {
 }
 
 // Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of
-// iptables-legacy. It omits a chain of nftables if a rule of its table accepts packets of translated connections.
+// iptables-legacy. It omits a chain of nftables if one of its rules, or of the chains to which they lead, accepts packets
+// of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -58,55 +66,88 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 	}
 	for i := range chains {
 		ch := &chains[i]
-		if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
+		if ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
 			continue
 		}
-		d := dropOf(ch)
-		accepts, err := d.read(conn, ch)
+		rules, err := read.Rules(conn, ch.Family, ch.Table)
 		if err != nil {
 			return list, err
 		}
-		if !accepts {
+		if d, drops := dropOf(ch, rules); drops {
 			list = append(list, d)
 		}
 	}
 	legacy, err := takeover.LegacyForwardDrops()
 	for _, command := range legacy {
-		list = append(list, Drop{Chain: "chain FORWARD of " + command, Command: command + acceptTranslated, Rules: true})
+		list = append(list, Drop{Chain: "chain FORWARD of " + command, Command: command + " -A FORWARD" + acceptTranslated, Rules: true})
 	}
 	return list, err
 }
 
-// acceptTranslated are the arguments of iptables that append a rule for packets of translated connections.
-const acceptTranslated = " -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"
-
-func dropOf(ch *read.BaseChain) Drop {
-	d := Drop{
-		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
-		Command: fmt.Sprintf("nft add rule %s %s %s ct status dnat accept", ch.Family, ch.Table, ch.Name),
-	}
-	if ch.Table == "filter" && ch.Name == "FORWARD" {
-		if command := map[string]string{"ip": "iptables", "ip6": "ip6tables"}[ch.Family]; command != "" {
-			d.Command = command + acceptTranslated
+// LegacyTables returns the backends that have tables in this network namespace: iptables-legacy, ip6tables-legacy. A trace
+// does not show their rules.
+func LegacyTables() (commands []string) {
+	for _, prefix := range []string{"ip", "ip6"} {
+		names, err := os.ReadFile("/proc/thread-self/net/" + prefix + "_tables_names")
+		if err == nil && len(names) > 0 {
+			commands = append(commands, prefix+"tables-legacy")
 		}
 	}
-	return d
+	return commands
 }
 
-// read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated
+// acceptTranslated are the conditions and the verdict of a rule of iptables for packets of translated connections.
+const acceptTranslated = " -m conntrack --ctstate DNAT -j ACCEPT"
+
+// dropOf describes a chain with the hook forward, by the rules of its table. drops is true if its policy or a rule without
+// conditions stops all packets that no earlier rule accepts, and no earlier rule accepts the packets of translated
 // connections.
-func (d *Drop) read(conn *nft.Conn, ch *read.BaseChain) (accepts bool, err error) {
-	rules, err := read.Rules(conn, ch.Family, ch.Table)
-	if err != nil {
-		return false, err
-	}
+func dropOf(ch *read.BaseChain, rules []read.ForeignRule) (d Drop, drops bool) {
+	d = Drop{Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0}
 	names := []string{ch.Table}
-	for i := range rules {
-		names = append(append(names, rules[i].Chain), rules[i].Targets...)
-		accepts = accepts || rules[i].AcceptsDNAT()
+	of := map[string][]read.ForeignRule{}
+	for _, r := range rules {
+		of[r.Chain] = append(of[r.Chain], r)
+		names = append(append(names, r.Chain), r.Targets...)
 	}
 	d.Firewall = firewall(names)
-	return accepts, nil
+	own := of[ch.Name]
+	at := slices.IndexFunc(own, func(r read.ForeignRule) bool { return r.StopsAll() != "" })
+	isIPTables := ch.Table == "filter" && ch.Name == "FORWARD" && (ch.Family == "ip" || ch.Family == "ip6")
+	switch place := ch.Family + " " + ch.Table + " " + ch.Name; {
+	case at < 0 && !ch.Drops:
+		return d, false
+	case at < 0 && isIPTables:
+		d.Command = ch.Family + "tables -A FORWARD" + acceptTranslated
+	case at < 0:
+		d.Command = "nft add rule " + place + " ct status dnat accept"
+	case isIPTables:
+		d.Command = fmt.Sprintf("%stables -I FORWARD %d", ch.Family, at+1) + acceptTranslated
+	default:
+		d.Command = fmt.Sprintf("nft insert rule %s position %d ct status dnat accept", place, own[at].Handle)
+	}
+	if at >= 0 {
+		d.Rule, own = fmt.Sprintf("rule %d: %s", at+1, own[at].StopsAll()), own[:at]
+	}
+	return d, !accepts(own, of, map[string]bool{ch.Name: true})
+}
+
+// accepts reports whether a rule, or one to which the rules lead, accepts packets of translated connections. seen are
+// the chains on the way.
+func accepts(list []read.ForeignRule, of map[string][]read.ForeignRule, seen map[string]bool) bool {
+	for i := range list {
+		if list[i].AcceptsDNAT() {
+			return true
+		}
+		for _, to := range list[i].Targets {
+			if !seen[to] {
+				if seen[to] = true; accepts(of[to], of, seen) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // firewall derives the program that made a table from the names of the table and its chains. It returns "" for an

@@ -241,10 +241,11 @@ func (s *Site) findFirewalls() (found []string, err error) {
 		return nil, err
 	}
 	for i := range chains {
-		var d Drop
-		if _, err := d.read(conn, &chains[i]); err != nil {
+		rules, err := read.Rules(conn, chains[i].Family, chains[i].Table)
+		if err != nil {
 			return nil, err
 		}
+		d, _ := dropOf(&chains[i], rules)
 		names[d.Firewall] = true
 	}
 	if strings.Contains(s.read("etc/ufw/ufw.conf"), "ENABLED=yes") {

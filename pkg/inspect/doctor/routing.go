@@ -38,13 +38,19 @@ func (c *Config) WhyNotRouted(a Arrival) string {
 			"Correct the routes of this node or of the sender, or make the filter loose: "+
 			"%s.", a.Device, a.From, back, LooseCommand(a.Device))
 	case typ == unix.RTN_UNREACHABLE:
-		return fmt.Sprintf("This node has no route to %s.", a.To)
+		return fmt.Sprintf("This node has no route to %s, or one of type unreachable, prohibit or blackhole (ip route "+
+			"get %[1]s).", a.To)
 	case !c.forwards(a):
 		return fmt.Sprintf("This node does not forward packets that arrive by %s (forwarding = 0; kube-nftproxy "+
 			"status has the fix).", a.Device)
 	}
-	return fmt.Sprintf("The kernel cannot route it (%v); to see its answer: ip route get %s from %s iif "+
-		"%s.", err, a.To, a.From, a.Device)
+	mark := ""
+	if a.Mark != 0 {
+		mark = fmt.Sprintf(" mark 0x%x", a.Mark)
+	}
+	return fmt.Sprintf("The kernel cannot route it (%v), but other packets to this address: check the rules of policy "+
+		"routing (ip rule). To see the kernel's answer: ip route get %s from %s iif %s%s.", err, a.To, a.From, a.Device,
+		mark)
 }
 
 // forwards reports whether the node forwards packets that arrive by an interface, as far as the sysctls tell.

@@ -35,8 +35,8 @@ func Follow(c Config, p Packet) (*Trace, error) {
 			"before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
 		w.end(Refused, "")
 	case !c.Table.Exists:
-		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has "+
-			"deleted the table", c.Table.Family.Keyword(), c.Table.Name)
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run since this host has %s, "+
+			"or another program has deleted the table", c.Table.Family.Keyword(), c.Table.Name, c.Table.Family)
 	case c.Table.Dormant:
 		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not "+
 			"evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)

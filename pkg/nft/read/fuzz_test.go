@@ -46,19 +46,23 @@ func TestExpressionsOfOtherPrograms(t *testing.T) {
 		list    []expr.Any
 		accepts bool
 		targets []string
+		stops   string
 	}{
-		{"ct status dnat accept", status(statusDNAT), true, nil},
-		{"with a counter", append([]expr.Any{&expr.Counter{}}, status(statusDNAT)...), true, nil},
-		{"ct status 0x1 accept", status(1), false, nil},
-		{"another condition", append(status(statusDNAT)[:3], status(statusDNAT)...), false, nil},
-		{"without a verdict", status(statusDNAT)[:3], false, nil},
-		{"accept", status(statusDNAT)[3:], false, nil},
+		{"ct status dnat accept", status(statusDNAT), true, nil, ""},
+		{"with a counter", append([]expr.Any{&expr.Counter{}}, status(statusDNAT)...), true, nil, ""},
+		{"ct status 0x1 accept", status(1), false, nil, ""},
+		{"another condition", append(status(statusDNAT)[:3], status(statusDNAT)...), false, nil, ""},
+		{"without a verdict", status(statusDNAT)[:3], false, nil, ""},
+		{"accept", status(statusDNAT)[3:], false, nil, ""},
 		{"jump", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictJump, Chain: "KUBE-SERVICES"}}, false,
-			[]string{"KUBE-SERVICES"}},
+			[]string{"KUBE-SERVICES"}, ""},
+		{"counter drop", []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}, false, nil, "drop"},
+		{"ct status dnat drop", append(status(statusDNAT)[:3], &expr.Verdict{Kind: expr.VerdictDrop}), false, nil, ""},
 	} {
 		r := foreign(expressions(t, c.list...))
 		lab.Same(t, c.targets, r.Targets, "%s: targets", c.name)
 		lab.Same(t, c.accepts, r.AcceptsDNAT(), "%s: accepts translated packets", c.name)
+		lab.Same(t, c.stops, r.StopsAll(), "%s: stops all packets", c.name)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -60,28 +61,43 @@ func (r *ForeignRule) Text() string {
 	return ruleLine(Text(r.family, decodeAll(r.family, r.Expressions), nil), r.Comment)
 }
 
+// translated is the condition that a DNAT rule has translated the connection of a packet.
+const translated = "ct status dnat "
+
 // AcceptsDNAT reports whether the rule accepts all packets of connections that DNAT rules have translated, and has no
-// other condition, apart from counters and comments. It has one of the forms
+// other condition. It has one of the forms
 //
 //	ct status dnat accept
 //	-m conntrack --ctstate DNAT -j ACCEPT
 //
 // in which --ctstate may list other states.
-func (r *ForeignRule) AcceptsDNAT() bool {
-	const translated = "ct status dnat "
-	match, conditions := "", []Expr{}
+func (r *ForeignRule) AcceptsDNAT() bool { return r.essence() == translated+"accept" }
+
+// StopsAll returns the verdict of a rule that drops or rejects each packet that reaches it, or "".
+func (r *ForeignRule) StopsAll() string {
+	if text := r.essence(); text == "drop" || text == "reject" || strings.HasPrefix(text, "reject with ") {
+		return text
+	}
+	return ""
+}
+
+// essence returns the conditions and the verdict of the rule in nft's language: without counters, logs and comments.
+func (r *ForeignRule) essence() string {
+	text, rest := "", []Expr{}
 	for _, e := range netlink.Attributes(r.Expressions) {
 		name, data := nft.Expression(e)
-		extension := netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME))
+		extension := netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME)) // also the name of a target
 		switch {
-		case name == "counter", name == "match" && extension == "comment":
+		case name == "counter", name == "log", name == "match" && extension == "comment":
 		case name == "match" && matchesDNAT(extension, netlink.Find(data, unix.NFTA_MATCH_INFO)):
-			match = translated
+			text += translated
+		case name == "target" && extension == "REJECT":
+			text += "reject"
 		default:
-			conditions = append(conditions, decode(r.family, e))
+			rest = append(rest, decode(r.family, e))
 		}
 	}
-	return match+Text(r.family, conditions, nil) == translated+"accept"
+	return text + Text(r.family, rest, nil)
 }
 
 // matchesDNAT reports whether a match of iptables (struct xt_conntrack_mtinfo3) tests only states of a connection, and
