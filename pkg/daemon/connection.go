@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -46,6 +47,26 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+d.version)
 	cfg.Wrap(watch.Impatient)
 	return cfg, server, nil
+}
+
+// withProxy returns a function that also returns the HTTP proxy of requests to the address: that of the kubeconfig, or
+// that of the environment.
+func withProxy(server func() string, cfg *rest.Config) func() (address, proxy string) {
+	proxyOf := cfg.Proxy
+	if proxyOf == nil {
+		proxyOf = utilnet.NewProxierWithNoProxyCIDR(http.ProxyFromEnvironment)
+	}
+	return func() (address, proxy string) {
+		address = server()
+		to, err := url.Parse(address)
+		if err != nil {
+			return address, ""
+		}
+		if by, err := proxyOf(&http.Request{URL: to}); err == nil && by != nil {
+			proxy = by.String()
+		}
+		return address, proxy
+	}
 }
 
 // addresses returns the addresses of the API server from --master, or else from the kubeconfig file. If the file

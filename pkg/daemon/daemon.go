@@ -347,7 +347,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.recorder = report.NewRecorder(report.API(client.Events), "kube-nftproxy", d.metrics.ProblemSuppressed)
 	d.reporter = report.New(logger, d.recorder,
 		report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
-	d.api, d.client = console.NewAPI(server, client,
+	d.api, d.client = console.NewAPI(withProxy(server, connection), client,
 		func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)

@@ -146,7 +146,7 @@ func (d *daemon) use(out *outputs) error {
 	if err != nil {
 		return err
 	}
-	d.api = console.NewAPI(server, client, nil)
+	d.api = console.NewAPI(withProxy(server, connection), client, nil)
 	_, err = client.Services("").List(out, metav1.ListOptions{})
 	if err != nil {
 		d.api.Failed("services", err)

@@ -33,6 +33,7 @@ const (
 	StandingBy             Reason = "StandingBy"
 	OlderInstance          Reason = "OlderInstance"
 	TablesFoughtOver       Reason = "TablesFoughtOver"
+	TablesTouched          Reason = "TablesTouched"
 	PortNotBound           Reason = "PortNotBound"
 	ConfigurationUnread    Reason = "ConfigurationUnread"
 	ConfigurationNotUsed   Reason = "ConfigurationNotUsed"
@@ -53,6 +54,7 @@ const (
 
 	// The source of objects.
 	APIServerUnreachable Reason = "APIServerUnreachable"
+	APIServerFailing     Reason = "APIServerFailing"
 	APIForbidden         Reason = "APIForbidden"
 	APIUnauthorized      Reason = "APIUnauthorized"
 	WatchFailing         Reason = "WatchFailing"

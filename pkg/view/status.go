@@ -151,15 +151,17 @@ type API struct {
 	// Source is the API server's address, or the folder of manifests.
 	Source string `json:"source"`
 	// Answers is true if the API server answers. AnswerMicros is the duration of its answer. Error is the error if it
-	// does not answer.
+	// does not answer, or its answer if this is a server error.
 	Answers      bool   `json:"answers"`
 	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
 	Error        string `json:"error,omitempty"`
 	// Since is the time since when the API server has not answered; absent while it answers. Answered is true if it has
-	// answered since the start of the program. Untrusted is true if its certificate is not valid for the program.
-	Since     *time.Time `json:"unansweredSince,omitempty"`
-	Answered  bool       `json:"hasAnswered,omitempty"`
-	Untrusted bool       `json:"-"`
+	// answered since the start of the program. Remedy is the fix if requests fail for another reason than an outage.
+	Since    *time.Time `json:"unansweredSince,omitempty"`
+	Answered bool       `json:"hasAnswered,omitempty"`
+	Remedy   string     `json:"-"`
+	// Proxy is the HTTP proxy of the requests, or empty.
+	Proxy string `json:"proxy,omitempty"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
 	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if
@@ -179,10 +181,9 @@ type WatchFailure struct {
 	// Forbidden and Unauthorized mark the kinds of failures with a known fix.
 	Forbidden    bool `json:"forbidden,omitempty"`
 	Unauthorized bool `json:"unauthorized,omitempty"`
-	// Unanswered is true if there was no connection, or no answer on it. Untrusted is true if the reason is the
-	// certificate of the API server.
-	Unanswered bool `json:"-"`
-	Untrusted  bool `json:"-"`
+	// Unanswered is true if there was no connection, or no answer on it. Remedy is that of [API].
+	Unanswered bool   `json:"-"`
+	Remedy     string `json:"-"`
 	// Over is true if a later attempt succeeded.
 	Over bool `json:"-"`
 }
@@ -277,16 +278,23 @@ func (s *Status) portRow(row rowFunc) {
 
 func (s *Status) apiRows(row rowFunc) {
 	name, what := "API server", s.API.Source
+	if s.API.Proxy != "" {
+		what += " by the proxy " + s.API.Proxy
+	}
 	if s.API.LastEvent != nil {
 		what += ", last change received " + ago(s.Time, *s.API.LastEvent)
 	}
 	switch {
+	case s.API.Remedy != "":
+		row(name, Bad, "%s: requests fail: %s", what, s.API.Error)
 	case !s.API.Answers:
 		since := "does not answer"
 		if s.API.Since != nil {
 			since = "has not answered for " + short(s.Time.Sub(*s.API.Since))
 		}
 		row(name, Bad, "%s: %s: %s", what, since, s.API.Error)
+	case s.API.Error != "":
+		row(name, Bad, "%s, answers with an error: %s", what, s.API.Error)
 	case s.API.AnswerMicros == 0:
 		row("objects", Plain, "%s", what)
 	default:

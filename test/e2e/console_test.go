@@ -407,7 +407,7 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 		{"services", "NOT READ YET .*: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy status shows the reason\n\n$", 0},
 		{"services --wrong", "NOT READ YET", 1},
 		{"services 10.96.0.99", "cannot know whether a Service has 10.96.0.99: it has not read .* yet", 2},
-		{"services default/web", "cannot know whether there is a Service default/web: it has not read .* yet", 2},
+		{"services default/web", "cannot describe Service default/web: it has not read .* yet", 2},
 		{"verify", "there is no plan yet: the program waits to read all Services", 2},
 		{"diff", "the program has not read .* yet", 2},
 	} {

@@ -60,9 +60,11 @@ func (j *journey) end() ending {
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
 	}
 	const silent = "The kernel reported nothing more of this packet"
-	if flow, err := j.flow(); err == nil && flow != nil { // the kernel keeps only entries of packets that no chain has stopped
+	// The kernel keeps only entries of packets that no chain has stopped.
+	if flow, err := j.flow(); err == nil && flow != nil {
 		came := j.answer(where)
-		return ending{strings.TrimSpace(silent + ", but it has left this node or reached one of its processes. " + came.text), came.stopped}
+		text := silent + ", but it has left this node or reached one of its processes. " + came.text
+		return ending{strings.TrimSpace(text), came.stopped}
 	}
 	return ending{silent + ". " + j.vanished(where), true}
 }

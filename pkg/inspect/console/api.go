@@ -3,8 +3,11 @@ package console
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
@@ -17,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -26,7 +30,7 @@ import (
 
 // API queries the API server's health, and records failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
-	server func() string
+	server func() (address, proxy string)
 	client *kubeapi.Client
 	// user returns the name by which the API server knows this program.
 	user     func(context.Context) (string, error)
@@ -38,9 +42,11 @@ type API struct {
 	lost, failed time.Time
 }
 
-// NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets.
-// user returns the name by which the API server knows this program.
-func NewAPI(server func() string, client *kubeapi.Client, user func(context.Context) (string, error)) *API {
+// NewAPI returns an API for a client of the API server. server returns the address in use, and the HTTP proxy of requests
+// to it or ""; both may contain secrets. user returns the name by which the API server knows this program.
+func NewAPI(
+	server func() (address, proxy string), client *kubeapi.Client, user func(context.Context) (string, error),
+) *API {
 	return &API{server: server, client: client, user: user, failures: map[string]view.WatchFailure{}}
 }
 
@@ -98,18 +104,28 @@ func (a *API) State(ctx context.Context) view.API {
 		a.mu.Unlock()
 	}
 	s := a.recorded()
-	// An API server that rejects the query is reachable.
-	if s.Answers = err == nil || answered(err); s.Answers {
+	var said apierrors.APIStatus
+	switch {
+	case err == nil:
+		s.Answers = true
+	case errors.As(err, &said):
+		s.Answers = true
+		if code := said.Status().Code; code >= http.StatusInternalServerError || code == http.StatusTooManyRequests {
+			s.Error = config.Redact(err.Error())
+		}
+	default:
+		s.Error, s.Remedy = config.Redact(err.Error()), remedy(err)
+	}
+	if s.Answers {
 		s.AnswerMicros = max(1, took.Microseconds())
-	} else {
-		s.Error, s.Untrusted = config.Redact(err.Error()), untrusted(err)
 	}
 	return s
 }
 
 // recorded returns the address in use and the recorded failures, without a query.
 func (a *API) recorded() view.API {
-	s := view.API{Source: config.WithoutSecrets(a.server())}
+	address, proxy := a.server()
+	s := view.API{Source: config.WithoutSecrets(address), Proxy: config.WithoutSecrets(proxy)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s.Answered = a.answered; !a.lost.IsZero() {
@@ -165,32 +181,39 @@ func whyFailed(f *view.WatchFailure, err error) {
 	text := err.Error()
 	var failed *url.Error
 	var said apierrors.APIStatus
+	var strange runtime.NegotiateError
 	switch {
 	case errors.As(err, &failed):
-		text, f.Unanswered, f.Untrusted = failed.Err.Error(), true, untrusted(err) // omits the address, which is long and known
+		text, f.Unanswered, f.Remedy = failed.Err.Error(), true, remedy(err) // omits the address, which is long and known
 	case errors.As(err, &said) && said.Status().Message != "":
 		text = said.Status().Message
+	case errors.As(err, &strange):
+		text = fmt.Sprintf("the answer has the content type %q: it is not from an API server, but for example from a "+
+			"proxy or a load balancer on the way", strange.ContentType)
 	}
 	f.Error = config.Redact(text)
 }
 
-// untrusted reports whether an error means that the certificate of the API server is not valid for this program.
-func untrusted(err error) bool {
-	_, is := errors.AsType[*tls.CertificateVerificationError](err)
-	return is
-}
-
-// answered reports whether an error is an answer of an API server that rejects the query.
-func answered(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
-}
-
-// failing returns the resources that cannot be listed or watched, sorted.
-func (a *API) failing() (resources []string) {
-	for _, f := range a.recorded().Failures {
-		resources = append(resources, f.Resource)
+// remedy returns the fix for a request that no API server has received, or "" if the API server is not reachable.
+func remedy(err error) string {
+	const tlsAlert = "remote error" // the operation of an error that the other side of a TLS connection has sent
+	var certificate *tls.CertificateVerificationError
+	var dates x509.CertificateInvalidError
+	var noTLS tls.RecordHeaderError
+	var remote *net.OpError
+	switch {
+	case errors.As(err, &dates) && dates.Reason == x509.Expired:
+		return "if the clock of this node is right, renew the certificate of the API server. Otherwise, correct the clock"
+	case errors.As(err, &certificate):
+		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of " +
+			"the API server"
+	case errors.As(err, &noTLS), errors.Is(err, http.ErrSchemeMismatch):
+		return "correct the address in the kubeconfig: the program at this port does not use TLS"
+	case errors.As(err, &remote) && remote.Op == tlsAlert:
+		return "correct the client certificate in the kubeconfig: the API server, or a load balancer in front of it, " +
+			"rejects the TLS connection"
 	}
-	return resources
+	return ""
 }
 
 // askAPI is the timeout of a query about a Service.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -171,6 +172,9 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 			onlyProgram)}
 	}
 	families := host.Families()
+	if list := c.withoutFamily(used, families); len(list) > 0 {
+		return list
+	}
 	if len(families) <= len(c.Families) {
 		return nil
 	}
@@ -187,6 +191,32 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 		fix,
 		"the kernel of this node. Then delete the pod of this program on this node: the program checks the features "+
 			"of the kernel only at its start")}
+}
+
+// withoutFamily reports IP families that the Node or a Service uses, and this host lacks. It is a note if the Node has no
+// address of the family: then the host may lack it on purpose.
+func (c *Console) withoutFamily(used, families []inet.Family) (list view.Findings) {
+	var internal []netip.Addr
+	if node := c.Source.Node(); node != nil {
+		internal = model.InternalIPs(node)
+	}
+	for _, f := range used {
+		if slices.Contains(families, f) {
+			continue
+		}
+		severity := view.Note
+		if slices.ContainsFunc(internal, func(a netip.Addr) bool { return inet.FamilyOf(a) == f }) {
+			severity = view.Wrong
+		}
+		list.Add(severity, view.FamilyNotServed, c.node(),
+			fmt.Sprintf("this host has no %s: it is disabled (net.ipv6.conf.all.disable_ipv6 = 1), or the kernel "+
+				"lacks it", f),
+			fmt.Sprintf("no %s Service can be reached on this node", f),
+			fmt.Sprintf("on node %s: sysctl -w net.ipv6.conf.all.disable_ipv6=0, and add the addresses of the node "+
+				"again. Without %s, remove its address from the Node (--node-ip of the kubelet)", c.NodeName, f),
+			"all programs of this node that use the family. The program serves it after its next start")
+	}
+	return list
 }
 
 // configuration reports a configuration file that is not in force. It also reports settings without effect that need
@@ -263,9 +293,22 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		list.Add(severity, reason, "API server "+s.API.Source,
 			what, impact, fix, affects)
 	}
-	if !s.API.Answers {
+	now := func(f view.WatchFailure) bool { return !f.Over }
+	const server = "none on this node: check the API server, its etcd, and the load balancer in front of it"
+	switch {
+	case s.API.Remedy != "":
+		add(view.Wrong, view.APIServerUnreachable, "requests to the API server fail: "+s.API.Error, s.API.Remedy, users)
+		return list
+	case !s.API.Answers:
 		fix, affects := reach(&s.API)
 		add(view.Wrong, view.APIServerUnreachable, "the API server does not answer: "+s.API.Error, fix, affects)
+		return list
+	case s.API.Error != "" && !waits && !slices.ContainsFunc(s.API.Failures, now):
+		impact = "none while the open watches last: the program receives changes by them"
+		add(view.Warning, view.APIServerFailing, "the API server reports an error: "+s.API.Error, server, "nothing")
+		return list
+	case s.API.Error != "":
+		add(view.Wrong, view.APIServerFailing, "the API server answers with an error: "+s.API.Error, server, "nothing")
 		return list
 	}
 	for _, same := range alikeFailures(s.API.Failures) {
@@ -279,6 +322,13 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		}
 		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
 		switch {
+		case f.Over:
+			list.Add(view.Note, view.WatchFailing, "API server "+s.API.Source,
+				fmt.Sprintf("reading %s failed %v ago, and works again: %s", strings.Join(resources, ", "),
+					s.Time.Sub(f.Last).Round(time.Second), f.Error),
+				"none now: the program receives changes again",
+				"none, unless it fails again: then check the log of the API server",
+				"nothing")
 		case f.Forbidden && f.Resource == podsResource:
 			list.Add(view.Wrong, view.APIForbidden, "API server "+s.API.Source,
 				what,
@@ -300,7 +350,7 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 				"finding stays, check the log of the API server", users)
 		}
 	}
-	if waits && len(list) == 0 && s.Loop.Other == "" {
+	if waits && !list.Wrong() && s.Loop.Other == "" {
 		add(view.Wrong, view.WaitingForObjects, "this process has programmed nothing yet: waiting "+s.Loop.Waits, "wait: the first list of a large cluster takes seconds", "nothing")
 	}
 	return list
@@ -326,13 +376,15 @@ func fromSnapshot(api *view.API) view.Findings {
 // users are the programs that a change of a kubeconfig affects.
 const users = "only the programs that use the same kubeconfig"
 
-// reach returns the fix for an API server that does not answer. If it has answered before, the kubeconfig is right.
+// reach returns the fix for an API server that does not answer. If it has answered before, also to a previous process
+// that has written the snapshot, the kubeconfig is right.
 func reach(api *view.API) (fix, affects string) {
 	switch {
-	case api.Untrusted:
-		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of " +
-			"the API server", users
-	case api.Answered:
+	case api.Proxy != "":
+		return "if the control plane is down, none on this node. Otherwise, check the proxy " + api.Proxy +
+			" (HTTPS_PROXY or HTTP_PROXY of this program, or proxy-url in the kubeconfig). To connect without it, add " +
+			"the API server to NO_PROXY", "only this program"
+	case api.Answered, api.FromSnapshot != nil:
 		return "none on this node, if the control plane is down: the program continues as soon as it answers. If " +
 			"other nodes reach it, check the network of this node", "nothing"
 	}
@@ -358,7 +410,8 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	for _, f := range list {
 		like := func(g []view.WatchFailure) bool {
 			own := (f.Resource == podsResource) != (g[0].Resource == podsResource) // another permission
-			return f.Forbidden && g[0].Forbidden && !own || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error
+			return f.Over == g[0].Over &&
+				(f.Forbidden && g[0].Forbidden && !own || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error)
 		}
 		if i := slices.IndexFunc(groups, like); i >= 0 {
 			groups[i] = append(groups[i], f)
@@ -369,8 +422,8 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	return groups
 }
 
-// rivals reports another process that writes the same tables from another plan, for example with other flags. Each
-// process reverts the changes of the other one.
+// rivals reports another process that writes the same tables from another plan, for example with other flags, or another
+// program that keeps deleting or changing the tables. The program reverts each of these changes.
 func (c *Console) rivals(s *view.Status) view.Findings {
 	const (
 		window = 5 * time.Minute
@@ -379,22 +432,41 @@ func (c *Console) rivals(s *view.Status) view.Findings {
 	if s.Loop == nil {
 		return nil
 	}
-	times, by := 0, ""
+	proxies, all, proxy, last := 0, 0, "", view.Repair{}
 	for _, r := range s.Loop.Repairs {
-		if s.Time.Sub(r.Time) < window && (r.Program == "kube-nftproxy" || r.Program == "kube-proxy") {
-			times, by = times+1, r.By
+		if s.Time.Sub(r.Time) >= window || r.Reason == string(beside.FailedSync) {
+			continue
+		}
+		if all, last = all+1, r; r.Program == "kube-nftproxy" || r.Program == "kube-proxy" {
+			proxies, proxy = proxies+1, r.By
 		}
 	}
-	if times < often {
-		return nil
+	switch {
+	case proxies >= often:
+		return view.Findings{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
+			fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its "+
+				"changes", proxy, proxies),
+			"all Services: the rules alternate between the two programs",
+			fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep "+
+				"kube-nftproxy", c.NodeName),
+			"only the stopped one: the other one serves all Services")}
+	case all >= often:
+		return view.Findings{view.NewFinding(view.Warning, view.TablesTouched, c.node(),
+			fmt.Sprintf("another program keeps changing the tables of this program: at least %d repairs in the last "+
+				"%d minutes, the last one because %s%s", all, window/time.Minute, last.Why, changedBy(last.By)),
+			"all Services: new connections between a change and its repair may fail",
+			fmt.Sprintf("find the program on node %s, such as a timer that reloads a firewall, and let it flush only "+
+				"its own tables, instead of the ruleset", c.NodeName),
+			"only this program")}
 	}
-	return view.Findings{view.NewFinding(view.Wrong, view.TablesFoughtOver, c.node(),
-		fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its "+
-			"changes", by, times),
-		"all Services: the rules alternate between the two programs",
-		fmt.Sprintf("stop one of them on node %s. To list them: ps -eo pid,lstart,args | grep "+
-			"kube-nftproxy", c.NodeName),
-		"only the stopped one: the other one serves all Services")}
+	return nil
+}
+
+func changedBy(process string) string {
+	if process == "" {
+		return ""
+	}
+	return ". The ruleset was last changed by " + process
 }
 
 // podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without

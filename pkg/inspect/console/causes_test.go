@@ -5,12 +5,14 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -87,15 +89,18 @@ func TestRivals(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		repairs []view.Repair
-		want    int
+		want    view.Reason
 	}{
-		{"a conflict", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other), repair(time.Second, other)}, 1},
-		{"a replacement", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other)}, 0},
-		{"long ago", []view.Repair{repair(time.Hour, other), repair(time.Hour, other), repair(time.Second, other)}, 0},
-		{"another program", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, 0},
+		{"a conflict", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other), repair(time.Second, other)}, view.TablesFoughtOver},
+		{"a replacement", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other)}, ""},
+		{"long ago", []view.Repair{repair(time.Hour, other), repair(time.Hour, other), repair(time.Second, other)}, ""},
+		{"another program", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, view.TablesTouched},
+		{"a reload or two", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft")}, ""},
+		{"failed syncs", []view.Repair{{Time: now, Reason: "failed_sync"}, {Time: now, Reason: "failed_sync"}, {Time: now, Reason: "failed_sync"}}, ""},
 	} {
-		if got := (&Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}).rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}}); len(got) != c.want {
-			t.Errorf("%s: %+v, want %d findings", c.name, got, c.want)
+		got := (&Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}).rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}})
+		if len(got) > 1 || (len(got) == 1) != (c.want != "") || len(got) == 1 && got[0].Reason != c.want {
+			t.Errorf("%s: %+v, want %q", c.name, got, c.want)
 		}
 	}
 }
@@ -137,7 +142,7 @@ func TestAPIOutage(t *testing.T) {
 		{"a wrong authority", "for objects", false, true, nil, untrusted, serves, "correct the certificate authority"},
 		{"the kernel does not answer", "for objects", false, false, errors.New("no"), refused, "this process has programmed no Service yet", "if the control plane is down"},
 	} {
-		a := NewAPI(func() string { return "https://10.0.0.1" }, nil, nil)
+		a := NewAPI(func() (string, string) { return "https://10.0.0.1", "" }, nil, nil)
 		if c.answered {
 			a.Succeeded("services")
 		}
@@ -146,7 +151,7 @@ func TestAPIOutage(t *testing.T) {
 		}
 		con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}, API: a, Earlier: func() (bool, error) { return c.earlier, c.cannotKnow }}}
 		s := &view.Status{Time: time.Now(), API: a.recorded(), Loop: &view.Loop{Waits: c.waits}}
-		s.API.Answers, s.API.Error, s.API.Untrusted = answersOf(s.API.Failures, s.Time)
+		s.API.Answers, s.API.Error, s.API.Remedy = answersOf(s.API.Failures, s.Time)
 		list := con.unread(s, nil)
 		if len(list) != 1 || list[0].Reason != view.APIServerUnreachable || !strings.HasPrefix(list[0].Impact, c.impact) || !strings.HasPrefix(list[0].Fix, c.fix) {
 			t.Errorf("%s: %+v", c.name, list)
@@ -157,9 +162,64 @@ func TestAPIOutage(t *testing.T) {
 	}
 }
 
+// TestServerErrors: an API server that answers with errors is not one that does not answer, and is no problem yet while the watches are open. A failure
+// that is over is a note.
+func TestServerErrors(t *testing.T) {
+	broken := apierrors.NewInternalError(errors.New("etcd"))
+	strange := fmt.Errorf("failed to list: %w", runtime.NegotiateError{ContentType: "text/html"})
+	for _, c := range []struct {
+		name   string
+		failed error
+		over   bool
+		state  string
+		want   view.Severity
+		reason view.Reason
+		what   string
+	}{
+		{"it reports an error", nil, false, "etcd failed", view.Warning, view.APIServerFailing, "the API server reports an error: etcd failed"},
+		{"and watches fail", broken, false, "etcd failed", view.Wrong, view.APIServerFailing, "the API server answers with an error: etcd failed"},
+		{"and watches are open again", broken, true, "etcd failed", view.Warning, view.APIServerFailing, "the API server reports an error: etcd failed"},
+		{"only watches fail", broken, false, "", view.Warning, view.WatchFailing, "cannot read services: "},
+		{"a portal answers", strange, false, "", view.Warning, view.WatchFailing, `cannot read services: the answer has the content type "text/html"`},
+		{"after the recovery", broken, true, "", view.Note, view.WatchFailing, "reading services failed 0s ago, and works again: "},
+	} {
+		a := NewAPI(func() (string, string) { return "https://10.0.0.1", "" }, nil, nil)
+		if c.failed != nil {
+			a.Failed("services", c.failed)
+		}
+		if c.over {
+			a.Succeeded("services")
+		}
+		con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}, API: a}}
+		s := &view.Status{Time: time.Now(), API: a.recorded(), Loop: &view.Loop{}}
+		s.API.Answers, s.API.Error = true, c.state
+		list := con.unread(s, nil)
+		if len(list) != 1 || list[0].Severity != c.want || list[0].Reason != c.reason || !strings.HasPrefix(list[0].What, c.what) {
+			t.Errorf("%s: %+v", c.name, list)
+		}
+	}
+}
+
+// TestRemedies: a request that no API server has received has a fix of its own.
+func TestRemedies(t *testing.T) {
+	failed := func(err error) error { return &url.Error{Op: "Get", URL: "https://10.0.0.1", Err: err} }
+	expired := x509.CertificateInvalidError{Reason: x509.Expired}
+	for want, err := range map[string]error{
+		"":                                 failed(&net.OpError{Op: "dial", Err: errors.New("refused")}),
+		"if the clock of this node is":     failed(&tls.CertificateVerificationError{Err: expired}),
+		"correct the certificate author":   failed(&tls.CertificateVerificationError{Err: x509.HostnameError{}}),
+		"correct the address in the kube":  failed(tls.RecordHeaderError{}),
+		"correct the client certificate i": failed(&net.OpError{Op: "remote error", Err: tls.AlertError(116)}),
+	} {
+		if got := remedy(err); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%v: %q, want %q", err, got, want)
+		}
+	}
+}
+
 // TestPodsAreForbidden: the permission to read pods is another one than that of a proxy, and has another finding.
 func TestPodsAreForbidden(t *testing.T) {
-	a := NewAPI(func() string { return "https://10.0.0.1" }, nil, nil)
+	a := NewAPI(func() (string, string) { return "https://10.0.0.1", "" }, nil, nil)
 	for _, resource := range []string{"services", "pods"} {
 		a.Failed(resource, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no role")))
 	}
@@ -176,7 +236,7 @@ func TestPodsAreForbidden(t *testing.T) {
 // TestFailuresEndWithTheOutage: after an outage, no failure is left. Failures that the API server answers stay for a while, because a watch may fail
 // again at once.
 func TestFailuresEndWithTheOutage(t *testing.T) {
-	a := NewAPI(func() string { return "" }, nil, nil)
+	a := NewAPI(func() (string, string) { return "", "" }, nil, nil)
 	a.Failed("services", &url.Error{Op: "Get", Err: errors.New("connection refused")})
 	a.Failed("nodes", apierrors.NewInternalError(errors.New("corrupt")))
 	a.Succeeded("services")

@@ -39,6 +39,9 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.
 	case len(model.InternalIPs(node)) > 0 && len(nodesAt(own, node)) == 0:
 		return view.Findings{c.nodeElsewhere(own, node)}
 	}
+	if missing := absent(model.InternalIPs(node), own, used); len(missing) > 0 {
+		return view.Findings{c.addressMissing(missing)}
+	}
 	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
 	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, strings.Join(view.Texts(c.fallbacks(used)), " and ")))
 }
@@ -120,6 +123,24 @@ func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Findin
 		"set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this "+
 			"Node"+theName(nodesAt(own, c.Source.Nodes()...)),
 		"all pods with the same spec")
+}
+
+// absent returns the addresses of used families that this host does not have.
+func absent(internal, own []netip.Addr, used []inet.Family) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(internal), func(a netip.Addr) bool {
+		return slices.Contains(own, a) || !slices.Contains(used, inet.FamilyOf(a))
+	})
+}
+
+// addressMissing reports that this host has only some addresses of the Node.
+func (c *Console) addressMissing(missing []netip.Addr) view.Finding {
+	names := view.Names(view.Texts(missing), 0)
+	return view.NewFinding(view.Warning, view.NodeAddressElsewhere, c.node(),
+		fmt.Sprintf("no interface of this host has these addresses of Node %s: %s", c.NodeName, names),
+		"node ports do not answer at these addresses, and other nodes do not reach this node by them",
+		fmt.Sprintf("on node %s: add the address to an interface (IPv6 may be disabled there: sysctl "+
+			"net.ipv6.conf), or correct status.addresses of the Node (--node-ip of the kubelet)", c.NodeName),
+		"packets from and to these addresses")
 }
 
 // nodesAt returns the names of the Nodes with an internal address of this host.

@@ -36,6 +36,8 @@ func TestIdentity(t *testing.T) {
 		{"no Node in the manifests", "", false, []string{"note NodeAddressUnknown", "the manifests have no Node node-1, so " + all}},
 		{"no Node in the manifests, and a node port", nodePort, false, []string{"warning NodeAddressUnknown", all}},
 		{"no Node in the API", "", true, []string{"wrong NodeMissing", `there is no Node "node-1"`, "N" + all[1:], "kubectl get nodes"}},
+		{"a Node with an address that this host lacks", strings.Replace(right, "]}}", ", {type: InternalIP, address: 240.0.0.9}]}}", 1), false,
+			[]string{"warning NodeAddressElsewhere", "these addresses of Node node-1: 240.0.0.9"}},
 		{"a Node of another machine", elsewhere + "---\n" + other, false, []string{"wrong NodeAddressElsewhere", "(240.0.0.1)", "(node-2)"}},
 	} {
 		con := newConsole(t, c.objects, "--proxy-mode=nftables")
@@ -47,7 +49,7 @@ func TestIdentity(t *testing.T) {
 		facts.NodeAddresses[inet.IPv4] = []netip.Addr{netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("192.0.2.1")}
 		con.Loop = &idleLoop{facts: facts}
 		if c.api {
-			con.API = NewAPI(func() string { return "" }, nil, nil)
+			con.API = NewAPI(func() (string, string) { return "", "" }, nil, nil)
 		}
 		s := &view.Status{Eligible: true, API: view.API{Answers: true}, Loop: &view.Loop{Last: &view.Sync{}}}
 		o := con.readObjects(s)
@@ -66,5 +68,22 @@ func TestIdentity(t *testing.T) {
 		}
 		s.Loop.Waits = "for objects"
 		lab.Same(t, 0, len(con.identity(s, o, con.Families)), "%s: findings before the objects are read", c.name)
+	}
+}
+
+// TestMissingFamily: a host without IPv6 is a finding if the Node has an IPv6 address. Otherwise the host may lack it on purpose.
+func TestMissingFamily(t *testing.T) {
+	for addresses, want := range map[string]view.Severity{
+		"{type: InternalIP, address: 127.0.0.1}, {type: InternalIP, address: 2001:db8::1}": view.Wrong,
+		"{type: InternalIP, address: 127.0.0.1}":                                           view.Note,
+	} {
+		con := newConsole(t, "{apiVersion: v1, kind: Node, metadata: {name: node-1}, status: {addresses: ["+addresses+"]}}\n")
+		list := con.withoutFamily(inet.Families[:], inet.Families[:1])
+		if len(list) != 1 || list[0].Severity != want || list[0].Reason != view.FamilyNotServed || !strings.Contains(list[0].What, "no IPv6") {
+			t.Errorf("%s: %+v, want %s", addresses, list, want)
+		}
+	}
+	if list := newConsole(t, "").withoutFamily(inet.Families[:1], inet.Families[:1]); len(list) > 0 {
+		t.Errorf("an unused family: %+v", list)
 	}
 }

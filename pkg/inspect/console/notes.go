@@ -25,6 +25,10 @@ import (
 func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Addr) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {
+		if !slices.Contains(c.Families, sp.Family) {
+			notes = append(notes, fmt.Sprintf("%s is not served on this node: kube-nftproxy status -o wide shows the "+
+				"reason", sp.Family))
+		}
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
 			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(own, f.Addr) {
@@ -67,6 +71,10 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	if namespace != "" {
 		full = namespace + "/" + name
 	}
+	if unread := c.unreadKinds(); len(unread) > 0 {
+		return fmt.Sprintf("the program cannot describe Service %s: it has not read %s yet", full,
+			strings.Join(unread, ", "))
+	}
 	list, known := c.API.live(ctx, namespace, name, c.ServiceProxyName)
 	if !known { // no API server, or no answer
 		for _, n := range stored {
@@ -81,11 +89,7 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 				"arrive"))
 	}
 	text := fmt.Sprintf("there is no Service %s in the cluster", full)
-	unread := c.unreadKinds()
 	switch {
-	case !known && len(unread) > 0:
-		return fmt.Sprintf("the program cannot know whether there is a Service %s: it has not read %s "+
-			"yet", full, strings.Join(unread, ", "))
 	case c.API == nil:
 		text = fmt.Sprintf("there is no Service %s in the manifests of this node, except for Services that it does not serve: headless ones, type ExternalName, "+
 			"and Services of another proxy (label service.kubernetes.io/service-proxy-name)", full)

@@ -15,7 +15,7 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in " + c.Manifests, Answers: true}}
 	if c.API != nil {
 		s.API = c.API.recorded()
-		s.API.Answers, s.API.Error, s.API.Untrusted = answersOf(s.API.Failures, s.Time)
+		s.API.Answers, s.API.Error, s.API.Remedy = answersOf(s.API.Failures, s.Time)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -33,12 +33,12 @@ func (c *Console) Unready(ctx context.Context) (lines []string) {
 }
 
 // answersOf derives from the recent failures whether the API server answers. If it does not, answersOf returns the
-// error.
-func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string, untrusted bool) {
+// error and its remedy.
+func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed, remedy string) {
 	for _, f := range list {
 		if f.Unanswered && now.Sub(f.Last) <= lately {
-			return false, f.Error, f.Untrusted
+			return false, f.Error, f.Remedy
 		}
 	}
-	return true, "", false
+	return true, "", ""
 }

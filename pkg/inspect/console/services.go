@@ -64,11 +64,12 @@ func (c *Console) services(ctx context.Context, q query) (*view.Services, error)
 	var names []types.NamespacedName
 	var missing []string
 	seen := map[types.NamespacedName]bool{}
+	unread := len(c.unreadKinds()) > 0 // a Service without its EndpointSlices would look as if it had no endpoints
 	for _, want := range wanted {
 		found, address, isTarget := c.find(q.namespace, want)
 		served := 0
 		for _, n := range found {
-			if svc := c.Source.Get(n).Service; svc == nil || want != "" && whyNot(svc) != "" {
+			if svc := c.Source.Get(n).Service; unread || svc == nil || want != "" && whyNot(svc) != "" {
 				continue
 			}
 			served++
@@ -305,7 +306,8 @@ type claim struct {
 	key  model.Key
 }
 
-// unreadKinds returns the required kinds of objects that the program has not read yet.
+// unreadKinds returns the required kinds of objects that the program has not read yet: those whose requests fail, or
+// both.
 func (c *Console) unreadKinds() (kinds []string) {
 	select {
 	case <-c.Source.Loaded():
@@ -315,8 +317,14 @@ func (c *Console) unreadKinds() (kinds []string) {
 	if c.API == nil {
 		return []string{"the folder"}
 	}
-	if kinds = c.API.failing(); len(kinds) == 0 {
-		kinds = []string{"services", "endpointslices"} // it has just started
+	required := []string{"endpointslices", "services"}
+	for _, f := range c.API.recorded().Failures {
+		if !f.Over && slices.Contains(required, f.Resource) {
+			kinds = append(kinds, f.Resource)
+		}
+	}
+	if len(kinds) == 0 {
+		return required
 	}
 	return kinds
 }

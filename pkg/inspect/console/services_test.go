@@ -211,7 +211,7 @@ func TestPodsAndLabels(t *testing.T) {
 			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 443, NodePort: 30443}},
 		}},
 	)
-	c.API = NewAPI(func() string { return "" }, &kubeapi.Client{
+	c.API = NewAPI(func() (string, string) { return "", "" }, &kubeapi.Client{
 		Services: func(namespace string) kubeapi.Reader[*corev1.ServiceList] { return client.CoreV1().Services(namespace) },
 		EndpointSlices: func(namespace string) kubeapi.Reader[*discoveryv1.EndpointSliceList] {
 			return client.DiscoveryV1().EndpointSlices(namespace)

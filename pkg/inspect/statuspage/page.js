@@ -89,7 +89,7 @@
       const left = new Date(l.leaseEnds) - new Date(s.time);
       add("Lease", left > 0 ? "for " + span(left) : "expired", "renewed " + since(s, l.leaseRenewed) + " ago", left > 0 ? undefined : "bad");
     }
-    add("Objects from", s.api.source, s.api.answers ? (s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : "") : s.api.error || "does not answer", s.api.answers ? "long" : "long bad");
+    add("Objects from", s.api.source, s.api.error || (!s.api.answers ? "does not answer" : s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : ""), s.api.answers && !s.api.error ? "long" : "long bad");
     add("Program", s.version, "as kube-proxy’s mode " + s.mode + ", Linux " + s.kernel, "long");
     id("numbers").replaceChildren(...list);
   }
