@@ -62,7 +62,7 @@ func (j *journey) end() ending {
 	const silent = "The kernel reported nothing more of this packet"
 	// The kernel keeps only entries of packets that no chain has stopped.
 	if flow, err := j.flow(); err == nil && flow != nil {
-		came := j.answer(where)
+		came := j.answer(flow.Server)
 		text := silent + ", but it has left this node or reached one of its processes. " + came.text
 		return ending{strings.TrimSpace(text), came.stopped}
 	}

@@ -366,7 +366,7 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 			"10.244.0.10:8080 answered.\n", false},
 		{"a bridge", "ip link add br0 type bridge && ip addr flush dev veth-pod1 && ip link set veth-pod1 master br0 && ip link set br0 up && " +
 			"ip addr add 10.244.0.1/32 dev br0 && ip route add 10.244.0.11/32 dev br0 && test -e /proc/sys/net/bridge/bridge-nf-call-iptables && " +
-			"sysctl -qw net.bridge.bridge-nf-call-iptables=1", "10.244.0.10:8080 answered.\n", false},
+			"sysctl -qw net.bridge.bridge-nf-call-iptables=1", "one of its processes. 10.244.0.10:8080 answered.\n", false},
 		{"iptables-legacy", "iptables-legacy -A FORWARD -p tcp --dport 8080 -j DROP",
 			"A trace does not show the rules of iptables-legacy, which may drop it; to list them: iptables-legacy-save.\n", true},
 	} {

@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -175,21 +174,24 @@ func permitUser(user string) (fix, affects string) {
 		"%s", name, subject), permitted
 }
 
+// noSerializer matches client-go's error for an answer with an unknown content type.
+var noSerializer = regexp.MustCompile(`serializer for (\S+) doesn't exist`)
+
 // whyFailed sets a short reason for a failure to list or watch, and its kind: forbidden, unauthorized, or no answer.
 func whyFailed(f *view.WatchFailure, err error) {
 	f.Forbidden, f.Unauthorized = apierrors.IsForbidden(err), apierrors.IsUnauthorized(err)
 	text := err.Error()
 	var failed *url.Error
 	var said apierrors.APIStatus
-	var strange runtime.NegotiateError
 	switch {
 	case errors.As(err, &failed):
 		text, f.Unanswered, f.Remedy = failed.Err.Error(), true, remedy(err) // omits the address, which is long and known
 	case errors.As(err, &said) && said.Status().Message != "":
 		text = said.Status().Message
-	case errors.As(err, &strange):
+	}
+	if m := noSerializer.FindStringSubmatch(text); m != nil {
 		text = fmt.Sprintf("the answer has the content type %q: it is not from an API server, but for example from a "+
-			"proxy or a load balancer on the way", strange.ContentType)
+			"proxy or a load balancer on the way", m[1])
 	}
 	f.Error = config.Redact(text)
 }

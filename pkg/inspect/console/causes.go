@@ -301,7 +301,11 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		return list
 	case !s.API.Answers:
 		fix, affects := reach(&s.API)
-		add(view.Wrong, view.APIServerUnreachable, "the API server does not answer: "+s.API.Error, fix, affects)
+		what := "the API server does not answer: "
+		if s.API.Proxy != "" {
+			what = "the API server does not answer by the proxy " + s.API.Proxy + ": "
+		}
+		add(view.Wrong, view.APIServerUnreachable, what+s.API.Error, fix, affects)
 		return list
 	case s.API.Error != "" && !waits && !slices.ContainsFunc(s.API.Failures, now):
 		impact = "none while the open watches last: the program receives changes by them"

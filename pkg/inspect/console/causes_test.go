@@ -12,7 +12,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -166,7 +165,7 @@ func TestAPIOutage(t *testing.T) {
 // that is over is a note.
 func TestServerErrors(t *testing.T) {
 	broken := apierrors.NewInternalError(errors.New("etcd"))
-	strange := fmt.Errorf("failed to list: %w", runtime.NegotiateError{ContentType: "text/html"})
+	strange := errors.New("failed to list *v1.Service: serializer for text/html doesn't exist") // of client-go
 	for _, c := range []struct {
 		name   string
 		failed error

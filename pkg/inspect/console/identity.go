@@ -39,7 +39,7 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.
 	case len(model.InternalIPs(node)) > 0 && len(nodesAt(own, node)) == 0:
 		return view.Findings{c.nodeElsewhere(own, node)}
 	}
-	if missing := absent(model.InternalIPs(node), own, used); len(missing) > 0 {
+	if missing := absent(model.InternalIPs(node), own, host.Families()); len(missing) > 0 {
 		return view.Findings{c.addressMissing(missing)}
 	}
 	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
@@ -125,10 +125,10 @@ func (c *Console) nodeElsewhere(own []netip.Addr, node *corev1.Node) view.Findin
 		"all pods with the same spec")
 }
 
-// absent returns the addresses of used families that this host does not have.
-func absent(internal, own []netip.Addr, used []inet.Family) []netip.Addr {
+// absent returns the addresses that this host does not have, of the families that it has.
+func absent(internal, own []netip.Addr, families []inet.Family) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(internal), func(a netip.Addr) bool {
-		return slices.Contains(own, a) || !slices.Contains(used, inet.FamilyOf(a))
+		return slices.Contains(own, a) || !slices.Contains(families, inet.FamilyOf(a))
 	})
 }
 

@@ -120,7 +120,8 @@ func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) view.F
 				"of kube-proxy. Some IPVS entries stay until their connections end",
 			fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
 				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save "+
-				"| grep KUBE-", c.NodeName),
+				"| grep KUBE-. If they return, a kube-proxy runs that does not listen at the ports 10249 and 10256: "+
+				"stop it", c.NodeName),
 			"only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all "+
 				"connections stay")}
 	}
