@@ -289,7 +289,7 @@ func (s *Status) apiRows(row rowFunc) {
 		row(name, Bad, "%s: requests fail: %s", what, s.API.Error)
 	case !s.API.Answers:
 		since := "does not answer"
-		if s.API.Since != nil {
+		if s.API.Since != nil && s.Time.Sub(*s.API.Since) >= time.Second {
 			since = "has not answered for " + short(s.Time.Sub(*s.API.Since))
 		}
 		row(name, Bad, "%s: %s: %s", what, since, s.API.Error)

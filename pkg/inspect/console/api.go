@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,6 +96,7 @@ func (a *API) State(ctx context.Context) view.API {
 	const patience = 2 * time.Second
 	query, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	query, step := withSteps(query)
 	start := time.Now()
 	err := a.client.REST.Get().AbsPath("/readyz").Do(query).Error()
 	took := time.Since(start)
@@ -112,6 +115,8 @@ func (a *API) State(ctx context.Context) view.API {
 		if code := said.Status().Code; code >= http.StatusInternalServerError || code == http.StatusTooManyRequests {
 			s.Error = config.Redact(err.Error())
 		}
+	case errors.Is(err, context.DeadlineExceeded):
+		s.Error = config.Redact(fmt.Sprintf("no answer within %v, at the step: %s", patience, step()))
 	default:
 		s.Error, s.Remedy = config.Redact(err.Error()), remedy(err)
 	}
@@ -119,6 +124,19 @@ func (a *API) State(ctx context.Context) view.API {
 		s.AnswerMicros = max(1, took.Microseconds())
 	}
 	return s
+}
+
+// withSteps returns a context for a request, and a function that returns the present step of the request.
+func withSteps(ctx context.Context) (request context.Context, step func() string) {
+	var now atomic.Value
+	at := func(text string) { now.Store(text) }
+	at("wait for a connection, or for an earlier request")
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		DNSStart:          func(i httptrace.DNSStartInfo) { at("look up the name " + i.Host) },
+		ConnectStart:      func(_, address string) { at("connect to " + address) },
+		TLSHandshakeStart: func() { at("TLS handshake") },
+		WroteRequest:      func(httptrace.WroteRequestInfo) { at("wait for the answer to the request") },
+	}), func() string { return now.Load().(string) }
 }
 
 // recorded returns the address in use and the recorded failures, without a query.

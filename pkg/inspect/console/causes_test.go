@@ -1,11 +1,14 @@
 package console
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -271,5 +274,35 @@ func TestCauseBeforeSymptom(t *testing.T) {
 		{"another error", []view.Finding{denied, proxy}, []view.Finding{denied, proxy}},
 	} {
 		lab.Same(t, c.want, absorb(c.list), "%s", c.name)
+	}
+}
+
+// TestStepsOfARequest: a request without an answer names the step at which it waits.
+func TestStepsOfARequest(t *testing.T) {
+	entered := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(entered)
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ctx, step := withSteps(ctx)
+	lab.Same(t, "wait for a connection, or for an earlier request", step(), "before the request")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+	lab.Must(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := server.Client().Do(request) //nolint:bodyclose // there is no answer
+		done <- err
+	}()
+	<-entered
+	const want = "wait for the answer to the request"
+	for end := time.Now().Add(20 * time.Second); step() != want && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	lab.Same(t, want, step(), "while the server does not answer")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want a cancelled request", err)
 	}
 }
