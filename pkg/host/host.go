@@ -24,7 +24,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Addresses returns the addresses of all interfaces.
+// Addresses returns the addresses of all interfaces, without IPv6 addresses that another machine has: the kernel does
+// not use an address after its duplicate detection has failed.
 func Addresses() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	// An interrupted list may lack addresses, and no later event may report them: the interruption may have been a
@@ -37,7 +38,7 @@ func Addresses() ([]netip.Addr, error) {
 	}
 	out := make([]netip.Addr, 0, len(list))
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && a.Flags&unix.IFA_F_DADFAILED == 0 {
 			out = append(out, addr.Unmap())
 		}
 	}

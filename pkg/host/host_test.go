@@ -49,6 +49,32 @@ func TestAddressesAreListedAndFollowed(t *testing.T) {
 	}
 }
 
+// TestDuplicateAddresses: an IPv6 address that another machine has is no address of this one.
+func TestDuplicateAddresses(t *testing.T) {
+	lab.EnterNamespace(t)
+	for _, command := range []string{
+		"link add veth7 type veth peer name veth8", "link set veth7 up", "link set veth8 up", "addr add 2001:db8::7/64 dev veth7 nodad",
+		"addr add 2001:db8::7/64 dev veth8",
+	} {
+		lab.Run(t, "ip", strings.Fields(command)...)
+	}
+	count := func() (n int) {
+		list, err := Addresses()
+		lab.Must(t, err)
+		for _, addr := range list {
+			if addr == netip.MustParseAddr("2001:db8::7") {
+				n++
+			}
+		}
+		return n
+	}
+	for end := time.Now().Add(20 * time.Second); count() != 1; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the address occurs %d times, want 1", count())
+		}
+	}
+}
+
 // A CNI plugin may add more addresses at once than the kernel queues: the subscription ends, and later changes must
 // still be noticed.
 func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {

@@ -138,8 +138,8 @@ func (c *Console) addressMissing(missing []netip.Addr) view.Finding {
 	return view.NewFinding(view.Warning, view.NodeAddressElsewhere, c.node(),
 		fmt.Sprintf("no interface of this host has these addresses of Node %s: %s", c.NodeName, names),
 		"node ports do not answer at these addresses, and other nodes do not reach this node by them",
-		fmt.Sprintf("on node %s: add the address to an interface (IPv6 may be disabled there: sysctl "+
-			"net.ipv6.conf), or correct status.addresses of the Node (--node-ip of the kubelet)", c.NodeName),
+		fmt.Sprintf("on node %s: add the address to an interface (IPv6 may be disabled there, or another "+
+			"host has the address: ip -6 address), or correct status.addresses of the Node (--node-ip of the kubelet)", c.NodeName),
 		"packets from and to these addresses")
 }
 
