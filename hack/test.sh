@@ -50,13 +50,11 @@ tagged() { # tag
   comm -13 <(go list -f "$format" ./... | sort) <(go list -tags "$1" -f "$format" ./... | sort) | cut -d ' ' -f 1
 }
 
-# tests runs go test, keeps its output and shows a summary. The lane lint vets all packages.
+# tests runs go test, keeps its output and shows a line for each package, and the tests that failed. The lane lint vets all packages.
 tests() { # lane, arguments of go test...
   local lane=$1
   shift
-  go test -json -count=1 -vet=off -timeout 15m "$@" 2>>$out/$lane.json.err | tee $out/$lane.json | bin/summary -show
-  local status=("${PIPESTATUS[@]}")
-  [ "${status[0]}" -eq 0 ] || { cat $out/$lane.json.err && return 1; }
+  bin/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped --jsonfile $out/$lane.json -- -count=1 -vet=off -timeout 15m "$@"
 }
 
 # Most tests of these lanes wait for half of their time, so more of them run than a machine of CI has processors.
@@ -113,16 +111,28 @@ release() {
 }
 site() { tests site -tags site ./test/site; }
 
+# sum_up prints a line for each lane, and sums up their tests.
+sum_up() {
+  printf '\n%-8s %-8s %8s\n' lane result seconds
+  [ ${#results[@]} -eq 0 ] || printf '%-8s %-8s %8s\n' "${results[@]}"
+  [ ${#files[@]} -eq 0 ] || jq -nrR -f hack/summary.jq "${files[@]}"
+}
+
 hack/deps.sh || exit 1
-go build -o bin/summary ./hack/summary || exit 1
-results=()
-trap 'bin/summary "${results[@]}" || exit 1' EXIT
-status=0
+go build -modfile=hack/tools/go.mod -o bin/gotestsum gotest.tools/gotestsum || exit 1
+results=() files=() status=0
+trap sum_up EXIT
 [[ " $* " != *" e2e "* ]] || build
 for lane in "$@"; do
   echo "=== $lane"
-  start=$SECONDS
-  if "$lane"; then result=ok; else result=FAILED status=1; fi
-  results+=("$lane:$((SECONDS - start)):$result:$out/$lane.json")
+  start=$SECONDS result=ok
+  files+=($out/$lane.json)
+  touch $out/$lane.json
+  if ! "$lane"; then
+    result=FAILED status=1
+    # A lane can also fail without a test that fails.
+    grep -qs '"Action":"fail"' $out/$lane.json || echo "{\"Action\":\"fail\",\"Package\":\"lane $lane\"}" >>$out/$lane.json
+  fi
+  results+=("$lane" "$result" "$((SECONDS - start))")
 done
 exit $status
