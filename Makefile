@@ -1,6 +1,9 @@
 # `make` without a target lists the targets. Longer recipes are scripts in hack/.
 .DEFAULT_GOAL := help
 
+# Without this, go build fails as root in a checkout of another user, such as a volume of a container: git refuses to read it.
+export GOFLAGS += -buildvcs=false
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 

@@ -16,7 +16,7 @@ revision=${REVISION:-$(git rev-parse HEAD 2>/dev/null || true)}
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 
 # Settings of the builder's that would get into the program.
-export GOFLAGS= GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOWORK=off
+export GOFLAGS=-buildvcs=false GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0 GOWORK=off
 
 mkdir -p bin/image
 go build -C hack/image -o ../../bin/image/make . # first: it is done sooner, and may fail as well
