@@ -182,6 +182,8 @@ var wrongValues = []struct{ set, message string }{
 	{"apiServer.host=10.0.0.300", "at '/apiServer/host'"},
 	{"apiServer.host=https://api.example.com", "at '/apiServer/host'"},
 	{"args={--foo}", "at '/args/0'"},
+	{"env[0].value=512MiB", "at '/env/0'"},
+	{"env[0].name=NODE_NAME", "at '/env/0/name'"},
 	{"imagePullSecrets={pull}", "at '/imagePullSecrets/0'"},
 	{"prometheusRule.disabled.None=true", "additional properties 'None' not allowed"},
 	{"nodeGroups.edge.canary=true", "additional properties 'canary' not allowed"},
@@ -233,6 +235,7 @@ apiServer: {host: "fd00::10", port: 443}
 config: {clusterCIDR: "", detectLocalMode: NodeCIDR, mode: ipvs}
 sysctls: false
 args: [--config-reload=exit]
+env: [{name: GOMEMLIMIT, value: 512MiB}]
 updateStrategy: {rollingUpdate: {maxUnavailable: 3}}
 nodeSelector: {pool: a}
 affinity:
@@ -254,7 +257,7 @@ podLabels: {team: net}
 	must(t, err)
 	for _, want := range []string{
 		"image: registry.example.com/kube-nftproxy@" + digest, "- name: pull", "server: https://[fd00::10]:443", "mode: ipvs", "detectLocalMode: NodeCIDR",
-		"- --config-reload=exit", "maxUnavailable: 3", "pool: a", "kubernetes.io/os: linux", "podAntiAffinity: {}", "key: a", "memory: 1Gi", "priorityClassName: other",
+		"- --config-reload=exit", "value: 512MiB", "maxUnavailable: 3", "pool: a", "kubernetes.io/os: linux", "podAntiAffinity: {}", "key: a", "memory: 1Gi", "priorityClassName: other",
 		"note: a", "team: net", "namespace: net",
 	} {
 		if !strings.Contains(string(text), want) {

@@ -71,7 +71,7 @@ var notRun = map[string][]string{
 	"TestKubeadmAddon runs it": {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"TestDeploy runs it": {
 		"kubectl -n kube-system rollout undo daemonset/kube-nftproxy",
-		"helm upgrade kube-nftproxy deploy/chart --namespace kube-system --reuse-values --set config.mode=ebpf",
+		"helm upgrade kube-nftproxy deploy/chart --namespace kube-system --values my-values.yaml --set config.mode=ebpf",
 	},
 	"TestChartEqualsKustomize runs it, with a version": {"helm package deploy/chart"},
 	"no container engine is here, and TestDemoToTheEnd runs the demo": {

@@ -281,6 +281,7 @@ var othersFlags = map[string]string{
 	"--run-service-proxy":       "kube-router",
 	"--to-revision":             "kubectl",
 	"--wait":                    "Helm",
+	"--reuse-values":            "Helm",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
 	"--goaway-chance": "kube-apiserver", "--max-endpoints-per-slice": "kube-controller-manager",
 	"--endpointslice-updates-batch-period": "kube-controller-manager",
