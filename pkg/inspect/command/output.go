@@ -74,7 +74,7 @@ func (o *output) flags(cmd *cobra.Command, more ...string) {
 	o.format, o.color = formatTable, "auto"
 	words := slices.Concat([]string{formatTable, formatWide}, more,
 		[]string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE", formatColumns + "=NAME:PATH,..."})
-	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", ")+".")
+	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", "))
 	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, "+
 		"unless NO_COLOR is set).")
 	complete(cmd, "output", append(slices.Clone(words[:len(words)-2]), formatJSONPath+"=", formatColumns+"="))
@@ -264,15 +264,6 @@ func (o *output) printer(to io.Writer) *view.Printer {
 func isTerminal(to io.Writer) bool {
 	f, ok := to.(*os.File)
 	return ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))
-}
-
-// columns returns the width of the terminal, or 0 if the output is no terminal.
-func columns(to io.Writer) int {
-	if !isTerminal(to) {
-		return 0
-	}
-	width, _, _ := term.GetSize(int(to.(*os.File).Fd())) // 0 after an error
-	return width
 }
 
 // oneOf is a flag for one of a few words.

@@ -96,6 +96,7 @@ func New(version string, daemon Daemon) *cobra.Command {
 	addCommands(cmd, version)
 	cmd.SilenceUsage = true
 	cmd.SetFlagErrorFunc(usage.FlagError)
+	usage.FitHelp(cmd)
 	general := cmd.HelpFunc()
 	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
 		if c == cmd {
@@ -110,11 +111,12 @@ func New(version string, daemon Daemon) *cobra.Command {
 // help prints the commands, and the flags of the daemon in groups.
 func help(cmd *cobra.Command, o *config.Options) {
 	to := cmd.OutOrStdout()
+	width := usage.Width(to)
 	fmt.Fprintf(to, "%s\n\nUsage:\n  %s [flags]      run the proxy of this node\n"+
-		"  %[2]s COMMAND      query it\n\nCommands:\n", cmd.Long, cmd.Name())
+		"  %[2]s COMMAND      query it\n\nCommands:\n", usage.Fill(cmd.Long, width), cmd.Name())
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() || c.Name() == "help" {
-			fmt.Fprintf(to, "  %-12s%s\n", c.Name(), c.Short)
+			fmt.Fprintln(to, usage.Fill(fmt.Sprintf("  %-12s%s", c.Name(), c.Short), width))
 		}
 	}
 	sets := o.FlagSets()
@@ -128,6 +130,6 @@ func help(cmd *cobra.Command, o *config.Options) {
 		rest.AddFlag(f)
 	})
 	sets.Order = slices.DeleteFunc(sets.Order, func(name string) bool { return name == config.IgnoredFlags })
-	cliflag.PrintSections(to, sets, columns(to)) // without a terminal, each flag is one line
+	cliflag.PrintSections(to, sets, width) // without a terminal, each flag is one line
 	fmt.Fprintf(to, "\nRun %s COMMAND --help for the flags of a command.\n", cmd.Name())
 }

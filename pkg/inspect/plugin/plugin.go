@@ -78,8 +78,9 @@ func (o *options) newCommand(version string) *cobra.Command {
 the flags before the node or the command, which include flags of kubectl such as --context. The command reads all later flags.
 
 status without a node, or with --all, prints one table of all nodes, with problems first. The table includes Nodes without a pod of
-kube-nftproxy. preflight without a node prints such a table from the pods of deploy/preflight, before an installation. Other commands with --all print the name of the node before each line. bundle writes a file for each node into the current
-folder. trace pod/NAMESPACE/NAME needs no node: it runs on the node of the pod.
+kube-nftproxy. preflight without a node prints such a table from the pods of deploy/preflight, before an installation.
+Other commands with --all print the name of the node before each line. bundle writes a file for each node into the
+current folder. trace pod/NAMESPACE/NAME needs no node: it runs on the node of the pod.
 
 The exit code is the highest exit code of the command on all selected nodes: 0 no problem, 1 a problem, 2 the command failed.`,
 		Example: `  kubectl nftproxy status
@@ -104,6 +105,7 @@ The exit code is the highest exit code of the command on all selected nodes: 0 n
 	cmd.SetErr(o.err)
 	f := cmd.Flags()
 	cmd.SetFlagErrorFunc(usage.FlagError)
+	usage.FitHelp(cmd)
 	f.Bool("version", false, "Print the version of the plugin and exit.")
 	f.SetInterspersed(false) // flags after the command belong to the command
 	o.kubeconfig = clientcmd.NewDefaultClientConfigLoadingRules()
