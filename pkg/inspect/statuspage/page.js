@@ -22,17 +22,33 @@
   const table = (heads, rows) => el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(text => el("th", {scope: "col"}, text)))), el("tbody", {}, ...rows.map(cells =>
     el("tr", {}, ...cells.map((c, i) => el("td", {"data-label": c.label ? heads[i] : undefined, class: c.style}, c.text))))));
 
+  // command matches a command in a sentence: it follows a colon, a quotation mark or a parenthesis.
+  const command = /(?<=: |"|\()(?:ip|iptables-save|kube-nftproxy|kubectl|modprobe|nft|ss|sysctl) [^"()]+?(?=\. | shows | prints |["()]|\.?$)/g;
+
+  // sentence returns a text, with a button after each command that copies it.
+  function sentence(text) {
+    const parts = [];
+    let end = 0;
+    for (const match of text.matchAll(command)) {
+      const button = el("button", {type: "button", class: "copy", "aria-label": "Copy " + match[0]});
+      button.addEventListener("click", () => navigator.clipboard.writeText(match[0]).then(() => button.classList.add("done")));
+      parts.push(text.slice(end, match.index), el("code", {}, match[0]), button);
+      end = match.index + match[0].length;
+    }
+    return [...parts, text.slice(end)];
+  }
+
   const number = n => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
   const count = (n, word) => number(n) + " " + word + (n === 1 ? "" : "s");
   // three rounds to three digits, and leaves out zeros at the end.
   const three = n => String(Number(n.toPrecision(3)));
-  const micros = n => n < 1000 ? n + " µs" : n < 1e6 ? three(n / 1e3) + " ms" : three(n / 1e6) + " s";
+  const micros = n => n < 1000 ? n + "\u00a0µs" : n < 1e6 ? three(n / 1e3) + "\u00a0ms" : three(n / 1e6) + "\u00a0s";
   function span(ms) {
     const s = ms / 1000;
     if (s < 1) return "less than a second";
-    if (s < 90) return Math.round(s) + " s";
-    if (s < 5400) return Math.round(s / 60) + " min";
-    return s < 172800 ? Math.round(s / 3600) + " h" : Math.round(s / 86400) + " days";
+    if (s < 90) return Math.round(s) + "\u00a0s";
+    if (s < 5400) return Math.round(s / 60) + "\u00a0min";
+    return s < 172800 ? Math.round(s / 3600) + "\u00a0h" : Math.round(s / 86400) + "\u00a0days";
   }
   // since is by the program's clock: the browser's may be wrong.
   const since = (status, time) => span(Math.max(0, new Date(status.time) - new Date(time)));
@@ -46,6 +62,7 @@
 
   // The node and the program
 
+  let shownFindings = "";
   function showHealth(s) {
     const warnings = s.findings.some(f => f.severity === "warning");
     id("health").className = !s.healthy ? "bad" : warnings ? "warn" : "good";
@@ -58,18 +75,24 @@
     id("facts").textContent = [count(s.counts.services, "Service") + " with " + count(s.counts.endpoints, "endpoint"), (s.families || []).join(" and "),
       last ? rules.join(", ") : "this process has written no rules yet" + (s.loop && s.loop.waits ? ": waiting " + s.loop.waits : "")].join(" · ");
     const notes = s.findings.filter(f => f.severity === "note"), others = s.findings.filter(f => f.severity !== "note");
+    const text = JSON.stringify(s.findings);
+    if (text === shownFindings) return; // so that a button keeps the keyboard focus
+    shownFindings = text;
     id("findings").replaceChildren(...others.map(finding));
     id("notes").hidden = notes.length === 0;
     id("notes-count").textContent = count(notes.length, "note") + " about this node";
     id("notes-list").replaceChildren(...notes.map(finding));
   }
 
-  const facts = list => el("dl", {class: "facts"}, ...list.filter(([, text]) => text).map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
+  // Only a fix has commands: other texts may quote a tenant.
+  const facts = list => el("dl", {class: "facts"}, ...list.filter(([, text]) => text).map(([name, text]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, ...(name === "Fix" ? sentence(text) : [text])))));
 
+  const reasons = "https://github.com/kube-nftproxy/kube-nftproxy/blob/main/docs/findings.md#:~:text=";
   const styles = {wrong: "bad", warning: "warn", note: "dim"};
   const finding = f => el("article", {class: "card " + f.severity, "data-reason": f.reason},
     el("h3", {}, el("span", {class: "tag " + styles[f.severity]}, f.severity), f.what),
-    el("p", {class: "dim"}, el("code", {}, f.reason), " – " + f.object),
+    el("p", {class: "dim"}, el("a", {href: reasons + f.reason, rel: "noreferrer"}, el("code", {}, f.reason)), " – " + f.object),
     facts([["Impact", f.impact], ["Fix", f.fix], ["Affects", f.affects]]));
 
   function showNumbers(s) {
