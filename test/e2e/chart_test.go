@@ -415,6 +415,9 @@ func testChart(t *testing.T, s *site) {
 	for _, helm := range helms {
 		t.Run(helm, func(t *testing.T) {
 			run(helm, "install", 0)
+			// Defaults of the API server are no conflict for a tool that applies on the server, such as Flux.
+			s.sh(helm + " get manifest kube-nftproxy --namespace kube-system" +
+				" | kubectl apply --server-side --dry-run=server --field-manager=other --filename -")
 			before, _ := s.pod("kube-nftproxy")
 			s.reachWeb("pod-0")
 			reach(t, s.Client, nodePort, "pod-0")
