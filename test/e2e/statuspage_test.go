@@ -267,9 +267,11 @@ func (b *statusPage) moved(manifests string, to int) {
 // pictures takes screenshots of a day with events: light, dark, and on a phone. They contain no paths of this machine.
 func (b *statusPage) pictures(manifests, dir string) {
 	b.Helper()
-	const changes, flushed = 70, 45
+	const changes, noticed, flushed = 70, 5, 45
 	for i := range changes {
 		switch {
+		case i == noticed: // from its first foreign change on, the program learns the authors
+			nft(b.T, b.Node, "add table ip other")
 		case i == flushed:
 			nft(b.T, b.Node, "flush ruleset")
 			b.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
