@@ -88,6 +88,7 @@ func (p *packager) objectsIn(text string) map[string]any {
 		}
 		metadata := o["metadata"].(map[string]any)
 		labels, _ := metadata["labels"].(map[string]any)
+		ofChart := labels["helm.sh/chart"] != nil
 		for key := range labels {
 			if key == "k8s-app" || strings.HasPrefix(key, "app.kubernetes.io/") || strings.HasPrefix(key, "helm.sh/") {
 				delete(labels, key)
@@ -96,12 +97,16 @@ func (p *packager) objectsIn(text string) map[string]any {
 		if len(labels) == 0 {
 			delete(metadata, "labels")
 		}
-		// Of the chart: Helm and Argo CD delete old ConfigMaps without them.
+		// Helm, Argo CD and Flux delete old ConfigMaps without them.
 		if annotations, ok := metadata["annotations"].(map[string]any); ok {
-			lab.Same(p, map[string]any{
-				"helm.sh/resource-policy": "keep", "argocd.argoproj.io/sync-options": "Prune=false",
-				"argocd.argoproj.io/compare-options": "IgnoreExtraneous",
-			}, annotations, "annotations of %s", metadata["name"])
+			want := map[string]any{
+				"argocd.argoproj.io/sync-options": "Prune=false", "argocd.argoproj.io/compare-options": "IgnoreExtraneous",
+				"kustomize.toolkit.fluxcd.io/prune": "disabled",
+			}
+			if ofChart {
+				want["helm.sh/resource-policy"] = "keep"
+			}
+			lab.Same(p, want, annotations, "annotations of %s", metadata["name"])
 			delete(metadata, "annotations")
 		}
 		if list, found, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "initContainers"); found && len(list) == 0 {

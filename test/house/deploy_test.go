@@ -45,6 +45,7 @@ type configMap struct {
 	Files   []string `json:"files"`
 	Options struct {
 		DisableNameSuffixHash bool              `json:"disableNameSuffixHash"`
+		Annotations           map[string]string `json:"annotations"`
 		Labels                map[string]string `json:"labels"`
 	} `json:"options"`
 }
