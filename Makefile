@@ -85,7 +85,7 @@ fuzz: ## fuzz all parsers, each target for FUZZTIME=30s; plain tests repeat the 
 vuln: ## search for known vulnerabilities; queries vuln.go.dev
 	hack/vuln.sh
 
-lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
+lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy, actionlint
 	hack/test.sh lint
 
 verify: ## run the checks before a commit: lint, house rules, unit tests
