@@ -410,6 +410,7 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 		{"services default/web", "cannot describe Service default/web: it has not read .* yet", 2},
 		{"verify", "there is no plan yet: the program waits to read all Services", 2},
 		{"diff", "the program has not read .* yet", 2},
+		{"preflight", "service CIDRs +unknown: set --service-cidrs", 0},
 	} {
 		text, code := runCommand(t, w.Node, append(strings.Fields(c.command), "--control-socket", socket)...)
 		if err := fits(text, code, c.code, []string{c.says}); err != nil {

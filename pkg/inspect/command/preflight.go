@@ -98,12 +98,16 @@ func (q *question) learn(ctx context.Context, site *doctor.Site) error {
 	if err := yaml.Unmarshal([]byte(s.Config), &c); err != nil {
 		return fmt.Errorf("read the configuration of the running program: %w", err)
 	}
-	source := manifests.New(watch.Config{NodeName: s.Node, ServiceProxyName: q.proxyName, Tracker: track.New(time.Now(), time.Now), Report: func(model.Problem) {}})
-	if err := r.complete(source, false); err != nil {
-		return err
+	source := manifests.New(watch.Config{
+		NodeName: s.Node, ServiceProxyName: q.proxyName,
+		Tracker: track.New(time.Now(), time.Now), Report: func(model.Problem) {},
+	})
+	// A program that has read no objects yet, for example because the API server does not answer, has no ServiceCIDRs.
+	if err := r.complete(source, false); err == nil {
+		found, _ := model.ServiceCIDRs(source.ServiceCIDRs()) // the program reports problems
+		site.ServiceCIDRs = slices.Concat(found[:]...)
 	}
-	found, _ := model.ServiceCIDRs(source.ServiceCIDRs()) // the program reports problems
-	site.NodeName, site.Mode, site.ServiceCIDRs = s.Node, c.Mode, slices.Concat(found[:]...)
+	site.NodeName, site.Mode = s.Node, c.Mode
 	return nil
 }
 
