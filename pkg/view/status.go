@@ -113,7 +113,7 @@ type Sync struct {
 	Time time.Time `json:"time"`
 	// Kind is nothing, adopted, partial or full. Why is the reason if it is full.
 	Kind string `json:"kind"`
-	Why  string `json:"why,omitempty"`
+	Why  string `json:"message,omitempty"`
 	// Services are the first changed Services. More is the number of the other changed Services.
 	Services     []string `json:"services,omitempty"`
 	More         int      `json:"more,omitempty"`
@@ -140,7 +140,7 @@ type Repair struct {
 	// Reason is the reason of the comparison, and Why is the difference. By is the process that last changed the
 	// ruleset.
 	Reason string `json:"reason"`
-	Why    string `json:"why"`
+	Why    string `json:"message"`
 	By     string `json:"by,omitempty"`
 	// Program is the name of the program in By, or "".
 	Program string `json:"-"`

@@ -11,7 +11,7 @@ type Commit struct {
 	Time time.Time `json:"time"`
 	// Kind is partial or full. Why is the reason if it is full.
 	Kind string `json:"kind,omitempty"`
-	Why  string `json:"why,omitempty"`
+	Why  string `json:"message,omitempty"`
 	// Failed is the error if the sync failed.
 	Failed       string `json:"failed,omitempty"`
 	Elements     int    `json:"elements"`

@@ -154,16 +154,17 @@ func predict(p trace.Packet, tables string) (*trace.Trace, *read.Table, []read.B
 func (q *question) answerTrace(to io.Writer, t *trace.Trace) error {
 	wrong := slices.ContainsFunc(t.Ways, func(w trace.Way) bool { return w.Outcome != trace.Translated || w.NoRoute })
 	p := &t.Packet
-	value := packetTrace{p.From.String(), p.Interface, p.To.String(), p.Protocol.String(), t}
+	value := packetTrace{p.From, p.Interface, p.To, p.Protocol.String(), t}
 	return q.answer(to, value, func(printer *view.Printer) { printTrace(printer, t) }, wrong)
 }
 
 // packetTrace is the JSON form of a trace.
 type packetTrace struct {
-	From      string `json:"from"`
-	Interface string `json:"interface,omitempty"`
-	To        string `json:"to"`
-	Protocol  string `json:"protocol"`
+	// From is not valid, and "" in JSON, if this node has no route to the destination, and so no address for it.
+	From      netip.Addr     `json:"from"`
+	Interface string         `json:"interface,omitempty"`
+	To        netip.AddrPort `json:"to"`
+	Protocol  string         `json:"protocol"`
 	*trace.Trace
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft/read"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -623,5 +624,13 @@ func TestTraceArguments(t *testing.T) {
 		if got := namesService(text); got != want {
 			t.Errorf("%s names a Service: %v, want %v", text, got, want)
 		}
+	}
+}
+
+// TestTraceWithoutARoute: a packet without a source address has none in JSON.
+func TestTraceWithoutARoute(t *testing.T) {
+	got, err := json.Marshal(packetTrace{Protocol: "tcp", Trace: &trace.Trace{}})
+	if want := `{"from":"","to":"","protocol":"tcp","frontend":"","ways":null}`; err != nil || string(got) != want {
+		t.Errorf("%s, error %v, want %s", got, err, want)
 	}
 }

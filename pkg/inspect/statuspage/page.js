@@ -121,13 +121,13 @@
     const list = (s.loop && s.loop.repairs || []).slice().reverse();
     id("repairs").hidden = list.length === 0;
     id("repairs-count").textContent = list.length ? number(s.loop.repairsTotal) : "";
-    id("repairs-list").replaceChildren(...list.map(r => el("li", {}, clock(r.time) + ", " + since(s, r.time) + " ago: " + r.why + (r.by ? "; the ruleset was last changed by " + r.by : ""))));
+    id("repairs-list").replaceChildren(...list.map(r => el("li", {}, clock(r.time) + ", " + since(s, r.time) + " ago: " + r.message + (r.by ? "; the ruleset was last changed by " + r.by : ""))));
   }
 
   const entries = n => number(n) + (n === 1 ? " entry" : " entries");
   const names = sync => (sync.services || []).join(", ") + (sync.more ? " and " + number(sync.more) + " more" : "");
   const kinds = {full: "all rules written", adopted: "checked, all rules correct", partial: "changed Services", nothing: "nothing to change"};
-  const kind = sync => (kinds[sync.kind] || sync.kind) + (sync.why ? " (" + sync.why + ")" : "");
+  const kind = sync => (kinds[sync.kind] || sync.kind) + (sync.message ? " (" + sync.message + ")" : "");
 
   function showSyncs(s, syncs) {
     const last = syncs[syncs.length - 1];

@@ -89,8 +89,8 @@ type Way struct {
 	// How is the kind of error that the sender gets.
 	How string `json:"how,omitempty"`
 	// Why is the reason for this path in words. MasqueradedWhy is the reason for masquerading.
-	Why            string `json:"why"`
-	MasqueradedWhy string `json:"masqueradedWhy,omitempty"`
+	Why            string `json:"message"`
+	MasqueradedWhy string `json:"masqueradedMessage,omitempty"`
 	// Steps lists the rules with an effect. Of several similar paths, only the first has steps.
 	Steps []Step `json:"steps,omitempty"`
 }
@@ -130,7 +130,7 @@ type Trace struct {
 	// Frontend is the name of the service port, or "".
 	Frontend string `json:"frontend"`
 	// Why is the reason why Follow evaluated no rule, or "".
-	Why  string `json:"why,omitempty"`
+	Why  string `json:"message,omitempty"`
 	Ways []Way  `json:"ways"`
 	// Hints lists other facts that may explain the result.
 	Hints []string `json:"hints,omitempty"`
