@@ -3,6 +3,11 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -14,7 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch/snapshot"
 	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -328,4 +336,101 @@ func TestFleet(t *testing.T) {
 	start()
 	all(stable, "pod-0")
 	s.listedBy(t, size, 0)
+}
+
+// changed returns a snapshot with another header and other objects, and with the right checksum.
+func changed(data []byte, change func(h *snapshot.Header, objects [][]byte) [][]byte) []byte {
+	var frames [][]byte
+	for rest := data[:len(data)-sha256.Size]; len(rest) > 0; {
+		n := 4 + binary.BigEndian.Uint32(rest)
+		frames, rest = append(frames, rest[4:n]), rest[n:]
+	}
+	var h snapshot.Header
+	_ = json.Unmarshal(frames[0], &h) // the program has just written it
+	frames = append([][]byte{nil}, change(&h, frames[1:])...)
+	frames[0], _ = json.Marshal(h)
+	var out []byte
+	for _, f := range frames {
+		out = append(binary.BigEndian.AppendUint32(out, uint32(len(f))), f...)
+	}
+	sum := sha256.Sum256(out)
+	return append(out, sum[:]...)
+}
+
+// TestUnusableSnapshots: after a reboot, a snapshot that cannot be used or written costs three lists, and the log has
+// the reason. See the tests of pkg/watch/snapshot for more kinds of files.
+func TestUnusableSnapshots(t *testing.T) {
+	s := newSnapshots(t, 1)
+	s.begin(t)
+	stable := s.clusterIPs("stable")[0]
+	reach(t, s.Pods[2], stable, "pod-0")
+	s.awaitIdle(t)
+	path := filepath.Join(s.folder, "objects")
+	whole := []byte(mustRead(t, path))
+	write := func(data []byte) error { return os.WriteFile(path, data, 0o600) }
+	header := func(change func(h *snapshot.Header)) func() error {
+		return func() error {
+			return write(changed(whole, func(h *snapshot.Header, o [][]byte) [][]byte { change(h); return o }))
+		}
+	}
+	mount := func(options string) error { return unix.Mount("none", s.folder, "tmpfs", 0, options) }
+	for _, c := range []struct {
+		name, reason string
+		// make prepares an empty folder.
+		make func() error
+		// unwritable is true if the program cannot write a new snapshot. lists is their number.
+		unwritable bool
+		lists      int
+	}{
+		{"half", "damaged", func() error { return write(whole[:len(whole)/2]) }, false, 3},
+		{"from the future", "from the future: the clock of this node is 25h",
+			header(func(h *snapshot.Header) { h.Saved = time.Now().Add(25 * time.Hour) }), false, 3},
+		{"the version 0", "not well formed", header(func(h *snapshot.Header) { h.Versions["services"] = "0" }), false, 3},
+		{"a later version", "a backup was restored",
+			header(func(h *snapshot.Header) { h.Versions["services"] = "999999999" }), false, 3},
+		{"no versions", "", header(func(h *snapshot.Header) { h.Versions = nil }), false, 3},
+		{"each object twice", "exactly one Node", func() error {
+			return write(changed(whole, func(_ *snapshot.Header, o [][]byte) [][]byte { return append(o, o...) }))
+		}, false, 3},
+		{"of another user", "of user 1000", func() error { return errors.Join(write(whole), os.Chown(path, 1000, 0)) }, false, 3},
+		{"a device", "not a regular file", func() error { return unix.Mknod(path, unix.S_IFCHR|0o600, 1<<8|5) }, false, 3},
+		{"huge", "more than", func() error { return errors.Join(write(whole), os.Truncate(path, 1<<40)) }, false, 3},
+		{"no folder", "", func() error { return os.Remove(s.folder) }, false, 3},
+		{"a folder in its place", "not a regular file", func() error { return os.Mkdir(path, 0o700) }, true, 3},
+		{"a file in the place of the folder", "not a directory", func() error {
+			return errors.Join(os.Remove(s.folder), os.WriteFile(s.folder, nil, 0o600))
+		}, true, 3},
+		{"a full disk", "", func() error {
+			return errors.Join(mount("size=4k"), os.WriteFile(path+".x", bytes.Repeat([]byte{1}, 4096), 0o600))
+		}, true, 3},
+		{"a read-only disk", "", func() error {
+			return errors.Join(mount(""), write(whole), unix.Mount("", s.folder, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		}, true, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s.reboot(t)
+			must(t, errors.Join(os.RemoveAll(s.folder), os.Mkdir(s.folder, 0o700), c.make()))
+			defer func() { _ = unix.Unmount(s.folder, 0) }() // most cases mount nothing
+			s.begin(t)
+			reach(t, s.Pods[2], stable, "pod-0")
+			s.listed(t, c.lists)
+			log := strings.Join(s.d.lines("all objects are listed"), "")
+			if n := strings.Count(log, "\n"); n > 1 || !strings.Contains(log, c.reason) || (n == 0) != (c.reason == "") {
+				t.Errorf("the log has no reason %q:\n%s", c.reason, log)
+			}
+			if !c.unwritable {
+				s.awaitIdle(t)
+				return
+			}
+			eventually(t, patience, func() error {
+				if n := len(s.d.lines("Cannot write the snapshot")); n != 1 {
+					return fmt.Errorf("%d failures of a write in the log, want 1:\n%s", n, s.d.LogTail(20))
+				}
+				return nil
+			})
+			m, err := s.d.scrape()
+			must(t, err)
+			lab.Same(t, 0.0, m["kubenftproxy_snapshot_timestamp_seconds"], "kubenftproxy_snapshot_timestamp_seconds")
+		})
+	}
 }

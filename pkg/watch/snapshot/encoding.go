@@ -180,8 +180,11 @@ func (h *Header) usable(own Identity, now time.Time) error {
 		return fmt.Errorf("the file is from another node, %q", h.Node)
 	case h.Stored != own.Stored:
 		return errors.New("the file is from a process with other settings")
-	case age.Abs() > MaxAge: // after a boot, the clock of a node without a battery may be late
+	case age > MaxAge:
 		return fmt.Errorf("the file is too old: %v", age.Round(time.Second))
+	case age < -MaxAge: // after a boot, the clock of a node without a battery may be late
+		return fmt.Errorf("the file is from the future: the clock of this node is %v behind its time",
+			-age.Round(time.Second))
 	}
 	return nil
 }

@@ -26,7 +26,8 @@ func Read(path string, own Identity, now time.Time, use func(runtime.Object) err
 		return nil, err
 	}
 	if !isPrivate(info, os.Geteuid()) {
-		return nil, fmt.Errorf("%s is not a regular file of this user alone: %v", path, info.Mode())
+		return nil, fmt.Errorf("%s is not a regular file of user %d alone: %v, of user %d", path, os.Geteuid(), info.Mode(),
+			info.Sys().(*syscall.Stat_t).Uid)
 	}
 	return Decode(file, info.Size(), own, now, use)
 }
