@@ -177,6 +177,26 @@ func setAttribute(e *discoveryv1.Endpoint, name string, value bool) error {
 	return nil
 }
 
+// completed makes a Service of each document that has no kind. It has the name of the file and the namespace "shop",
+// unless the document has others.
+func completed(manifest []byte, name string) ([]byte, error) {
+	documents := bytes.Split(manifest, []byte("\n"+documentSeparator))
+	for i, document := range documents {
+		object, named, err := identified(document)
+		if err != nil || named.Kind != "" || string(object) == "null" {
+			continue // a scenario may have objects that cannot be read
+		}
+		defaults := fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": %q, "namespace": "shop"}}`, name)
+		if object, err = jsonpatch.MergePatch(defaults, object); err != nil {
+			return nil, err
+		}
+		if documents[i], err = yaml.JSONToYAML(object); err != nil {
+			return nil, err
+		}
+	}
+	return bytes.Join(documents, []byte("\n"+documentSeparator)), nil
+}
+
 // patched applies JSON merge patches (RFC 7386) to the objects of a manifest. A patch with a kind or name changes the objects with
 // this kind and name.
 func patched(manifest, patches []byte) ([]byte, error) {

@@ -212,8 +212,8 @@ func (r *rig) checkCluster(t *testing.T) {
 	lab.Same(t, strings.Split(string(want), "\n"), strings.Split(got, "\n"), "plan of %s (-want +got; -update accepts it)", common)
 }
 
-// change keeps the plan of a step, and returns its difference from the plan before the step: a summary, or a list of
-// the added elements with a summary of the removed ones.
+// change keeps the plan of a step, and returns its difference from the plan before the step: the growth of the maps and
+// sets, or a list of the added elements with the growth by the removed ones.
 func (r *rig) change(s *scenario, st *step, state *fresh) string {
 	st.planned = state.variable(s.settings)
 	before := r.cluster
@@ -222,62 +222,73 @@ func (r *rig) change(s *scenario, st *step, state *fresh) string {
 	}
 	if st.listed {
 		removed := without("- ", before, st.planned)
-		return without("+ ", folded(st.planned), folded(before)) + summary(removed)
+		return merged(without("+ ", folded(st.planned), folded(before))) + growth(removed)
 	}
-	return summary(difference(before, st.planned))
+	return growth(difference(before, st.planned))
+}
+
+// merged replaces two lines that differ only in the family by one line without a family.
+func merged(diff string) (out string) {
+	lines := strings.SplitAfter(diff, "\n")
+	for _, line := range lines {
+		both := slices.Contains(lines, strings.Replace(line, " ip ", " ip6 ", 1))
+		switch {
+		case strings.Contains(line, " ip ") && both:
+			out += strings.Replace(line, " ip ", " ", 1)
+		case !slices.Contains(lines, strings.Replace(line, " ip6 ", " ip ", 1)) || !strings.Contains(line, " ip6 "):
+			out += line
+		}
+	}
+	return out
 }
 
 // changed matches an element or a chain in a difference.
 var changed = regexp.MustCompile(`(?m)^([+-]) (?:chain (ip6?) (\S+)$|(ip6?) (\S+) )`)
 
-// summary counts the elements of each map and set in a difference, and lists the chains. A line without a family applies to both families.
-func summary(diff string) (text string) {
-	type key struct{ sign, family, chain, set string }
-	counts := map[key]int{}
+// growth returns by how many elements a difference changes each map and set, and its new and removed chains. An item
+// without a family applies to both.
+func growth(diff string) string {
+	type item struct{ set, chain string }
+	sizes := map[item]map[string]int{}
 	for _, m := range changed.FindAllStringSubmatch(diff, -1) {
-		counts[key{m[1], m[2] + m[4], m[3], m[5]}]++
-	}
-	items, chains := map[string][]string{}, map[string]string{}
-	for _, k := range slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.chain, b.chain), cmp.Compare(a.set, b.set))
-	}) {
-		n, other := counts[k], k
-		other.family = map[string]string{"ip": "ip6", "ip6": "ip"}[k.family]
-		line := k.sign + " " + k.family
-		if counts[other] == n {
-			line = k.sign
+		it := item{m[5], m[3]}
+		if sizes[it] == nil {
+			sizes[it] = map[string]int{}
 		}
-		switch {
-		case line == k.sign && k.family == "ip6": // the line of IPv4 is for both
-		case k.chain != "":
-			chains[line] += " " + k.chain
-		default:
-			items[line] = append(items[line], fmt.Sprintf("%s %d", k.set, n))
+		sizes[it][m[2]+m[4]] += map[string]int{"+": 1, "-": -1}[m[1]]
+	}
+	byName := func(a, b item) int { return cmp.Or(cmp.Compare(a.chain, b.chain), cmp.Compare(a.set, b.set)) }
+	text := ""
+	for _, it := range slices.SortedFunc(maps.Keys(sizes), byName) {
+		for _, family := range []string{"", "ip", "ip6"} {
+			n := sizes[it][cmp.Or(family, "ip")]
+			switch both := sizes[it]["ip"] == sizes[it]["ip6"]; {
+			case n == 0 || both != (family == ""):
+			case it.set != "":
+				text += fmt.Sprintf(", %s %+d", strings.TrimSpace(family+" "+it.set), n)
+			default:
+				text += fmt.Sprintf(", %s%c%s", strings.TrimLeft(family+" ", " "), fmt.Sprintf("%+d", n)[0], it.chain)
+			}
 		}
 	}
-	for line, names := range chains {
-		items[line] = append(items[line], "chain"+names)
-	}
-	for _, line := range slices.Sorted(maps.Keys(items)) {
-		text += line + " " + strings.Join(items[line], ", ") + "\n"
-	}
-	return text
+	return strings.TrimPrefix(text, ", ")
 }
 
-func TestSummary(t *testing.T) {
+func TestGrowth(t *testing.T) {
 	const diff = `- ip services { a : b }
 - ip services { b : b }
 - ip6 services { a : b }
+- ip slots { a : b }
 - chain ip endpoints-of-2
 + ip services { a comment "x" : c }
 + ip6 services { a : c }
++ ip slots { a : c }
 + ip hairpin { a . a }
++ ip6 hairpin { a . a }
 + chain ip endpoints-of-1
 + chain ip6 endpoints-of-1
-+ chain ip endpoints-of-3
-+ chain ip6 endpoints-of-3
 `
-	lab.Same(t, "+ services 1, chain endpoints-of-1 endpoints-of-3\n+ ip hairpin 1\n- ip services 2, chain endpoints-of-2\n- ip6 services 1\n", summary(diff), "summary")
+	lab.Same(t, "hairpin +1, ip services -1, +endpoints-of-1, ip -endpoints-of-2", growth(diff), "growth")
 }
 
 // TestListedElements: each map and set, except those with constant elements, occurs in a complete list, so that the text of its elements is
@@ -286,6 +297,8 @@ func TestListedElements(t *testing.T) {
 	text, err := os.ReadFile(commonPlan)
 	lab.Must(t, err)
 	lists := "\n" + string(text)
+	unused, err := readPlans()
+	lab.Must(t, err)
 	paths, err := filepath.Glob("testdata/*.txtar")
 	lab.Must(t, err)
 	for _, path := range paths {
@@ -294,15 +307,20 @@ func TestListedElements(t *testing.T) {
 		for _, st := range s.steps {
 			if st.listed {
 				lists += strings.ReplaceAll("\n"+st.want, "\n+ ", "\n")
+			} else {
+				delete(unused, s.key(st))
 			}
 		}
 	}
+	lab.Same(t, map[string]string{}, unused, "lines of %s without a step", plans)
 	s, err := parseSettings([]string{"--refuse-unused-ports=all", "--answer-ping=ready"})
 	lab.Must(t, err)
 	for _, table := range plan.New(s.plan).Tables() {
 		for _, set := range table.Sets {
 			constant := !plan.Planned(set) || slices.Contains([]string{"lease", "dispatch-full", "crowded"}, set.Name)
-			if name := set.Family.Keyword() + " " + set.Name; !constant && !strings.Contains(lists, "\n"+name+" { ") {
+			name := set.Family.Keyword() + " " + set.Name
+			listed := strings.Contains(lists, "\n"+name+" { ") || strings.Contains(lists, "\n"+set.Name+" { ")
+			if !constant && !listed {
 				t.Errorf("no file with the name %q has elements of %s", elementsFile, name)
 			}
 		}
@@ -317,7 +335,12 @@ func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
 		lab.Must(t, s.update(st, got))
 		return
 	}
-	lab.Same(t, strings.Split(st.want, "\n"), strings.Split(got, "\n"), "step %d: plan (-want +got; -update accepts it)", st.number)
+	separator := ", "
+	if st.listed {
+		separator = "\n"
+	}
+	want, have := strings.Split(strings.TrimSpace(st.want), separator), strings.Split(strings.TrimSpace(got), separator)
+	lab.Same(t, want, have, "step %d: plan (-want +got; -update accepts it)", st.number)
 }
 
 // checkKernel compares a namespace's tables with the plan.

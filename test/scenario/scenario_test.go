@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,10 +47,11 @@ type step struct {
 	remove []string
 	// faults happen before the step.
 	faults []string
-	// want, packets and problems are the contents of the files with these names.
-	want, packets, problems string
-	// listed is set if want is the list of all elements (the file "elements"), and not a summary.
+	// want is the change of the plan: the file "elements" if the step has one (listed), or else a line of the file plans.
+	want   string
 	listed bool
+	// packets and problems are the contents of the files with these names.
+	packets, problems string
 	// planned is the plan of the step, without its constant part.
 	planned []string
 }
@@ -83,10 +85,12 @@ const (
 	defaultClusterCIDR = "10.244.0.0/16,fd00:10:244::/56"
 )
 
-// common is the path of the manifests with which every scenario starts. commonPlan is the path of their plan.
+// common is the path of the manifests with which every scenario starts. commonPlan is the path of their plan. plans has
+// the growth of the plan in each step of all scenarios.
 const (
 	common     = "testdata/common/cluster.yaml"
 	commonPlan = "testdata/common/cluster.want"
+	plans      = "testdata/plans.want"
 )
 
 var stepFile = regexp.MustCompile(`^([0-9]+)\.([a-z0-9.-]+)$`)
@@ -123,7 +127,29 @@ func readScenario(path string) (*scenario, error) {
 	if s.steps[0].write["cluster.yaml"] == nil {
 		s.steps[0].write["cluster.yaml"] = shared
 	}
-	return s, nil
+	lines, err := readPlans()
+	for _, st := range s.steps {
+		if !st.listed {
+			st.want = lines[s.key(st)]
+		}
+	}
+	return s, err
+}
+
+// readPlans returns the lines of the file plans by their keys.
+func readPlans() (map[string]string, error) {
+	text, err := os.ReadFile(plans)
+	lines := map[string]string{}
+	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		key, growth, _ := strings.Cut(line, ": ")
+		lines[key] = growth
+	}
+	return lines, err
+}
+
+// key returns the beginning of the line of a step in the file plans.
+func (s *scenario) key(st *step) string {
+	return fmt.Sprintf("%s %d", strings.TrimSuffix(filepath.Base(s.path), ".txtar"), st.number)
 }
 
 // add adds one file of a step.
@@ -141,8 +167,8 @@ func (s *scenario) add(name string, data []byte) error {
 	}
 	st := s.steps[number-1]
 	switch match[2] {
-	case wantFile, elementsFile:
-		st.want, st.listed = string(data), match[2] == elementsFile
+	case elementsFile:
+		st.want, st.listed = string(data), true
 	case "packets":
 		st.packets = string(data)
 	case "problems":
@@ -163,6 +189,7 @@ func (s *scenario) write(st *step, name string, data []byte) (err error) {
 	base, kind := strings.TrimSuffix(name, filepath.Ext(name)), filepath.Ext(name)
 	switch {
 	case kind == ".yaml":
+		data, err = completed(data, base)
 	case kind == ".patch":
 		name = base + ".yaml"
 		data, err = patched(s.manifests[name], data)
@@ -176,10 +203,9 @@ func (s *scenario) write(st *step, name string, data []byte) (err error) {
 	return err
 }
 
-// endpointsFile is the extension of files with endpoints. wantFile has the summary of a change of the plan, elementsFile has its elements.
+// endpointsFile is the extension of files with endpoints. elementsFile has the elements that a step adds to the plan.
 const (
 	endpointsFile = ".endpoints"
-	wantFile      = "want"
 	elementsFile  = "elements"
 )
 
@@ -274,32 +300,32 @@ func (st *step) enter(folder string) error {
 	return nil
 }
 
-// update writes the change of the plan to the scenario's file.
+// updates are exclusive: scenarios run in parallel.
+var updates sync.Mutex
+
+// update writes the change of the plan to the scenario's file, or to the file plans.
 func (s *scenario) update(st *step, want string) error {
-	name := fmt.Sprintf("%d.%s", st.number, wantFile)
+	updates.Lock()
+	defer updates.Unlock()
 	if st.listed {
-		name = fmt.Sprintf("%d.%s", st.number, elementsFile)
-	}
-	at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
-	switch {
-	case want == "" && at >= 0:
-		s.archive.Files = slices.Delete(s.archive.Files, at, at+1)
-	case want != "" && at >= 0:
+		name := fmt.Sprintf("%d.%s", st.number, elementsFile)
+		at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
 		s.archive.Files[at].Data = []byte(want)
-	case want != "":
-		// After the step's manifests, before its packets.
-		belongs := func(f txtar.File) bool {
-			return strings.HasPrefix(f.Name, fmt.Sprintf("%d.", st.number)) &&
-				slices.Contains([]string{".yaml", ".patch", endpointsFile, ".delete"}, filepath.Ext(f.Name))
-		}
-		for i, f := range s.archive.Files {
-			if belongs(f) {
-				at = i + 1
-			}
-		}
-		s.archive.Files = slices.Insert(s.archive.Files, max(at, 0), txtar.File{Name: name, Data: []byte(want)})
+		return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
 	}
-	return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
+	lines, err := readPlans()
+	if err != nil {
+		return err
+	}
+	delete(lines, s.key(st))
+	if want != "" {
+		lines[s.key(st)] = want
+	}
+	text := ""
+	for _, key := range slices.Sorted(maps.Keys(lines)) {
+		text += key + ": " + lines[key] + "\n"
+	}
+	return os.WriteFile(plans, []byte(text), 0o644)
 }
 
 func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
@@ -312,9 +338,9 @@ func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
 		{"a deletion of nothing", "-- 1.delete --\nweb\n", "no manifest"},
 		{"endpoints without ports", "-- 1.endpoints --\nshop/web: pod-0\n", "want NAMESPACE/NAME"},
 		{"an unknown attribute", "-- 1.endpoints --\nshop/web 80: pod-0!zone=a\n", "not an attribute"},
-		{"a misspelt file", "-- 1.wnat --\n", "not a file that a step can have"},
+		{"a misspelt file", "-- 1.pakcets --\n", "not a file that a step can have"},
 		{"an unknown fault", "-- 1.faults --\nnfs mount\n", "not a fault"},
-		{"an unknown flag", "-- flags --\n--no-such-flag\n-- 1.want --\n", "flags"},
+		{"an unknown flag", "-- flags --\n--no-such-flag\n-- 1.packets --\n", "flags"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "x.txtar")
