@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,15 +74,48 @@ func Must(t testing.TB, err error) {
 	}
 }
 
+// Err returns the error of a call whose result is not needed.
+func Err[T any](_ T, err error) error { return err }
+
+// Check fails a test, and lets it continue, if a step fails.
+func Check(t testing.TB, err error, step string, args ...any) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", fmt.Sprintf(step, args...), err)
+	}
+}
+
 // Same fails a test if two values differ. The message begins with the name of the values. The name may end with a legend such as
 // "(-planned +in the kernel)".
-func Same(t testing.TB, want, got any, name string, args ...any) {
+func Same[T any](t testing.TB, want, got T, name string, args ...any) {
 	t.Helper()
-	if !strings.Contains(name, "(-") {
-		name += " (-want +got)"
+	name = fmt.Sprintf(name, args...)
+	switch diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})); {
+	case diff == "":
+	case strings.Contains(name, "(-"):
+		t.Errorf("%s:\n%s", name, diff)
+	case strings.Contains(diff, "{"):
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	default: // a number or a line of text
+		t.Errorf("%s: %v, want %v", name, got, want)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s:\n%s", fmt.Sprintf(name, args...), diff)
+}
+
+// Contains fails a test for each part that a text does not contain. The message begins with the name of the text.
+func Contains(t testing.TB, text, name string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s lacks %q:\n%s", name, part, text)
+		}
+	}
+}
+
+// Fails fails a test unless an error has a text. The message begins with the name of the step.
+func Fails(t testing.TB, err error, text, name string, args ...any) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: error %v, want one with %q", fmt.Sprintf(name, args...), err, text)
 	}
 }
 

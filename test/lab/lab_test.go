@@ -31,9 +31,7 @@ var protocols = []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP}
 // mustServe starts a server that stops with the test's lab.
 func mustServe(t testing.TB, h *Host, proto inet.Protocol, port uint16) {
 	t.Helper()
-	if _, err := h.Serve(proto, port); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(h.Serve(proto, port)))
 }
 
 // mustNft loads a ruleset into the host.
@@ -260,9 +258,7 @@ func TestPodsTalkThroughTheNodeWithABridge(t *testing.T) {
 			}
 			// A packet from another device does not match.
 			got = l.Remotes[0].Probe(t.Context(), proto, dst, Options{Timeout: 50 * time.Millisecond})
-			if got.Outcome != TimedOut {
-				t.Errorf("remote-0 %s %s: %s (%v)", proto, dst, got, got.Err)
-			}
+			Same(t, TimedOut, got.Outcome, "remote-0 %s %s: %s (%v)", proto, dst, got, got.Err)
 		}
 	}
 }
@@ -286,9 +282,7 @@ func TestSpreadCountsServers(t *testing.T) {
 
 func TestDialKeepsTalkingToEcho(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
-	if _, err := l.Pods[0].ServeEcho(7); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(l.Pods[0].ServeEcho(7)))
 	conn, err := l.Client.Dial(t.Context(), inet.TCP, netip.AddrPortFrom(l.Pods[0].IPv6, 7))
 	Must(t, err)
 	defer conn.Close()
@@ -300,9 +294,7 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 	}
 	for i := range 3 {
 		want := fmt.Sprintf("line %d\n", i)
-		if _, err := conn.Write([]byte(want)); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, Err(conn.Write([]byte(want))))
 		if got, err := in.ReadString('\n'); got != want || err != nil {
 			t.Errorf("echo: got %q, %v, want %q", got, err, want)
 		}
@@ -385,9 +377,7 @@ func TestServerCloseFreesThePort(t *testing.T) {
 			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Server != "pod-0" {
 				t.Errorf("%s while served: %s (%v)", proto, got, got.Err)
 			}
-			if err := errors.Join(s.Close(), s.Close()); err != nil {
-				t.Errorf("close %s: %v", proto, err)
-			}
+			Check(t, errors.Join(s.Close(), s.Close()), "close %s", proto)
 			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Outcome != Refused {
 				t.Errorf("%s after close: %s (%v)", proto, got, got.Err)
 			}
@@ -564,9 +554,7 @@ func TestNewSweepsNamesOfKilledPrograms(t *testing.T) {
 	ForTest(t, Config{})
 	for _, name := range append(names, l.Node.Netns) {
 		_, err := os.Stat(filepath.Join(namesDir, name))
-		if kept := err == nil; kept != (name == l.Node.Netns) {
-			t.Errorf("%s: kept is %v", name, kept)
-		}
+		Same(t, name == l.Node.Netns, err == nil, "%s: kept", name)
 	}
 }
 
