@@ -56,9 +56,7 @@ func BenchmarkFullSync(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				if _, err := Cleanup(""); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, lab.Err(Cleanup("")))
 				k := open(b)
 				k.follow(p)
 				b.StartTimer()

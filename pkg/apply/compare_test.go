@@ -38,9 +38,7 @@ func TestNoDifferences(t *testing.T) {
 	if v.Total != 0 || v.Tables != 2 || v.Rules < 50 {
 		t.Errorf("after a sync: %+v, want no differences in two tables with their rules", v)
 	}
-	if want := len(planned(k, p)); v.Elements != want {
-		t.Errorf("%d elements were compared, want %d", v.Elements, want)
-	}
+	lab.Same(t, len(planned(k, p)), v.Elements, "elements were compared")
 	// After a change, unused chains and their elements stay for a while. They are not differences.
 	s := everything(300, 7, 0, true)
 	p.Set(s.Name, s)
@@ -150,8 +148,6 @@ func TestListing(t *testing.T) {
 	lab.Must(t, err)
 	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain endpoints-of-4 {", "hook prerouting",
 		"tcp . 8000:2000 . 1", "default/svc-2:http"} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("the listing lacks %q", want)
-		}
+		lab.Contains(t, string(text), "the listing", want)
 	}
 }

@@ -67,9 +67,7 @@ func TestALargeSetIsNotReplaced(t *testing.T) {
 		if i%10 != 9 {
 			continue
 		}
-		if _, err := k.Sync(p); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(k.Sync(p)))
 		if sizes := setSizes(t, k); large == nil && sizes["ip endpoints"] > 4*each*services {
 			large = sizes
 		} else if diff := cmp.Diff(large, sizes); large != nil && diff != "" {

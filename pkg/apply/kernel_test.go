@@ -194,9 +194,7 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 		again := resume(t, other, options(), services())
 		cluster(again)
 		mustSync(t, other, again, Adopted)
-		if got, want := retains(other), retired < 2; got != want {
-			t.Errorf("retired %d times: something is retained: %v, want %v", retired, got, want)
-		}
+		lab.Same(t, retired < 2, retains(other), "retired %d times: something is retained", retired)
 		for retains(other) {
 			retireNow(other)
 			mustSync(t, other, again, Partial)

@@ -30,9 +30,7 @@ func BenchmarkFrontends(b *testing.B) {
 					}
 					for b.Loop() {
 						b.StopTimer()
-						if _, err := Cleanup(""); err != nil {
-							b.Fatal(err)
-						}
+						lab.Must(b, lab.Err(Cleanup("")))
 						k, before := open(b), kernelMemory(b)
 						k.follow(p)
 						b.StartTimer()

@@ -22,9 +22,7 @@ func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 			arrive := func(when string, want netip.AddrPort) {
 				t.Helper()
 				for _, to := range destinations(f, 0) {
-					if got := w.ask(f, 1, to)[0]; got != want {
-						t.Errorf("%s: a packet to %s reached %s, want %s", when, to, got, want)
-					}
+					lab.Same(t, want, w.ask(f, 1, to)[0], "%s: a packet to %s reached", when, to)
 				}
 			}
 			nf := [...]string{"ip", "ip6"}[f]

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // limited returns a Service with a connection limit of each endpoint.
@@ -239,9 +240,7 @@ func TestCountsSurviveAbsence(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
-				t.Errorf("elements (-planned +in the kernel):\n%s", diff)
-			}
+			lab.Same(t, planned(k, p), inKernel(t, k, p), "elements (-planned +in the kernel)")
 		})
 	}
 }
@@ -265,12 +264,8 @@ func TestCountsOfGoneEndpointsEnd(t *testing.T) {
 			t.Errorf("round %d: Services to plan again: %v", round, names)
 		}
 		p.Set(s.Name, s)
-		if _, err := k.Sync(p); err != nil {
-			t.Fatal(err)
-		}
-		if got := counts(); got != want {
-			t.Errorf("round %d: %d endpoints have counts, want %d", round, got, want)
-		}
+		lab.Must(t, lab.Err(k.Sync(p)))
+		lab.Same(t, want, counts(), "round %d: endpoints have counts", round)
 	}
 	if names := append(p.Age(), p.Age()...); len(names) > 0 {
 		t.Errorf("endpoints that left still have their counts: %v", names)

@@ -75,9 +75,7 @@ func TestListeningEnds(t *testing.T) {
 	s := everything(2, 6, 0, false)
 	p.Set(s.Name, s)
 	k.Doubt()
-	if _, err := k.Sync(p); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(k.Sync(p)))
 	expect("after a commit of this program", true)
 	now = now.Add(attention + 1)
 	expect("in quiet times", false)

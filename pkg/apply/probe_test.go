@@ -35,9 +35,7 @@ func TestTheProbeSkipsTablesOfTheSameForm(t *testing.T) {
 	check(options(), false)
 	p := plan.New(options())
 	p.Set(everything(1, 3, 0, true).Name, everything(1, 3, 0, true))
-	if _, err := k.Sync(p); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(k.Sync(p)))
 	check(options(), true)
 	check(other, false)
 }

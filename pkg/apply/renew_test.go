@@ -144,9 +144,7 @@ func TestRulesServeIfAllFamiliesAreLeased(t *testing.T) {
 		t.Run(change, func(t *testing.T) {
 			k, p := synced(t)
 			run(t, "nft", change)
-			if got := k.IsLeased(p); got != want {
-				t.Errorf("IsLeased() = %t, want %t", got, want)
-			}
+			lab.Same(t, want, k.IsLeased(p), "leased")
 		})
 	}
 }

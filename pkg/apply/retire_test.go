@@ -129,9 +129,7 @@ func TestUnusedChainsStayForAWhile(t *testing.T) {
 		if !r.Again.Equal(due) {
 			t.Errorf("the next sync is due at %v, want %v", r.Again, due)
 		}
-		if got := has("endpoints-of-20"); got != chain {
-			t.Errorf("the chain exists: %v, want %v", got, chain)
-		}
+		lab.Same(t, chain, has("endpoints-of-20"), "the chain exists")
 	}
 	s := everything(400, 20, 0, false)
 	p.Set(s.Name, s)

@@ -59,9 +59,7 @@ func TestForeignChangesAreRewritten(t *testing.T) {
 			heard(t, k)
 			k.Doubt()
 			r := mustSync(t, k, p, Full)
-			if want := "another program has changed the tables: " + c.why; r.Why != want {
-				t.Errorf("because %q, want %q", r.Why, want)
-			}
+			lab.Same(t, "another program has changed the tables: "+c.why, r.Why, "because")
 			checkKernel(t, k, p)
 			settled(t, k, p)
 		})
