@@ -118,9 +118,7 @@ func TestAlgorithms(t *testing.T) {
 		svc := annotated(tc.annotations)
 		def, _ := balance.Parse(balance.SourceHash)
 		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
-		if method := got.Ports[0].Method.String(); method != tc.want {
-			t.Errorf("%s: method %s, want %s", tc.annotations, method, tc.want)
-		}
+		lab.Same(t, tc.want, got.Ports[0].Method.String(), "%s: method", tc.annotations)
 		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && !strings.Contains(got.Problems[0].Field, tc.problem) {
 			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
 		}
@@ -147,9 +145,7 @@ func TestScaleToZero(t *testing.T) {
 	} {
 		svc := annotated(tc.annotations)
 		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
-		if got.Asleep() != tc.want {
-			t.Errorf("%s with endpoints %q: asleep is %v, want %v", tc.annotations, tc.endpoints, got.Asleep(), tc.want)
-		}
+		lab.Same(t, tc.want, got.Asleep(), "%s with endpoints %q: asleep", tc.annotations, tc.endpoints)
 		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && got.Problems[0].Field != annotationField(tc.problem) {
 			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
 		}

@@ -531,9 +531,7 @@ func TestHealthCheck(t *testing.T) {
 		got := build(t, edit(func(svc *corev1.Service) {
 			svc.Spec.Type, svc.Spec.ExternalTrafficPolicy, svc.Spec.HealthCheckNodePort = tc.kind, tc.etp, 32000
 		}))
-		if got.HealthCheckNodePort != tc.want {
-			t.Errorf("%s: port %d, want %d", tc.name, got.HealthCheckNodePort, tc.want)
-		}
+		lab.Same(t, tc.want, got.HealthCheckNodePort, "%s: port", tc.name)
 	}
 }
 

@@ -118,9 +118,7 @@ func TestTextsAboveTheirLimit(t *testing.T) {
 // A cut text is above its limit, does not equal another one, and no parser accepts it.
 func TestCut(t *testing.T) {
 	for _, text := range []string{"10.0.0.1", "true", "1000", "10.0.0.0/8", "maglev"} {
-		if got := Cut(text, len(text)); got != text {
-			t.Errorf("%q at the limit became %q", text, got)
-		}
+		lab.Same(t, text, Cut(text, len(text)), "at the limit became")
 		got := Cut(text+"x", len(text))
 		_, err := parseRaw(got)
 		_, isPrefix := parsePrefix(got)

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // explained returns a Service of type NodePort with the given policies and named ports.
@@ -159,9 +161,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := explainFrom(svc, c.slices, here, Options{})
-			if got := x.Ports[0].Why; !strings.Contains(got, c.want) {
-				t.Errorf("why %q, want %q", got, c.want)
-			}
+			lab.Contains(t, x.Ports[0].Why, "why", c.want)
 			other := ""
 			if len(x.Others) > 0 {
 				other = x.Others[0].NotCluster

@@ -369,9 +369,7 @@ func TestSourceRangesAreShared(t *testing.T) {
 			}
 		}
 	}
-	if len(lists) != 2 {
-		t.Errorf("%d lists of source ranges, want one of each family", len(lists))
-	}
+	lab.Same(t, 2, len(lists), "lists of source ranges")
 }
 
 func TestMergedRanges(t *testing.T) {
@@ -385,9 +383,7 @@ func TestMergedRanges(t *testing.T) {
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128 ::/128": "[::/128 ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128]",
 	} {
 		list := mergeRanges(ranges(strings.Fields(in)...))
-		if got := fmt.Sprint(list); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
-		}
+		lab.Same(t, want, fmt.Sprint(list), "%s: fmt.Sprint(list)", in)
 		for _, s := range strings.Fields(in) {
 			p := netip.MustParsePrefix(s)
 			for _, a := range []netip.Addr{p.Addr(), RangeOf(p).Last} {

@@ -2,7 +2,6 @@ package model
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -71,9 +70,7 @@ func TestEndpointAddressesAreReadAsKubernetesDoes(t *testing.T) {
 	}}}
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	for node, want := range map[string][]netip.Addr{"": want, here.Name: want[1:]} {
-		if got := Addresses(stored(list, Limits{}), node); !slices.Equal(got, want) {
-			t.Errorf("addresses of node %q: %v, want %v", node, got, want)
-		}
+		lab.Same(t, want, Addresses(stored(list, Limits{}), node), "addresses of node %q", node)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestNodePortAddresses(t *testing.T) {
@@ -63,12 +64,8 @@ func TestNodePortAddresses(t *testing.T) {
 			if err != nil || !slices.Equal(got, c.want[f]) {
 				t.Errorf("%s, %s: %v, %v, want %v", c.name, f, got, err, c.want[f])
 			}
-			if got := n.Any(f); got != c.any[f] {
-				t.Errorf("%s, %s: Any() = %v", c.name, f, got)
-			}
-			if got := n.Everywhere(f, c.node); got != c.everywhere[f] {
-				t.Errorf("%s, %s: Everywhere() = %v", c.name, f, got)
-			}
+			lab.Same(t, c.any[f], n.Any(f), "%s, %s: Any()", c.name, f)
+			lab.Same(t, c.everywhere[f], n.Everywhere(f, c.node), "%s, %s: Everywhere()", c.name, f)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // frontendsOfRanges returns the ranges of a Service, such as "10.0.0.1:8000-8100/tcp".
@@ -55,9 +56,7 @@ func TestPortRanges(t *testing.T) {
 			svc.Annotations[key] = strings.ReplaceAll(value, ";", "")
 		}
 		got := buildFrom(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
-		if ranges := frontendsOfRanges(got); ranges != tc.want {
-			t.Errorf("%s: ranges %q, want %q", tc.annotations, ranges, tc.want)
-		}
+		lab.Same(t, tc.want, frontendsOfRanges(got), "%s: ranges", tc.annotations)
 		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && !strings.Contains(got.Problems[0].Field, tc.problem) {
 			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
 		}

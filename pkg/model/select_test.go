@@ -3,13 +3,14 @@ package model
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // eps reads endpoints in shorthand, one word each: the last number of the address, then
@@ -204,7 +205,5 @@ func TestFlowsContinueWithServingEndpoints(t *testing.T) {
 	want := []netip.AddrPort{
 		netip.MustParseAddrPort("10.1.0.1:53"), netip.MustParseAddrPort("10.1.0.2:53"), netip.MustParseAddrPort("10.1.0.4:53"),
 	}
-	if !slices.Equal(got.Ports[0].Serving, want) {
-		t.Errorf("Serving = %v, want %v", got.Ports[0].Serving, want)
-	}
+	lab.Same(t, want, got.Ports[0].Serving, "Serving")
 }

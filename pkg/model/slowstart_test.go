@@ -2,7 +2,6 @@ package model
 
 import (
 	"encoding/json"
-	"slices"
 	"testing"
 	"time"
 
@@ -209,7 +208,5 @@ func TestSharesAsJSON(t *testing.T) {
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("from %s (-want +got):\n%s", text, diff)
 	}
-	if !slices.Equal(got.Ports[0].ClusterWeights, []uint16{10, 1, 3, 10, 1}) {
-		t.Errorf("weights %v", got.Ports[0].ClusterWeights)
-	}
+	lab.Same(t, []uint16{10, 1, 3, 10, 1}, got.Ports[0].ClusterWeights, "weights")
 }

@@ -100,9 +100,7 @@ func TestEachListIsShared(t *testing.T) {
 			lists[&f.Sources.Allowed[0]], lists[&f.Sources.Denied[0]] = f.Family, f.Family
 		}
 	}
-	if len(lists) != 8 {
-		t.Errorf("%d lists of source ranges, want four of each family", len(lists))
-	}
+	lab.Same(t, 8, len(lists), "lists of source ranges")
 }
 
 func TestAdmits(t *testing.T) {
