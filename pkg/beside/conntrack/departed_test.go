@@ -41,9 +41,7 @@ func TestConnectionsToDepartedEndpoints(t *testing.T) {
 		d.Terminate(model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: inet.TCP}, departed)
 		f := Flow{Protocol: inet.TCP, Destination: to, Server: endpoint, Replied: true, Established: true, DNAT: true}
 		tc.change(&f)
-		if got := d.Stale(&f); got != tc.want {
-			t.Errorf("%s: stale %v, want %v", tc.name, got, tc.want)
-		}
+		lab.Same(t, tc.want, d.Stale(&f), "%s: stale", tc.name)
 	}
 }
 

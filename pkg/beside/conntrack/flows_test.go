@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // searching is a plan whose flows are searched.
@@ -150,9 +151,7 @@ func TestDeletedFrontendsSettle(t *testing.T) {
 	}
 	s.To.handled = s.To.number
 	s.Serve(false)
-	if s.settled != 0 {
-		t.Error("settled while another instance serves")
-	}
+	lab.Same(t, 0, s.settled, "settled while another instance serves")
 	s.Serve(true)
 	s.Serve(true)
 	if deleted() != 0 || s.settled != 1 || len(s.owed) > 0 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // For any message of the kernel, the deletion identifies exactly the entry of this message. It always has a tuple: a
@@ -59,9 +60,7 @@ func FuzzEntry(f *testing.F) {
 				t.Errorf("flow (-read +deleted):\n%s", diff)
 			}
 		}
-		if found != 2 {
-			t.Errorf("%d messages for two deletions", found)
-		}
+		lab.Same(t, 2, found, "messages for two deletions")
 	})
 }
 

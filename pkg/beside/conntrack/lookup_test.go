@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestLookup looks up flows to Services by their original destination: before the first packet, before the first
@@ -35,9 +36,7 @@ func TestLookup(t *testing.T) {
 			if flow, err := Lookup(inet.UDP, local(fresh), to); flow != nil || err != nil {
 				t.Errorf("before the first packet: %+v, %v", flow, err)
 			}
-			if _, err := fresh.Write([]byte("x")); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(fresh.Write([]byte("x"))))
 			flow, err := Lookup(inet.UDP, local(fresh), to)
 			if err != nil || flow == nil || flow.Replied || flow.Server != silent {
 				t.Errorf("without an answer: %+v, %v", flow, err)

@@ -7,6 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestFlowsOfRanges: each row is a flow from its destination port to its server, and whether it is stale.
@@ -47,9 +48,7 @@ func TestFlowsOfRanges(t *testing.T) {
 		{601, netip.AddrPortFrom(pod, 601), false, false},
 	} {
 		f := &Flow{Protocol: inet.UDP, Source: netip.MustParseAddrPort("192.0.2.9:9"), Destination: netip.AddrPortFrom(vip, tc.port), Server: tc.to, DNAT: tc.to.Addr() != vip, Replied: !tc.unreplied}
-		if got := d.Stale(f); got != tc.stale {
-			t.Errorf("flow to %d at %s, unreplied %v: stale %v, want %v", tc.port, tc.to, tc.unreplied, got, tc.stale)
-		}
+		lab.Same(t, tc.stale, d.Stale(f), "flow to %d at %s, unreplied %v: stale", tc.port, tc.to, tc.unreplied)
 		{
 			tcp := *f
 			if tcp.Protocol = inet.TCP; d.Stale(&tcp) {
@@ -68,9 +67,7 @@ func TestFlowsOfRanges(t *testing.T) {
 	d.merge(&later)
 	for port, want := range map[uint16]bool{99: false, 100: true, 150: false, 160: true, 200: true, 201: false} {
 		f := &Flow{Protocol: inet.TCP, Destination: netip.AddrPortFrom(vip, port), Server: netip.AddrPortFrom(pod, port), DNAT: true, Replied: true, Established: true}
-		if got := d.Stale(f); got != want {
-			t.Errorf("a connection to port %d and a departed endpoint: stale %v, want %v", port, got, want)
-		}
+		lab.Same(t, want, d.Stale(f), "a connection to port %d and a departed endpoint: stale", port)
 	}
 	d.forgetGone()
 	if f := (&Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(vip, 555), Server: netip.AddrPortFrom(pod, 555), DNAT: true}); d.Stale(f) {

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // life is the number of seconds after which the kernel of a crowd deletes an entry without packets.
@@ -192,9 +193,7 @@ func TestSpread(t *testing.T) {
 		if c.most > n/roundsPerShare+1 {
 			t.Errorf("%d connections are terminated in a round", c.most)
 		}
-		if len(c.active)+len(c.waiting)+c.room.Total() != 0 {
-			t.Error("the spreading has no end")
-		}
+		lab.Same(t, 0, len(c.active)+len(c.waiting)+c.room.Total(), "the spreading has no end")
 		before := c.reads
 		if c.pass(longestSpread); c.reads != before {
 			t.Errorf("%d more reads", c.reads-before)
@@ -395,9 +394,7 @@ func TestSilence(t *testing.T) {
 		s.take(true)
 		f.Expires = tc.expires
 		tc.change(s, &f)
-		if got := s.visit(&f, now.Add(10*time.Second)); got != tc.ends {
-			t.Errorf("%s: ends %v, want %v", name, got, tc.ends)
-		}
+		lab.Same(t, tc.ends, s.visit(&f, now.Add(10*time.Second)), "%s: ends", name)
 	}
 }
 
@@ -437,9 +434,7 @@ func TestSpreadsAreBounded(t *testing.T) {
 		if got, most := c.room.Taken("evil"), room.New(mostSpread).Most(); got > most || got < most-len(many)-1 {
 			t.Errorf("a namespace has %d endpoints, at most %d", got, most)
 		}
-		if c.room.Taken("other") != 4+1 {
-			t.Error("another namespace has no room")
-		}
+		lab.Same(t, 4+1, c.room.Taken("other"), "another namespace has no room")
 		synctest.Wait()
 	})
 }

@@ -184,9 +184,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 					Endpoints: endpoints("10.244.0.10:514"),
 					Sources:   &model.Sources{Allowed: tc.allowed, Denied: tc.denied},
 				})
-				if got := d.Stale(&f); got != tc.want {
-					t.Errorf("%s: stale %v, want %v", p, got, tc.want)
-				}
+				lab.Same(t, tc.want, d.Stale(&f), "%s: stale", p)
 			}
 		})
 	}

@@ -159,9 +159,7 @@ func TestEndOfDump(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n, kernel := withKernel(t)
 			for _, r := range tc.replies {
-				if _, err := unix.Write(kernel, r); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, lab.Err(unix.Write(kernel, r)))
 			}
 			var out Outcome
 			err := n.dump(t.Context(), All, func(*Flow) bool { return false }, &out)
