@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/descriptors"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // pipes is a listener with connections in memory, for the virtual time of a synctest bubble.
@@ -148,9 +149,7 @@ func TestNoClientHoldsAConnection(t *testing.T) {
 				start(t, l)
 				asker := l.dial()
 				defer asker.Close()
-				if _, err := io.WriteString(asker, question+"\r\n"); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, lab.Err(io.WriteString(asker, question+"\r\n")))
 				time.Sleep(answerTime + time.Second)
 				if text, err := io.ReadAll(asker); err != nil || len(text) > 0 {
 					t.Errorf("after %v without a reader, the server still answers: %q, %v", answerTime, text, err)
@@ -196,9 +195,7 @@ func TestABodyHasAnEnd(t *testing.T) {
 	var read int64
 	server := bounded(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { read, _ = io.Copy(io.Discard, r.Body) }), newCrowd(1))
 	server.Handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", strings.NewReader(strings.Repeat("x", 1<<20))))
-	if read != longestBody {
-		t.Errorf("%d bytes were read, want %d", read, longestBody)
-	}
+	lab.Same(t, longestBody, read, "bytes were read")
 }
 
 // The next client is served, regardless of the number of open connections.
@@ -213,17 +210,13 @@ func TestNoClientKeepsOthersOut(t *testing.T) {
 					c := l.dial()
 					defer c.Close()
 					if i%2 == 0 {
-						if _, err := io.WriteString(c, "G"); err != nil {
-							t.Fatal(err)
-						}
+						lab.Must(t, lab.Err(io.WriteString(c, "G")))
 					}
 					held = append(held, c)
 				}
 				asker := l.dial()
 				defer asker.Close()
-				if _, err := io.WriteString(asker, question+"\r\n"); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, lab.Err(io.WriteString(asker, question+"\r\n")))
 				r, err := http.ReadResponse(bufio.NewReader(asker), nil)
 				if err != nil || r.StatusCode != http.StatusOK && r.StatusCode != http.StatusServiceUnavailable {
 					t.Fatalf("no answer beside %d connections: %v, %v", len(held), r, err)
@@ -234,9 +227,7 @@ func TestNoClientKeepsOthersOut(t *testing.T) {
 					_, err := c.Read(make([]byte, 1))
 					return errors.Is(err, io.EOF)
 				})
-				if len(open) != descriptors.Clients()-1 {
-					t.Errorf("%d connections are open beside the last, want %d", len(open), descriptors.Clients()-1)
-				}
+				lab.Same(t, descriptors.Clients()-1, len(open), "connections are open beside the last")
 			})
 		})
 	}

@@ -124,9 +124,7 @@ func TestCodes(t *testing.T) {
 			want := counts{"/healthz": {tt.healthz}, "/livez": {tt.livez}}
 			lab.Same(t, want, got, "codes")
 			lab.Same(t, want, n, "counted")
-			if got := h.Healthy(); got != (tt.livez == ok) {
-				t.Errorf("Healthy: got %v", got)
-			}
+			lab.Same(t, tt.livez == ok, h.Healthy(), "Healthy")
 		})
 	}
 }
@@ -184,8 +182,6 @@ func TestBodies(t *testing.T) {
 func TestOtherPaths(t *testing.T) {
 	h := New(Config{Timeout: timeout, Now: time.Now})
 	for _, path := range []string{"/", "/healthz/", "/metrics"} {
-		if got := ask(h.Handler(), http.MethodGet, path).Code; got != http.StatusNotFound {
-			t.Errorf("%s: got %d, want 404", path, got)
-		}
+		lab.Same(t, http.StatusNotFound, ask(h.Handler(), http.MethodGet, path).Code, "%s", path)
 	}
 }

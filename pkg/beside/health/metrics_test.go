@@ -3,13 +3,13 @@ package health
 import (
 	"errors"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestMetricsHandlerTexts(t *testing.T) {
@@ -60,11 +60,7 @@ func TestMetricsHandlerGathers(t *testing.T) {
 		"kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.001\"} 0\n",
 		"kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv4\",le=\"16.384\"} 0\n",
 	} {
-		if !strings.Contains(w.Body.String(), want) {
-			t.Errorf("/metrics lacks %q", want)
-		}
+		lab.Contains(t, w.Body.String(), "/metrics", want)
 	}
-	if got := w.Header().Get("Process-Start-Time-Unix"); got != "1767323045" {
-		t.Errorf("Process-Start-Time-Unix: got %q", got)
-	}
+	lab.Same(t, "1767323045", w.Header().Get("Process-Start-Time-Unix"), "Process-Start-Time-Unix")
 }

@@ -47,9 +47,7 @@ func TestServeHardFail(t *testing.T) {
 }
 
 func TestServeWithoutAnAddress(t *testing.T) {
-	if err := Serve(quietly(t), "", hello(), time.Hour, true, nil); err != nil {
-		t.Errorf("Serve without an address: %v", err)
-	}
+	lab.Check(t, Serve(quietly(t), "", hello(), time.Hour, true, nil), "Serve without an address")
 }
 
 func TestServeRetries(t *testing.T) {
@@ -64,9 +62,7 @@ func TestServeRetries(t *testing.T) {
 			}
 			return nil, errors.New("address already in use")
 		}
-		if err := serve(ctx, hello(), RetryInterval, false, listen); err != nil {
-			t.Errorf("serve: %v", err)
-		}
+		lab.Check(t, serve(ctx, hello(), RetryInterval, false, listen), "serve")
 		want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}
 		lab.Same(t, want, tries, "attempts")
 	})
@@ -95,16 +91,10 @@ func TestServeAnswers(t *testing.T) {
 	body, err := io.ReadAll(resp.Body)
 	lab.Must(t, err)
 	_ = resp.Body.Close()
-	if got := string(body); got != "hello" {
-		t.Errorf("answer: got %q, want %q", got, "hello")
-	}
+	lab.Same(t, "hello", string(body), "answer")
 	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("serve: %v", err)
-	}
-	if tries != 4 {
-		t.Errorf("attempts: got %d, want 4", tries)
-	}
+	lab.Check(t, <-done, "serve")
+	lab.Same(t, 4, tries, "attempts")
 	if conn, err := net.Dial("tcp", live.Addr().String()); err == nil {
 		_ = conn.Close()
 		t.Error("the port is still open after the end of ctx")
@@ -127,9 +117,7 @@ func TestServeCutsOff(t *testing.T) {
 		}
 		asked <- err
 	}()
-	if err := serve(ctx, stuck, time.Hour, true, func() (net.Listener, error) { return l, nil }); err != nil {
-		t.Errorf("serve: %v", err)
-	}
+	lab.Check(t, serve(ctx, stuck, time.Hour, true, func() (net.Listener, error) { return l, nil }), "serve")
 	if err := <-asked; err == nil {
 		t.Error("the endless answer was completed")
 	}

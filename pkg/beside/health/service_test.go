@@ -121,9 +121,7 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	web := types.NamespacedName{Namespace: "default", Name: "web"}
 	checks := map[types.NamespacedName]Check{web: {Port: at.Port(), Served: both, Local: [2]int{1, 0}}}
 	for range 3 {
-		if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 1 {
-			t.Errorf("%d failed addresses, want 1", broken)
-		}
+		lab.Same(t, 1, s.Sync(checks, []netip.Addr{loopback}), "failed addresses")
 	}
 	if len(problems) != 1 || problems[0].Name != web || problems[0].Event != "FailedToStartServiceHealthcheck" {
 		t.Errorf("problems: %+v, want one of default/web", problems)
@@ -244,9 +242,7 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	addrs := addresses("192.0.2.1", "2001:db8::1")
 	expect := func(when string, wantBroken int, wantReported []string, want map[string]int) {
 		t.Helper()
-		if broken := s.Sync(checks, addrs); broken != wantBroken {
-			t.Errorf("%s: %d failed addresses, want %d", when, broken, wantBroken)
-		}
+		lab.Same(t, wantBroken, s.Sync(checks, addrs), "%s: failed addresses", when)
 		lab.Same(t, wantReported, reported, "%s: problems", when)
 		lab.Same(t, want, ports.list(), "%s: listening", when)
 	}
@@ -295,9 +291,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 	sync(mostTries, services*addrs)
 	checks[types.NamespacedName{Name: "new"}] = Check{Port: 1000, Served: both}
 	sync(mostTries+addrs, services*addrs+addrs)
-	if reported != services+1 {
-		t.Errorf("%d problems were reported, want one for each of %d Services", reported, services+1)
-	}
+	lab.Same(t, services+1, reported, "problems were reported")
 	free = true
 	for left := services*addrs + addrs; left > 0; {
 		now := max(left-mostTries, 0)
@@ -365,9 +359,7 @@ func TestTheOlderServiceGetsThePort(t *testing.T) {
 		}
 		lab.Same(t, []string{"the older Service z-old has the same health check node port" + again}, s.Broken(young), "reason of the young one")
 		lab.Same(t, []string{"an older Service of another namespace has the same health check node port" + again}, s.Broken(stranger), "reason of the stranger")
-		if len(reported) != 2 {
-			t.Errorf("%v first: reported %v", first, reported)
-		}
+		lab.Same(t, 2, len(reported), "%v first: reported %v", first, reported)
 		s.Sync(map[types.NamespacedName]Check{young: all[young], stranger: all[stranger]}, at)
 		if s.Broken(young) != nil || s.Broken(stranger) == nil || len(reported) != 2 {
 			t.Errorf("%v first, without the old one: %q, %q, reported %v", first, s.Broken(young), s.Broken(stranger), reported)
