@@ -72,11 +72,7 @@ func TestTimesOfChangesAreBounded(t *testing.T) {
 		}
 		l.Synced(&beside.Sync{Err: errors.New("no")})
 	}
-	if n := len(l.unprogrammed); n != mostUnprogrammed {
-		t.Errorf("%d times are kept, want %d of 30,000", n, mostUnprogrammed)
-	}
+	lab.Same(t, mostUnprogrammed, len(l.unprogrammed), "times are kept")
 	l.Synced(&beside.Sync{End: time.Now(), Result: apply.Result{Kind: apply.Nothing}})
-	if n := len(l.unprogrammed) + len(l.triggers); n != 0 {
-		t.Errorf("%d times are kept after a sync has succeeded", n)
-	}
+	lab.Same(t, 0, len(l.unprogrammed)+len(l.triggers), "times are kept after a sync has succeeded")
 }

@@ -75,9 +75,7 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	RegisterServices(reg, f, 3)
 	want := map[string]float64{"shop,http,svc-999": 1000, "shop,http,svc-998": 999, "shop,http,svc-997": 998}
 	lab.Same(t, want, values(t, reg, perService), "the busiest")
-	if got := values(t, reg, "kubenftproxy_connections_total")[""]; got != 500500 {
-		t.Errorf("got %v connections in all, want 500500", got)
-	}
+	lab.Same(t, 500500, values(t, reg, "kubenftproxy_connections_total")[""], "connections in all")
 	// A shown series stays, unless another one has twice its count.
 	f.ports[0].Counts[outcome.Forwarded] = 1990
 	lab.Same(t, want, values(t, reg, perService), "after a Service has become busier")
