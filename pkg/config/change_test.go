@@ -96,9 +96,7 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 		lab.Must(t, os.Rename(path+".new", path))
 		select {
 		case got := <-outdated:
-			if got != step.want {
-				t.Errorf("content %q: outdated was called with %t", step.text, got)
-			}
+			lab.Same(t, step.want, got, "content %q: outdated was called with", step.text)
 		case err := <-ended:
 			t.Fatalf("AwaitChange() = %v", err)
 		}

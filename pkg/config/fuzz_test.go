@@ -47,9 +47,7 @@ func FuzzFile(f *testing.F) {
 		if !bytes.Equal(first, second) {
 			t.Errorf("written twice (-first, %v +second):\n%s", err, cmp.Diff(string(first), string(second)))
 		}
-		if err := checkContent(first); err != nil {
-			t.Errorf("the written configuration is invalid: %v", err)
-		}
+		lab.Check(t, checkContent(first), "the written configuration is invalid")
 	})
 }
 

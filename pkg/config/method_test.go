@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestMethodOfASchedulerOfIPVS(t *testing.T) {
@@ -15,8 +17,6 @@ func TestMethodOfASchedulerOfIPVS(t *testing.T) {
 	} {
 		c := &kubeproxy.KubeProxyConfiguration{Mode: tc.mode}
 		c.IPVS.Scheduler = tc.scheduler
-		if got := Method(c).String(); got != tc.want {
-			t.Errorf("mode %s, scheduler %q: %s, want %s", tc.mode, tc.scheduler, got, tc.want)
-		}
+		lab.Same(t, tc.want, Method(c).String(), "mode %s, scheduler %q", tc.mode, tc.scheduler)
 	}
 }

@@ -186,9 +186,7 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 
 func TestUnknownFieldsAreNoted(t *testing.T) {
 	o := mustComplete(t, "--config", file(t, "mode: nftables\nmod: x\nclusterCIDR: 10.1.0.0/16\nclustercidr: 10.2.0.0/16\n"))
-	if o.Config.ClusterCIDR != "10.1.0.0/16" {
-		t.Errorf("clusterCIDR is %q", o.Config.ClusterCIDR)
-	}
+	lab.Same(t, "10.1.0.0/16", o.Config.ClusterCIDR, "clusterCIDR")
 	want := []Note{{"clustercidr", "unknown field, ignored: kube-proxy v1.37 has no such field", true}, {"mod", "unknown field, ignored: kube-proxy v1.37 has no such field", true}}
 	if diff := cmp.Diff(want, o.Notes, cmpopts.SortSlices(func(a, b Note) bool { return a.Subject < b.Subject })); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
@@ -270,9 +268,7 @@ func TestFlagsOfCounters(t *testing.T) {
 	}
 	// The flag has no field in a file, so it applies beside a file.
 	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0")
-	if o.MetricsServices != 0 {
-		t.Errorf("got %d, want 0", o.MetricsServices)
-	}
+	lab.Same(t, 0, o.MetricsServices, "o.MetricsServices")
 	if o, err := complete(t, "--metrics-services", "-1"); err != nil || o.Validate() == nil {
 		t.Errorf("-1 is accepted (%v)", err)
 	}
@@ -335,7 +331,5 @@ func TestServiceProxyNameIsChecked(t *testing.T) {
 	if err == nil {
 		err = o.Validate()
 	}
-	if err == nil || !strings.Contains(err.Error(), "--init-only") {
-		t.Errorf("--init-only with a name: %v", err)
-	}
+	lab.Fails(t, err, "--init-only", "--init-only with a name")
 }

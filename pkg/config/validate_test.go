@@ -51,9 +51,7 @@ func TestInvalidConfigurations(t *testing.T) {
 			err = o.Validate()
 		}
 		for _, want := range tc.want {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%q: %v, want %q in it", tc.file, err, want)
-			}
+			lab.Fails(t, err, want, "%q", tc.file)
 		}
 	}
 }
@@ -72,9 +70,7 @@ func TestInvalidFlags(t *testing.T) {
 		if err == nil {
 			err = o.Validate()
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", args, err, want)
-		}
+		lab.Fails(t, err, want, "%s", args)
 	}
 	if _, err := complete(t, "--hostname-override", "  "); err == nil || err.Error() != "empty hostname-override is invalid" {
 		t.Errorf("--hostname-override of blanks: %v", err)
