@@ -79,9 +79,7 @@ func TestModulesDisabled(t *testing.T) {
 	for text, want := range map[string]bool{"1\n": true, "0\n": false, "": false} {
 		file := filepath.Join(t.TempDir(), "modules_disabled")
 		lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
-		if got := modulesDisabled(file); got != want {
-			t.Errorf("modulesDisabled of %q: %v, want %v", text, got, want)
-		}
+		lab.Same(t, want, modulesDisabled(file), "modulesDisabled of %q", text)
 	}
 	if modulesDisabled("/no/such/file") {
 		t.Error("without the file, modules are disabled")

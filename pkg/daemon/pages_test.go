@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // Pages that show or change internals exist only with --profiling.
@@ -22,9 +24,7 @@ func TestDebugPagesHaveToBeAskedFor(t *testing.T) {
 			method, path, _ := strings.Cut(page, " ")
 			w := httptest.NewRecorder()
 			port.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader("0")))
-			if w.Code != want {
-				t.Errorf("%q: %s answers %d, want %d", args, page, w.Code, want)
-			}
+			lab.Same(t, want, w.Code, "%q: %s answers", args, page)
 		}
 	}
 }

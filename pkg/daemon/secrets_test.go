@@ -108,9 +108,7 @@ func TestNoPasswordIsShown(t *testing.T) {
 			out := listen(t)
 			d := &daemon{Settings: parse(t, c.args), registry: prometheus.NewRegistry(), started: time.Now()}
 			err := d.use(out)
-			if (err == nil) != c.works {
-				t.Errorf("the API server: %v", err)
-			}
+			lab.Same(t, c.works, err == nil, "the API server: %v", err)
 			fmt.Fprintln(out, err)
 			klog.FromContext(out).Error(err, "Error running ProxyServer")
 			printFlags(klog.FromContext(out), d.Flags)
