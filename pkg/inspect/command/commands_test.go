@@ -49,9 +49,7 @@ func TestIsCommand(t *testing.T) {
 		root.InitDefaultHelpCmd()
 		list := strings.Fields(args)
 		root.InitDefaultCompletionCmd(list...)
-		if got := isCommand(root, list); got != want {
-			t.Errorf("isCommand(%q) = %v, want %v", args, got, want)
-		}
+		lab.Same(t, want, isCommand(root, list), "isCommand(%q)", args)
 	}
 }
 
@@ -72,9 +70,7 @@ func TestMistypedCommands(t *testing.T) {
 	before := os.Args
 	t.Cleanup(func() { os.Args = before })
 	os.Args = []string{"kube-nftproxy", "staus"}
-	if code := Run("dev", nil); code != exitUnable {
-		t.Errorf("staus: exit code %d, want %d", code, exitUnable)
-	}
+	lab.Same(t, exitUnable, Run("dev", nil), "staus: exit code")
 }
 
 func TestFormats(t *testing.T) {
@@ -143,9 +139,7 @@ func TestColours(t *testing.T) {
 		t.Setenv("NO_COLOR", c.noColor)
 		t.Setenv("TERM", c.term)
 		out := output{format: formatTable, color: c.color}
-		if got := out.printer(c.to).Color; got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
+		lab.Same(t, c.want, out.printer(c.to).Color, "%+v: out.printer(c.to).Color", c)
 	}
 }
 
@@ -265,9 +259,7 @@ func TestExitCodes(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/debugging.md")
 	lab.Must(t, err)
 	for _, e := range exitCodes {
-		if row := fmt.Sprintf("| %d | %s |\n", e.code, e.meaning); !strings.Contains(string(page), row) {
-			t.Errorf("docs/debugging.md lacks %q", row)
-		}
+		lab.Contains(t, string(page), "docs/debugging.md", fmt.Sprintf("| %d | %s |\n", e.code, e.meaning))
 	}
 	for _, cmd := range New("v1", nil).Commands() {
 		if !tested[cmd.Name()] {

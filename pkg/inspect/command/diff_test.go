@@ -49,9 +49,7 @@ func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 			text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n" + c.config
 			lab.Must(t, os.WriteFile(file, []byte(text), 0o600))
 			out, err := l.run(diffCommand(), "-f", l.file, "--hostname-override=node-1", "--config="+file)
-			if errors.Is(err, errWrong) != (c.want != nil) {
-				t.Errorf("error %v", err)
-			}
+			lab.Same(t, c.want != nil, errors.Is(err, errWrong), "error %v", err)
 			for _, line := range c.want {
 				if !strings.Contains(out, line+"\n") {
 					t.Errorf("output lacks %q:\n%s", line, out)
@@ -138,9 +136,7 @@ func TestDiffPlansWithTheFeaturesOfTheKernel(t *testing.T) {
 			})
 			p, err := planManifests(o, cmd, file, nil, limitedKernel(kernel))
 			if c.fails {
-				if err == nil || !strings.Contains(err.Error(), "the kernel lacks dnat") {
-					t.Errorf("error %v", err)
-				}
+				lab.Fails(t, err, "the kernel lacks dnat", "error")
 				return
 			}
 			lab.Must(t, err)

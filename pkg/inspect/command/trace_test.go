@@ -305,9 +305,7 @@ func nftDo(t *testing.T, l *tracedLab, input string) {
 // TestTraceLive follows a real packet to its endpoint, and leaves no table behind.
 func TestTraceLive(t *testing.T) {
 	l := newTracedLab(t)
-	if _, err := l.Pods[0].Serve(inet.TCP, 8080); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(l.Pods[0].Serve(inet.TCP, 8080)))
 	type result struct {
 		out string
 		err error
@@ -323,18 +321,14 @@ func TestTraceLive(t *testing.T) {
 		t.Errorf("the packet that is traced got %v", a)
 	}
 	r := <-done
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
+	lab.Must(t, r.err)
 	for _, want := range []string{
 		"Service port: shop/sticky\n",
 		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease is valid; on to services: finds the Service of a packet's destination\n",
 		"pick one; on to pick-of-1: a new client: one of 1 at random\n", "the client is remembered\n",
 		"the endpoint is known, is translated to that endpoint\n", " -> 10.244.0.10:8080\n", "The packet left this node by veth-pod0. 10.244.0.10:8080 answered.\n",
 	} {
-		if !strings.Contains(r.out, want) {
-			t.Errorf("output lacks %q:\n%s", want, r.out)
-		}
+		lab.Contains(t, r.out, "output", want)
 	}
 	awaitTable(t, l, false)
 	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }")
@@ -402,9 +396,7 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 // TestTraceLiveUnderLoad: packets that follow without a pause do not delay the end of the command.
 func TestTraceLiveUnderLoad(t *testing.T) {
 	l := newTracedLab(t)
-	if _, err := l.Pods[0].Serve(inet.TCP, 8080); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(l.Pods[0].Serve(inet.TCP, 8080)))
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
 	defer func() { stop(); clients.Wait() }()
@@ -593,9 +585,7 @@ func TestRender(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("nft -c: %v: %s", err, out)
 	}
-	if !strings.Contains(first, "\t\t\t10.96.0.12 . tcp . 80 comment \"shop/empty\" : 8000:801") {
-		t.Errorf("output lacks a Service:\n%s", first)
-	}
+	lab.Contains(t, first, "first", "\t\t\t10.96.0.12 . tcp . 80 comment \"shop/empty\" : 8000:801")
 	if regexp.MustCompile(`key [0-9a-f]{32}`).MatchString(first) {
 		t.Errorf("output has the state, which holds a secret key:\n%s", first)
 	}
@@ -607,9 +597,7 @@ func TestRender(t *testing.T) {
 // TestTraceArguments: the errors for wrong arguments have no words of Go, and NAMESPACE/NAME is a Service.
 func TestTraceArguments(t *testing.T) {
 	cmd := traceCommand()
-	if err := cmd.Args(cmd, nil); err == nil || !strings.Contains(err.Error(), "trace needs a source and a destination") {
-		t.Errorf("without arguments: %v", err)
-	}
+	lab.Fails(t, cmd.Args(cmd, nil), "trace needs a source and a destination", "without arguments")
 	for _, c := range [][3]string{
 		{"pod2", "10.96.0.1:80", `"pod2" is not an IP address`}, {"10.0.0.1", "10.96.0.1", `"10.96.0.1" is not an address with a port`},
 		{"10.0.0.1", "10.96.0.1:80/udb", `unknown protocol "udb"`},
@@ -621,9 +609,7 @@ func TestTraceArguments(t *testing.T) {
 	for text, want := range map[string]bool{
 		"svc/shop/web": true, "shop/web": true, "shop/web:http": true, "shop/web:80/udp": true, "10.96.0.1:80/tcp": false, "[fd00::1]:80/tcp": false, "10.96.0.1:80": false, "web": false,
 	} {
-		if got := namesService(text); got != want {
-			t.Errorf("%s names a Service: %v, want %v", text, got, want)
-		}
+		lab.Same(t, want, namesService(text), "%s names a Service", text)
 	}
 }
 

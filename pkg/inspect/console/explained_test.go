@@ -26,9 +26,7 @@ func TestOutcomesOfFrontends(t *testing.T) {
 		frontendView(port(true), &nodePort, false, facts), frontendView(port(true), &local, false, facts), lost,
 	} {
 		got[f.Reason] = f.Message
-		if f.Normal != (outcome.Rows[outcome.Of(f.Reason)].Fix == "") {
-			t.Errorf("%s: normal is %t", f.Reason, f.Normal)
-		}
+		lab.Same(t, outcome.Rows[outcome.Of(f.Reason)].Fix == "", f.Normal, "%s: normal", f.Reason)
 	}
 	want := map[string]string{}
 	for _, row := range outcome.Rows {

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestMentions: a Service is found by each of its addresses, by its node port, and by endpoints that are not ready.
@@ -34,8 +35,6 @@ func TestMentions(t *testing.T) {
 		}
 	}
 	for port, want := range map[uint16]bool{30080: true, 80: false, 8080: false} {
-		if got := mentions(web, model.Node{}, model.Options{}, target{Port: port}); got != want {
-			t.Errorf("node port %d: %v, want %v", port, got, want)
-		}
+		lab.Same(t, want, mentions(web, model.Node{}, model.Options{}, target{Port: port}), "node port %d", port)
 	}
 }

@@ -103,9 +103,7 @@ func TestAsymmetricRoutes(t *testing.T) {
 			node := Config{NodeName: "n", Sysctls: files, Families: inet.Families[:]}
 			got := node.sysctls(&networks, c.drops)
 			lab.Same(t, []string{c.want}, brief(got), "")
-			if fix := "on node n: sysctl -w net.ipv4.conf.e1.rp_filter=2"; got[0].Fix != fix {
-				t.Errorf("fix %q, want %q", got[0].Fix, fix)
-			}
+			lab.Same(t, "on node n: sysctl -w net.ipv4.conf.e1.rp_filter=2", got[0].Fix, "fix")
 		})
 	}
 }
