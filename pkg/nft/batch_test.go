@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func testMap() *Set {
@@ -91,9 +92,7 @@ func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
 		}
 	}
 	for _, what := range []string{"add endpoints", "add local-endpoints", "delete endpoints"} {
-		if counts[what] != n {
-			t.Errorf("%s: %d elements, want %d", what, counts[what], n)
-		}
+		lab.Same(t, n, counts[what], "%s: elements", what)
 	}
 	if elements := batch.Elements; elements != 3*n {
 		t.Errorf("Size() = %d elements, want %d", elements, 3*n)
@@ -118,9 +117,7 @@ func TestBatchAsksForOneAcknowledgementOfItsLastChange(t *testing.T) {
 			t.Errorf("message %d of %d: asks for an acknowledgement is %v", i, len(messages), wants)
 		}
 	}
-	if got := batch.describe(ack); got != "add elements to t endpoints" {
-		t.Errorf("describe(ack) = %q", got)
-	}
+	lab.Same(t, "add elements to t endpoints", batch.describe(ack), "describe(ack)")
 }
 
 func TestCommentsAreCutToTheLimitOfNft(t *testing.T) {
@@ -162,9 +159,7 @@ func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
 		if err != nil || got.Element != e {
 			t.Errorf("%s: read back as %v, %v", text, got.String(), err)
 		}
-		if e.String() != text {
-			t.Errorf("String() = %q, want %q", e.String(), text)
-		}
+		lab.Same(t, text, e.String(), "String()")
 	}
 }
 
@@ -192,7 +187,5 @@ func TestReadersSurviveGarbage(t *testing.T) {
 			}
 		}
 	}
-	if got := good.describe(12345); got != "message 12345" {
-		t.Errorf("describe of an unknown message = %q", got)
-	}
+	lab.Same(t, "message 12345", good.describe(12345), "describe of an unknown message")
 }

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestReportsOfDeletions: the kernel needs eight kilobytes for each report. A batch with more deletions than the limit requests none.
@@ -27,16 +28,12 @@ func TestReportsOfDeletions(t *testing.T) {
 			for _, n := range c.flushed {
 				b.FlushSet(set, n)
 			}
-			if got := b.Reports > MostReports; got != c.tooMany {
-				t.Errorf("too many: %v", got)
-			}
+			lab.Same(t, c.tooMany, b.Reports > MostReports, "too many")
 			if finish(b); c.tooMany {
 				b.reserve(nil) // it reserves no space
 				want = 0
 			}
-			if got := requests(b.Buf); got != want {
-				t.Errorf("%d messages request reports, want %d", got, want)
-			}
+			lab.Same(t, want, requests(b.Buf), "messages request reports")
 		})
 	}
 }

@@ -26,11 +26,7 @@ func TestThreadIDsBecomeProcessIDs(t *testing.T) {
 	if got := processOf(unix.Gettid(), name); got != os.Getpid() {
 		t.Errorf("thread %d is of process %d, want %d", unix.Gettid(), got, os.Getpid())
 	}
-	if got := processOf(unix.Gettid(), "another"); got != unix.Gettid() {
-		t.Errorf("a reused number is reported as %d, want it unchanged", got)
-	}
+	lab.Same(t, unix.Gettid(), processOf(unix.Gettid(), "another"), "a reused number is reported")
 	const unused = 1 << 30
-	if got := processOf(unused, name); got != unused {
-		t.Errorf("an exited process is reported as %d, want it unchanged", got)
-	}
+	lab.Same(t, unused, processOf(unused, name), "an exited process is reported")
 }
