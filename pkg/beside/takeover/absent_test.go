@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -27,12 +26,8 @@ func TestNothingIsMadeOrLoaded(t *testing.T) {
 			t.Errorf("tables of %s: %q, %v", p.command, names, err)
 		}
 	}
-	if generation(t) != before {
-		t.Error("the ruleset of nftables has changed")
-	}
-	if diff := cmp.Diff(modules, loaded(t)); diff != "" {
-		t.Errorf("modules (-before +after):\n%s", diff)
-	}
+	lab.Same(t, before, generation(t), "the ruleset of nftables has changed")
+	lab.Same(t, modules, loaded(t), "modules (-before +after)")
 }
 
 // loaded returns the loaded kernel modules.

@@ -95,9 +95,7 @@ func (f *flow) check(t testing.TB) {
 		t.Errorf("%s: %v", f.what, err)
 		return
 	}
-	if _, err := f.lines.ReadString('\n'); err != nil {
-		t.Errorf("%s: %v", f.what, err)
-	}
+	lab.Check(t, lab.Err(f.lines.ReadString('\n')), "%s", f.what)
 }
 
 // switchOver is a lab in which kube-nftproxy replaces kube-proxy.
@@ -113,17 +111,11 @@ func newSwitchOver(t *testing.T) *switchOver {
 	t.Helper()
 	s := &switchOver{Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})}
 	for _, h := range []*lab.Host{s.Pods[0], s.Remotes[0]} {
-		if _, err := h.ServeEcho(8080); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(h.ServeEcho(8080)))
 	}
-	if _, err := s.Pods[1].Serve(inet.UDP, 5353); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(s.Pods[1].Serve(inet.UDP, 5353)))
 	// A port of the node that must not be reachable at a Service's address.
-	if _, err := s.Node.Serve(inet.TCP, 22); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(s.Node.Serve(inet.TCP, 22)))
 	return s
 }
 
@@ -279,9 +271,7 @@ func TestConnectionsOutliveTheRules(t *testing.T) {
 			s.connect(t)
 			s.serve(t, true)
 			s.check(t, "beside kube-proxy's rules")
-			if busy := s.take(t); busy != 0 {
-				t.Errorf("%d virtual servers are reported in use", busy)
-			}
+			lab.Same(t, 0, s.take(t), "virtual servers are reported in use")
 			if left := s.left(t); left.any() {
 				t.Errorf("left: %v", left)
 			}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // tableOf builds a table in the kernel's layout: entries with or without a comment, and a target with its data.
@@ -138,9 +139,7 @@ func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 			stay++
 		}
 	}
-	if len(after.rules) != stay {
-		t.Errorf("%d rules are left, want %d", len(after.rules), stay)
-	}
+	lab.Same(t, stay, len(after.rules), "rules are left")
 }
 
 // padded returns the kernel's message about a virtual server. The kernel accepts short addresses, but returns them with

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -44,9 +43,7 @@ func TestATableThatChangesMeanwhile(t *testing.T) {
 	if _, err := s.replace("filter", without, len(c.entries)); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("replacing a table that has changed: %v, want EAGAIN", err)
 	}
-	if diff := cmp.Diff(changed, b.save(t)); diff != "" {
-		t.Errorf("rules (-before +after):\n%s", diff)
-	}
+	lab.Same(t, changed, b.save(t), "rules (-before +after)")
 	tries := 0
 	err = again(func() error {
 		if tries++; tries < 3 {

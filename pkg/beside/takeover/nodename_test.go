@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestNodeName reads the name of the Node from the configuration of a kube-proxy.
@@ -24,7 +26,5 @@ func TestNodeName(t *testing.T) {
 			t.Errorf("%s: %q, want %q", text, got, want)
 		}
 	}
-	if got := (Rival{Page: server.URL + "/healthz"}).NodeName(t.Context()); got != "" {
-		t.Errorf("the health port: %q", got)
-	}
+	lab.Same(t, "", (Rival{Page: server.URL + "/healthz"}).NodeName(t.Context()), "the health port")
 }

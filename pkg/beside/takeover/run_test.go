@@ -206,9 +206,7 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 	}
 	server.Close()
 	withoutFiles(t, func() { _ = b.look(b.ctx) })
-	if got := look(t)[NFTables]; got != 2 {
-		t.Errorf("%d tables after a look without file descriptors, want 2", got)
-	}
+	lab.Same(t, 2, look(t)[NFTables], "tables after a look without file descriptors")
 	b.check(t, "when it has exited", Leftovers{}, 1)
 }
 
