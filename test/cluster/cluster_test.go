@@ -99,9 +99,7 @@ func testRewind(t *testing.T, c *Cluster) {
 		if _, err := services.Get(ctx, created.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("a created Service: got error %v, want NotFound", err)
 		}
-		if _, err := c.Client().CoreV1().Nodes().Get(ctx, kept.Name, metav1.GetOptions{}); err != nil {
-			t.Errorf("a deleted Node: %v", err)
-		}
+		lab.Check(t, lab.Err(c.Client().CoreV1().Nodes().Get(ctx, kept.Name, metav1.GetOptions{})), "a deleted Node")
 		if s, err := services.Get(ctx, "kubernetes", metav1.GetOptions{}); err != nil || s.Labels["changed"] != "" {
 			t.Errorf("a changed Service: %v, %v", s.Labels, err)
 		}
@@ -185,9 +183,7 @@ func TestClusterInNetns(t *testing.T) {
 	if err := c.Apply(t.Context(), testNode()); err != nil {
 		t.Error(err)
 	}
-	if got := mustSee(t, mustClient(t, c.Proxy())).NodeAddress; got != "192.0.2.1" {
-		t.Errorf("node address %q, want 192.0.2.1", got)
-	}
+	lab.Same(t, "192.0.2.1", mustSee(t, mustClient(t, c.Proxy())).NodeAddress, "node address")
 	if conn, err := net.Dial("tcp", c.Server().String()); err == nil {
 		conn.Close()
 		t.Errorf("the API server answers outside its namespace at %s", c.Server())

@@ -47,9 +47,7 @@ func testTransactions(t *testing.T, c *Cluster) {
 				}
 				rest++
 			}
-			if rest != tc.rest {
-				t.Errorf("after the first of three writes: %d, want %d", rest, tc.rest)
-			}
+			lab.Same(t, tc.rest, rest, "after the first of three writes")
 		})
 	}
 }
@@ -87,9 +85,7 @@ func testRestart(t *testing.T, c *Cluster) {
 	lab.Must(t, err)
 	address := c.Server()
 	c.KillServer()
-	if len(c.Pids()) != 1 {
-		t.Errorf("%d processes run without the API server, want etcd", len(c.Pids()))
-	}
+	lab.Same(t, 1, len(c.Pids()), "processes run without the API server")
 	store := c.Store(t.Context())
 	for i := range 2 {
 		slice := testSlice()
