@@ -41,9 +41,7 @@ func TestBystanderWaits(t *testing.T) {
 	if waited < took/4 || waited > took+time.Second {
 		t.Errorf("beside a batch of %v the bystander waited for %v at most", took, waited)
 	}
-	if err := b.close(); err != nil {
-		t.Errorf("close: %v", err)
-	}
+	lab.Check(t, b.close(), "close")
 	if found, err := conn.HasTable(bystanderTable.Family, bystanderTable.Name); err != nil || found {
 		t.Errorf("afterwards its table is there: %v, %v", found, err)
 	}
@@ -102,12 +100,8 @@ func TestWaits(t *testing.T) {
 		{"one that is short enough to be the hundredth part", append(quick[:989:989], 9*ms), 9 * ms, ms / 10},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := tc.waits.longest(); got != tc.longest {
-				t.Errorf("longest() = %v, want %v", got, tc.longest)
-			}
-			if got := tc.waits.percentile99(); got != tc.p99 {
-				t.Errorf("percentile99() = %v, want %v", got, tc.p99)
-			}
+			lab.Same(t, tc.longest, tc.waits.longest(), "longest()")
+			lab.Same(t, tc.p99, tc.waits.percentile99(), "percentile99()")
 		})
 	}
 }

@@ -76,9 +76,7 @@ func failedIn(t *testing.T, file string) (failed []string) {
 	text, err := os.ReadFile(file)
 	lab.Must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if len(lines) != len(bounds) {
-		t.Errorf("%d outcomes, want %d", len(lines), len(bounds))
-	}
+	lab.Same(t, len(bounds), len(lines), "outcomes")
 	for _, line := range lines {
 		var e struct{ Action, Package, Test string }
 		if err := json.Unmarshal([]byte(line), &e); err != nil || e.Package == "" {

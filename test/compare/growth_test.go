@@ -47,9 +47,7 @@ func TestGrowthTables(t *testing.T) {
 	text := growthTables(points)
 	for _, want := range []string{"### Services with one endpoint\n", "| 10000 | 3000 | 3000 | 100 |", "| each 1,000 Services more | +0.000 | +300 | +0.000 |", "| exponent | 0.00 | 1.00 |",
 		"| 1000 | 1000.0 | 10.0 | 5.0 | 7.0 |", "| each 1,000 changes a second more | +1000 |"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
+		lab.Contains(t, text, "text", want)
 	}
 	if strings.Contains(text, "five endpoints") {
 		t.Errorf("a curve without points:\n%s", text)

@@ -63,16 +63,12 @@ func droppedPacketsAreAnError(t *testing.T, family inet.Family) {
 				if streams[i].quantity != q {
 					continue
 				}
-				if _, err := tm.burst(&streams[i]); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, lab.Err(tm.burst(&streams[i])))
 			}
 		}
 	}
 	send()
-	if err := s.allArrived(ctx); err != nil {
-		t.Errorf("all packets should go through: %v", err)
-	}
+	lab.Check(t, s.allArrived(ctx), "all packets should go through")
 	lab.Must(t, load(ctx, s.lab.Node, "table inet dropping {\n chain c {\n  type filter hook forward priority 0; policy drop;\n }\n}\n"))
 	send()
 	if err := s.allArrived(ctx); err == nil {

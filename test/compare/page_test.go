@@ -65,8 +65,6 @@ func TestTwoDigits(t *testing.T) {
 	for v, want := range map[float64]string{
 		404.6: "400", 405.1: "410", 51.93: "52", 9.96: "10", 7: "7.0", 2.801: "2.8", 0.42571: "0.43", 0.0609: "0.061",
 	} {
-		if got := twoDigits(v); got != want {
-			t.Errorf("%v: %s, want %s", v, got, want)
-		}
+		lab.Same(t, want, twoDigits(v), "%v: twoDigits(v)", v)
 	}
 }

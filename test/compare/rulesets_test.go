@@ -54,22 +54,16 @@ func rulesetsTranslate(t *testing.T, text string) {
 		lab.Must(t, r.load(ctx, name, r.sites[i].lab.Node))
 	}
 	for _, i := range rand.Perm(len(r.streams)) {
-		if _, err := r.burst(&r.streams[i]); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(r.burst(&r.streams[i])))
 	}
 	for i, name := range names {
-		if err := r.sites[i].allArrived(ctx); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		lab.Check(t, r.sites[i].allArrived(ctx), "%s", name)
 	}
 	// Packets to a VIP are dropped at the ends, so the check above has proved that the rules translate.
 	lab.Must(t, load(ctx, r.sites[len(names)-1].lab.Node, "flush ruleset"))
 	for i := range r.streams {
 		if strings.HasSuffix(string(r.streams[i].quantity), twoLookups) {
-			if _, err := r.burst(&r.streams[i]); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(r.burst(&r.streams[i])))
 		}
 	}
 	if err := r.sites[len(names)-1].allArrived(ctx); err == nil {
@@ -95,9 +89,7 @@ func TestFirstPacketsAreJudged(t *testing.T) {
 		"first_packet_to_a_random_VIP,_of_kube-proxy": "pass", // 0.5, at most 1
 		"first_packet_to_a_random_VIP,_of_the_floor":  "pass", // 2, at most 2.5
 	} {
-		if verdicts[name] != want {
-			t.Errorf("%s: %q, want %q", name, verdicts[name], want)
-		}
+		lab.Same(t, want, verdicts[name], "%s: verdicts[name]", name)
 	}
 	for _, line := range []string{
 		"| two lookups (VIP → number → endpoint) | 2s (1s – 3s) | 2s (1s – 3s) | 1.00 | 0.25 | 2s (1s – 3s) | 1.00 |",
