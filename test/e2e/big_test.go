@@ -248,9 +248,7 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	eventually(t, 2*time.Minute, func() error { return synced(again) })
 	took := time.Since(again.Started())
 	m := again.awaitIdle(patience)
-	if err := open.goOn(); err != nil {
-		t.Errorf("established connection: %v", err)
-	}
+	lab.Check(t, open.goOn(), "established connection")
 	load.end()
 
 	f.add("restart: exec until adopted", "%.2f s", took.Seconds())

@@ -265,9 +265,7 @@ podLabels: {team: net}
 		"- --config-reload=exit", "value: 512MiB", "maxUnavailable: 3", "pool: a", "kubernetes.io/os: linux", "podAntiAffinity: {}", "key: a", "memory: 1Gi", "priorityClassName: other",
 		"note: a", "team: net", "namespace: net",
 	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no %q", want)
-		}
+		lab.Contains(t, string(text), "text", want)
 	}
 	if n := strings.Count(string(text), "key: service-proxy"); n != 2 {
 		t.Errorf("%d of two terms of the affinity exclude the nodes of the canary", n)
@@ -399,9 +397,7 @@ const deployPage = "deploy/README.md"
 // testChart follows the section Helm of deploy/README.md, in place of deploy/base, with each Helm: the second one continues with the release
 // of the first one.
 func testChart(t *testing.T, s *site) {
-	if _, err := cluster.Build(t.Context(), os.Stderr, helms...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(cluster.Build(t.Context(), os.Stderr, helms...)))
 	page := mustReadPage(t, deployPage, "sh")
 	with := func(helm, heading string, block int) string {
 		return strings.ReplaceAll(page["Helm: "+heading][block], "helm ", helm+" ")

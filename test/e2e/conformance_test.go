@@ -237,9 +237,7 @@ func testHostPorts(t *testing.T, w *world, _ *daemon) {
 			})
 		}
 		a := w.Client.Probe(t.Context(), inet.TCP, netip.AddrPortFrom(addr, 8081), lab.Options{})
-		if a.Source.Addr() != w.Client.Addr(addr) {
-			t.Errorf("host port: %s, want the client's own address", a)
-		}
+		lab.Same(t, w.Client.Addr(addr), a.Source.Addr(), "host port: %s", a)
 	}
 }
 
@@ -336,9 +334,7 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 			servers, old, next = started, next, old
 		}
 		requests, err := stop()
-		if err != nil {
-			t.Errorf("policy %s: %v", policy, err)
-		}
+		lab.Check(t, err, "policy %s", policy)
 		t.Logf("policy %s: %d requests during %d replacements", policy, requests, rounds)
 		if requests < 100*rounds {
 			t.Errorf("policy %s: only %d requests", policy, requests)

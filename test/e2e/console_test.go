@@ -413,9 +413,7 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 		{"preflight", "service CIDRs +unknown: set --service-cidrs", 0},
 	} {
 		text, code := runCommand(t, w.Node, append(strings.Fields(c.command), "--control-socket", socket)...)
-		if err := fits(text, code, c.code, []string{c.says}); err != nil {
-			t.Errorf("%s: %v", c.command, err)
-		}
+		lab.Check(t, fits(text, code, c.code, []string{c.says}), "%s", c.command)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -54,17 +54,13 @@ func TestDeploy(t *testing.T) {
 	t.Run("probes", func(t *testing.T) {
 		c := p.Spec.Containers[0]
 		for name, probe := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
-			if err := s.kubelet.Probe(t.Context(), p, probe); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			lab.Check(t, s.kubelet.Probe(t.Context(), p, probe), "%s", name)
 		}
 	})
 	t.Run("privileges", func(t *testing.T) { testPrivileges(t, d) })
 	t.Run("sysctls", func(t *testing.T) {
 		for name, want := range map[string]string{"nf_conntrack_tcp_timeout_established": "86400", "nf_conntrack_tcp_timeout_close_wait": "3600"} {
-			if got := s.sysctl(name); got != want {
-				t.Errorf("%s is %s, want %s", name, got, want)
-			}
+			lab.Same(t, want, s.sysctl(name), "%s", name)
 		}
 	})
 	t.Run("snapshot", func(t *testing.T) {
@@ -85,9 +81,7 @@ func TestDeploy(t *testing.T) {
 		if out := s.sh("kubectl apply -k deploy/base"); strings.Count(out, "unchanged") != 4 {
 			t.Errorf("want four objects unchanged:\n%s", out)
 		}
-		if out := s.sh("kubectl diff -k deploy/base"); out != "" {
-			t.Errorf("kubectl diff:\n%s", out)
-		}
+		lab.Same(t, "", s.sh("kubectl diff -k deploy/base"), "kubectl diff")
 	})
 	t.Run("canary", func(t *testing.T) {
 		testCanary(t, s, "kubectl apply -k deploy/canary", "kubectl delete -k deploy/canary")
@@ -285,9 +279,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 				less.Rules[i].Resources = slices.DeleteFunc(rule.Resources, func(r string) bool { return r == resource })
 			}
 			less.Rules = slices.DeleteFunc(less.Rules, func(r rbacv1.PolicyRule) bool { return len(r.Resources) == 0 })
-			if _, err := roles.Update(t.Context(), less, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(roles.Update(t.Context(), less, metav1.UpdateOptions{})))
 			s.awaitPermission(t, resource, false)
 			since := time.Now()
 			eventually(t, patience, func() error { // without a permission, the program may not be ready
@@ -309,9 +301,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 		})
 	}
 	whole.ResourceVersion = ""
-	if _, err := roles.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(roles.Update(t.Context(), whole, metav1.UpdateOptions{})))
 	s.awaitPermission(t, "events", true)
 }
 
@@ -413,9 +403,7 @@ func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
 		object.Spec.PriorityClassName, object.Spec.Priority = "", nil // only kube-system may have node-critical pods
 		err := s.tryPod(t.Context(), name, object)
 		if level == "privileged" {
-			if err != nil {
-				t.Errorf("level %s: %v", level, err)
-			}
+			lab.Check(t, err, "level %s", level)
 			continue
 		}
 		if err == nil {
@@ -497,11 +485,7 @@ func testOwnFolder(t *testing.T, s *site) {
 ` + strings.ReplaceAll(blocks[0], repositoryURL, "file://"+original+"/repository") + `END
 sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' own/config.conf`)
 	out := s.sh("kubectl apply -k own --dry-run=server -o yaml")
-	for _, want := range []string{"clusterCIDR: 10.99.0.0/16", "image: " + ourImage + ":v0.1.0"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
-	}
+	lab.Contains(t, out, "output", "clusterCIDR: 10.99.0.0/16", "image: "+ourImage+":v0.1.0")
 }
 
 // TestBaseRefusesMissingValues: with the files of deploy/base as they are, neither container starts.

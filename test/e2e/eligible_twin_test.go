@@ -30,9 +30,7 @@ func TestHealthIsThatOfKubeProxy(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).eligibility() })
 	}
 	lab.Same(t, seen[0], seen[1], "health (-kube-proxy +ours)")
-	if n := len(seen[0]); n != 16 {
-		t.Errorf("%d answers, want 16", n)
-	}
+	lab.Same(t, 16, len(seen[0]), "answers")
 }
 
 // eligibility returns the answers of /healthz and /livez while the Node changes.

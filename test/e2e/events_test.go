@@ -19,6 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/report"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/kubeapi"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // countingSink counts the finished requests.
@@ -133,7 +134,5 @@ func testOneEventForAllNodes(t *testing.T, w *world, loser string) {
 			t.Errorf("%d nodes have written Event %s %d times", nodes, name, n)
 		}
 	}
-	if len(writes) != len(before) {
-		t.Errorf("writes by Event: %v, want each Event to be written again", writes)
-	}
+	lab.Same(t, len(before), len(writes), "writes by Event: %v", writes)
 }

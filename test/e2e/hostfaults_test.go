@@ -212,9 +212,7 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 			t.Errorf("with %d file descriptors it exits, and logs only %s", n, said)
 		}
 		d.Kill()
-		if err := reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0"); err != nil {
-			t.Errorf("with %d file descriptors: %v", n, err)
-		}
+		lab.Check(t, reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0"), "with %d file descriptors", n)
 	}
 	t.Logf("%d starts served, %d ended", served, ended)
 	if served == 0 || ended == 0 {
@@ -230,9 +228,7 @@ func TestNothingCanBeWritten(t *testing.T) {
 	s.serveBy(s.Pods[1])
 	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[0], inet.TCP, webIP, "pod-1") })
 	m := d.awaitIdle(patience)
-	if n := m[`kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}`]; n != 0 {
-		t.Errorf("%v syncs failed", n)
-	}
+	lab.Same(t, 0, m[`kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}`], "syncs failed")
 }
 
 // TestDevicesAreAddedAndRemoved: a CNI plugin continuously creates devices with addresses, renames and deletes them, far more at once than
@@ -335,13 +331,9 @@ func TestPodsAreRecognisedByDevicesAsTheyChange(t *testing.T) {
 	}
 	for range 5 {
 		rename(from.Device, "other0")
-		if err := seenAs(s.Node.IPv4); err != nil {
-			t.Errorf("by a device of another name: %v", err)
-		}
+		lab.Check(t, seenAs(s.Node.IPv4), "by a device of another name")
 		rename("other0", from.Device)
-		if err := seenAs(from.IPv4); err != nil {
-			t.Errorf("by a device of the old name: %v", err)
-		}
+		lab.Check(t, seenAs(from.IPv4), "by a device of the old name")
 	}
 }
 
@@ -369,13 +361,9 @@ func TestTheBridgeOfPodsIsAddedAndRemoved(t *testing.T) {
 	for round := range 3 {
 		previous, next := s.Pods[round%2], s.Pods[(round+1)%2]
 		ip("link", "set", bridge, "name", "other0")
-		if err := seen(previous.Name, s.Node.IPv4); err != nil {
-			t.Errorf("by a bridge of another name: %v", err)
-		}
+		lab.Check(t, seen(previous.Name, s.Node.IPv4), "by a bridge of another name")
 		ip("link", "set", "other0", "name", bridge)
-		if err := seen(previous.Name, from.IPv4); err != nil {
-			t.Errorf("by a bridge of the old name: %v", err)
-		}
+		lab.Check(t, seen(previous.Name, from.IPv4), "by a bridge of the old name")
 		ip("link", "delete", bridge)
 		if err := seen(previous.Name, from.IPv4); err == nil {
 			t.Error("without a bridge it is answered")
@@ -393,7 +381,5 @@ func TestTheBridgeOfPodsIsAddedAndRemoved(t *testing.T) {
 	if failed, _ := m.Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
 		t.Errorf("%v syncs failed", failed)
 	}
-	if n := m[`kubenftproxy_batches_total{kind="full"}`]; n != 1 {
-		t.Errorf("%v full batches, want the first one only", n)
-	}
+	lab.Same(t, 1, m[`kubenftproxy_batches_total{kind="full"}`], "full batches")
 }

@@ -45,9 +45,7 @@ func TestKillNine(t *testing.T) {
 		d.Kill()
 		d = w.start()
 		must(t, <-changed)
-		if err := reached(t.Context(), w.Pods[1], inet.TCP, still, "pod-0"); err != nil {
-			t.Errorf("a Service that doesn't change: %v", err)
-		}
+		lab.Check(t, reached(t.Context(), w.Pods[1], inet.TCP, still, "pod-0"), "a Service that doesn't change")
 	}
 	last := d.awaitIdle(patience)
 	clean := w.asFresh()

@@ -109,17 +109,13 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	var held []conversation
 	for _, to := range onLoopback(webNodePort) {
 		c := w.hold(to)
-		if c.server != "pod-0" {
-			t.Errorf("%s reaches %s", to, c.server)
-		}
+		lab.Same(t, "pod-0", c.server, "%s", to)
 		held = append(held, c)
 	}
 	stay := func(after string) {
 		t.Helper()
 		for i, c := range held {
-			if err := c.goOn(); err != nil {
-				t.Errorf("connection %d after %s: %v", i, after, err)
-			}
+			lab.Check(t, c.goOn(), "connection %d after %s", i, after)
 		}
 	}
 

@@ -26,9 +26,7 @@ func TestNodePortsOnLoopbackAreThoseOfKubeProxy(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).loopback() })
 	}
 	lab.Same(t, seen[0], seen[1], "connections (-kube-proxy +kube-nftproxy)")
-	if n := len(seen[0]); n != 9 {
-		t.Errorf("%d results, want 9", n)
-	}
+	lab.Same(t, 9, len(seen[0]), "results")
 }
 
 // loopback returns how connections end and the values of metrics, after it has checked which servers they reach.

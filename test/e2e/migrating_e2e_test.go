@@ -73,9 +73,7 @@ func TestQuickstartValues(t *testing.T) {
 				" template --skip-tests kube-nftproxy deploy/chart --namespace kube-system --values my-values.yaml"))
 			files := objects["ConfigMap kube-nftproxy-HASH"].(map[string]any)["data"].(map[string]any)
 			writeManifest(t, filepath.Join(p.dir, "config.conf"), files["config.conf"])
-			if _, err := p.try(program + " --config=config.conf --write-config-to=written.conf"); err != nil {
-				t.Errorf("%s: %v", row[1], err)
-			}
+			lab.Check(t, lab.Err(p.try(program+" --config=config.conf --write-config-to=written.conf")), "%s", row[1])
 		}
 	}
 }

@@ -158,9 +158,7 @@ func TestScrapeSelectsEachDaemonSet(t *testing.T) {
 			}
 		}
 		kept := slices.DeleteFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool { return !container.MatchString(c.Name) })
-		if len(kept) != 1 {
-			t.Errorf("%s: %d containers are scraped, want 1", file, len(kept))
-		}
+		lab.Same(t, 1, len(kept), "%s: containers are scraped", file)
 	}
 }
 

@@ -58,9 +58,7 @@ func TestPodCIDRsOfTheNode(t *testing.T) {
 	w.expectSources("other podCIDRs were assigned", ips, w.Remotes[0], w.Pods[1])
 	t.Logf("the sources followed after %v", time.Since(changed))
 	for _, c := range open {
-		if err := c.goOn(); err != nil {
-			t.Errorf("a connection from before the change: %v", err)
-		}
+		lab.Check(t, c.goOn(), "a connection from before the change")
 	}
 	d.noErrors()
 }

@@ -305,11 +305,7 @@ func (w *repaired) repair(t *testing.T, command string, logs ...string) time.Dur
 		}
 	}
 	line := w.read()[logged:]
-	for _, word := range logs {
-		if !strings.Contains(line, word) {
-			t.Errorf("the log says nothing of %q:\n%s", word, line)
-		}
-	}
+	lab.Contains(t, line, "the log", logs...)
 	if bad := w.errors(); len(bad) > 0 {
 		t.Errorf("errors in the log: %q", bad)
 	}

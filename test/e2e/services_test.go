@@ -38,9 +38,7 @@ func TestServicesThroughTheAPI(t *testing.T) {
 		reach(t, w.Pods[1], addr)
 		reach(t, w.Client, addr)
 	}
-	if got := d.awaitIdle(patience)[`kubenftproxy_batches_total{kind="full"}`]; got != 1 {
-		t.Errorf("%v full batches, want that of the start only", got)
-	}
+	lab.Same(t, 1, d.awaitIdle(patience)[`kubenftproxy_batches_total{kind="full"}`], "full batches")
 	d.noErrors()
 }
 

@@ -128,9 +128,7 @@ func TestRestartWithSnapshot(t *testing.T) {
 		s.d.Kill() // the snapshot is that of the start
 		s.begin(t)
 		eventually(t, patience, func() error { return synced(s.d) })
-		if err := reached(t.Context(), s.Pods[2], inet.TCP, stable, "pod-0"); err != nil {
-			t.Errorf("the first sync has old endpoints: %v", err)
-		}
+		lab.Check(t, reached(t.Context(), s.Pods[2], inet.TCP, stable, "pod-0"), "the first sync has old endpoints")
 		s.listed(t, 0)
 		if n := len(s.d.lines("Synced", "kind=\"adopted\"")); n == 0 {
 			t.Errorf("the tables were not adopted:\n%s", s.d.LogTail(30))
@@ -244,9 +242,7 @@ func TestRebootWithoutAPIServer(t *testing.T) {
 	m, err := s.d.scrape()
 	must(t, err)
 	lab.Same(t, 1.0, m["kubenftproxy_serving_snapshot"], "kubenftproxy_serving_snapshot")
-	if tables := nft(t, s.Node, "list", "tables"); !strings.Contains(tables, "ip kube-proxy\n") {
-		t.Errorf("the table of another program was deleted:\n%s", tables)
-	}
+	lab.Contains(t, nft(t, s.Node, "list", "tables"), "tables", "ip kube-proxy\n")
 
 	s.delete(service("gone"), slice("gone", "gone-1"))
 	s.apply(slice("stable", "stable-1", endpoint(s.Pods[1].IPv4)))

@@ -180,13 +180,9 @@ func TestUnluckyServices(t *testing.T) {
 		reach(t, from, web, "pod-1") // the earlier change has been seen
 		reach(t, from, final, "pod-0")
 		none := []byte(`{"metadata": {"finalizers": null}}`)
-		if _, err := services.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(services.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{})))
 		reach(t, from, final)
-		if _, err := slices.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(slices.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{})))
 	})
 	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
 		t.Errorf("%v syncs failed", failed)

@@ -36,9 +36,7 @@ func testOutOfWindow(t *testing.T, w *world, _ *daemon) {
 			inject := listenRaw(t, server, server.Addr(addr.Addr()))
 			c := w.converse([]netip.AddrPort{addr}, from)[0]
 			must(t, inject.send(c))
-			if err := inject.quiet(c); err != nil {
-				t.Errorf("%s -> %s, after a packet out of the window: %v", from.Name, addr, err)
-			}
+			lab.Check(t, inject.quiet(c), "%s -> %s, after a packet out of the window", from.Name, addr)
 		}
 	}
 }
