@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // nodeIP is the primary address of the node.
@@ -64,17 +66,11 @@ func TestHostPortsTakeNothing(t *testing.T) {
 			n.pod("older", earlier, nodeIP, 30_502))
 	})
 	for _, to := range []string{nodeIP + ":9001", nodeIP + ":30502"} {
-		if got := n.ask(n.Client, to, surely); got != "pod-2" {
-			t.Errorf("%s: %s, want pod-2", to, got)
-		}
+		lab.Same(t, "pod-2", n.ask(n.Client, to, surely), "%s: n.ask(n.Client, to, surely)", to)
 	}
 	n.drop("bank")
 	n.settle()
-	if got := n.ask(n.Client, nodeIP+":30500", surely); got != "pod-2" {
-		t.Errorf("after the deletion of bank's Service: %s, want pod-2", got)
-	}
+	lab.Same(t, "pod-2", n.ask(n.Client, nodeIP+":30500", surely), "after the deletion of bank's Service")
 	n.synced("bank", s, slice("bank/pay", 0, portNames(s.Spec.Ports), backendPort, n.Pods[0].IPv4))
-	if got := n.ask(n.Client, nodeIP+":30500", surely); got != "pod-0" {
-		t.Errorf("after bank's Service is back: %s, want pod-0", got)
-	}
+	lab.Same(t, "pod-0", n.ask(n.Client, nodeIP+":30500", surely), "after bank's Service is back")
 }

@@ -149,9 +149,7 @@ func TestForgedDigest(t *testing.T) {
 			}
 			write(n.Pods[1].IPv6, evil)
 			n.start()
-			if got := n.ask(n.Client, to.String(), surely); got != "pod-1" {
-				t.Errorf("%s replies for bank/pay, want pod-1", got)
-			}
+			lab.Same(t, "pod-1", n.ask(n.Client, to.String(), surely), "replies for bank/pay")
 		})
 	}
 }
@@ -217,8 +215,6 @@ func forge(frontend netip.AddrPort, like netip.Addr, digest uint64) netip.Addr {
 func TestForge(t *testing.T) {
 	to, like := netip.MustParseAddrPort("[fd00:10:96::66]:8443"), netip.MustParseAddr("2001:db8:e::1")
 	for _, digest := range []uint64{0, 1, 0x123456789abcdef} {
-		if got := digestOf(to, forge(to, like, digest)); got != digest {
-			t.Errorf("digest %x, want %x", got, digest)
-		}
+		lab.Same(t, digest, digestOf(to, forge(to, like, digest)), "digest")
 	}
 }

@@ -94,9 +94,7 @@ func newLab(t *testing.T, clients int, folder string) *node {
 	n.log = filepath.Join(t.TempDir(), "log")
 	for _, h := range n.Pods {
 		for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
-			if _, err := h.Serve(proto, backendPort); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(h.Serve(proto, backendPort)))
 		}
 	}
 	n.giveEvil("10.244.16.0/20")

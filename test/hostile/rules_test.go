@@ -66,9 +66,7 @@ func TestTooManyRanges(t *testing.T) {
 		}
 		return nil
 	})
-	if got := n.ask(n.Client, "10.96.0.10:8443", surely); got != n.Pods[n.serving].Name {
-		t.Errorf("the cluster IP: %s, want %s", got, n.Pods[n.serving].Name)
-	}
+	lab.Same(t, n.Pods[n.serving].Name, n.ask(n.Client, "10.96.0.10:8443", surely), "the cluster IP")
 }
 
 // TestNarrowedRanges: if new source ranges exclude the source of a UDP flow without replies, the flow stops.
@@ -184,9 +182,7 @@ func TestFamilyOffAndOn(t *testing.T) {
 	n.Kill()
 	restore := n.withoutIPv6()
 	n.Program = n.run("", n.log, n.flags...)
-	if _, err := n.AwaitSync(t.Context(), n.Started(), inet.IPv4); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(n.AwaitSync(t.Context(), n.Started(), inet.IPv4)))
 	n.serving = 1 - n.serving
 	n.put("bank", append(bankSlices(n.Pods[n.serving]), bankService())...)
 	n.until(patience, "IPv4", func() error { return n.answered("10.96.0.10:8443", n.Pods[n.serving].Name) })

@@ -168,13 +168,9 @@ func TestSettingsOfLostAddresses(t *testing.T) {
 		t.Helper()
 		for _, ip := range []string{"203.0.113.54", "10.96.0.54"} {
 			got := n.Client.Ping(t.Context(), netip.MustParseAddr(ip), lab.Options{Timeout: surely})
-			if got.Outcome != lab.Answered {
-				t.Errorf("%s, ping of %s: %v, want it answered", when, ip, got)
-			}
+			lab.Same(t, lab.Answered, got.Outcome, "%s, ping of %s: %v", when, ip, got)
 			for port, want := range map[string]string{"80": "pod-0", "81": "refused"} {
-				if got := n.ask(n.Client, ip+":"+port, surely); got != want {
-					t.Errorf("%s, %s:%s: %s, want %s", when, ip, port, got, want)
-				}
+				lab.Same(t, want, n.ask(n.Client, ip+":"+port, surely), "%s, %s:%s", when, ip, port)
 			}
 		}
 	}
