@@ -12,6 +12,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -86,9 +87,7 @@ func TestLinksResolve(t *testing.T) {
 	n := 0
 	check := func(name, from, link string) {
 		n++
-		if err := follow(from, link); err != nil {
-			t.Errorf("%s: link %s: %v", name, link, err)
-		}
+		lab.Check(t, follow(from, link), "%s: link %s", name, link)
 	}
 	for _, name := range pages(t) {
 		for _, m := range linked.FindAllStringSubmatch(fenced.ReplaceAllString(mustRead(t, name), ""), -1) {
@@ -205,9 +204,7 @@ func TestAnchors(t *testing.T) {
 			t.Errorf("no %q among %v", want, found)
 		}
 	}
-	if len(found) != 4 {
-		t.Errorf("%v, want four", found)
-	}
+	lab.Same(t, 4, len(found), "%v", found)
 	for link, ok := range map[string]bool{
 		"docs/faq.md": true, "docs": true, "docs/none.md": false, "#limits": true, "#none": false, "docs/faq.md#questions": true, "docs/faq.md#none": false, "docs#x": false,
 	} {
@@ -268,9 +265,7 @@ func TestIsMetric(t *testing.T) {
 	for name, want := range map[string]bool{
 		"kubenftproxy_a_b": true, "kubenftproxy_a_b_sum": true, "kubenftproxy_": true, "kubenftproxy_a": false, "kubenftproxy_b_": false, "kubenftproxy_a_b_max": false,
 	} {
-		if got := isMetric(known, name); got != want {
-			t.Errorf("%s: %t, want %t", name, got, want)
-		}
+		lab.Same(t, want, isMetric(known, name), "%s: isMetric(known, name)", name)
 	}
 }
 
@@ -432,9 +427,7 @@ func TestNamedFilesExist(t *testing.T) {
 	for _, name := range pages(t) {
 		for _, m := range named.FindAllStringSubmatch(mustRead(t, name), -1) {
 			n++
-			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			lab.Check(t, lab.Err(os.Stat(filepath.Join(root, m[1]))), "%s", name)
 		}
 	}
 	if n < 50 {

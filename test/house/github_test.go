@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestGitHubFiles reads the forms and workflows for GitHub. All their steps run .ci/run, apt-get, git or an existing target of make.
@@ -28,9 +30,7 @@ func TestGitHubFiles(t *testing.T) {
 				Steps []struct{ Run, Uses string }
 			}
 		}
-		if err := yaml.Unmarshal([]byte(mustRead(t, name)), &file); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		lab.Check(t, yaml.Unmarshal([]byte(mustRead(t, name)), &file), "%s", name)
 		if len(file.Body) > 0 {
 			forms++
 			if file.Name == "" || file.Description == "" {

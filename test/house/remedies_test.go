@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // dangers are classes of commands that change more than one node or object, or that open a firewall. No remedy, Event, log message, alert or
@@ -76,14 +78,10 @@ func danger(line string) string {
 func TestDanger(t *testing.T) {
 	for _, d := range dangers {
 		for _, line := range d.bad {
-			if got := danger(line); got != d.name {
-				t.Errorf("%q: %q, want %q", line, got, d.name)
-			}
+			lab.Same(t, d.name, danger(line), "%q: danger(line)", line)
 		}
 		for _, line := range d.good {
-			if got := danger(line); got != "" {
-				t.Errorf("%q: %q, want nothing", line, got)
-			}
+			lab.Same(t, "", danger(line), "%q: danger(line)", line)
 		}
 	}
 }
