@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // The pod CIDRs of the nodes, and the address of flannel's etcd. The pods of the lab are in those of the first.
@@ -61,9 +63,7 @@ func flannel(backend, rules string) neighbour {
 				"Network": "10.244.0.0/16", "SubnetMin": "10.244.0.0", "EnableIPv6": true, "IPv6Network": "fd00:10:244::/48", "IPv6SubnetMin": "fd00:10:244::",
 				"EnableNFTables": rules == "nftables", "Backend": map[string]string{"Type": backend},
 			})
-			if err != nil {
-				n.t.Fatal(err)
-			}
+			lab.Must(n.t, err)
 			n.sh(`cat >/etc/put.py <<'E'
 import base64, json, urllib.request
 e = lambda s: base64.b64encode(s.encode()).decode()

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
@@ -37,15 +38,11 @@ CNI_PATH=/opt/programs NETCONFPATH=/etc/cni/net.d /opt/programs/cnitool %s net /
 			var result struct {
 				IPs []struct{ Address netip.Prefix }
 			}
-			if err := json.Unmarshal([]byte(plug(n, "add")), &result); err != nil {
-				n.t.Fatal(err)
-			}
+			lab.Must(n.t, json.Unmarshal([]byte(plug(n, "add")), &result))
 			n.writePod(result.IPs[0].Address.Addr())
 		},
 		remove: func(n *node) {
-			if err := os.Remove(filepath.Join(n.manifests(), "pod.json")); err != nil {
-				n.t.Fatal(err)
-			}
+			lab.Must(n.t, os.Remove(filepath.Join(n.manifests(), "pod.json")))
 			plug(n, "del")
 		},
 		through: hostPort, leaves: true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
@@ -64,9 +61,7 @@ func (n *node) writePod(addr netip.Addr) {
 		}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: addr.String()}}},
 	}
-	if err := world.Write(n.manifests(), "pod", pod); err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, world.Write(n.manifests(), "pod", pod))
 }
 
 // hostPort is the check of the host port.

@@ -37,9 +37,7 @@ func (m *machine) root() string { return filepath.Join(m.dir, "merged") }
 func bin(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "env", "GOMOD").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "bin", "neighbours")
 }
 
@@ -47,9 +45,7 @@ func bin(t *testing.T) string {
 func (m *machine) mount() {
 	m.t.Helper()
 	for _, name := range []string{"merged", "upper", "work", "ready"} {
-		if err := os.MkdirAll(filepath.Join(m.dir, name), 0o755); err != nil {
-			m.t.Fatal(err)
-		}
+		lab.Must(m.t, os.MkdirAll(filepath.Join(m.dir, name), 0o755))
 	}
 	script := fmt.Sprintf(`set -e
 mount -t tmpfs neighbour %[2]s/upper
@@ -68,14 +64,10 @@ echo ready
 exec sleep infinity`, bin(m.t), m.dir)
 	m.keeper = m.host.Command(context.Background(), "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script)
 	out, err := m.keeper.StdoutPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, err)
 	var errs strings.Builder
 	m.keeper.Stderr = &errs
-	if err := m.keeper.Start(); err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, m.keeper.Start())
 	m.t.Cleanup(func() {
 		_ = m.keeper.Process.Kill() // it runs until then
 		_ = m.keeper.Wait()
@@ -85,9 +77,7 @@ exec sleep infinity`, bin(m.t), m.dir)
 		m.t.Fatalf("the namespaces of the neighbour: %v: %s", err, errs.String())
 	}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", m.keeper.Process.Pid))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, err)
 	if m.pid, err = strconv.Atoi(strings.Fields(string(children))[0]); err != nil {
 		m.t.Fatal(err)
 	}
@@ -127,14 +117,10 @@ func (m *machine) daemon(text, ready string) {
 	m.t.Helper()
 	name := filepath.Base(strings.Fields(text)[0])
 	log, err := os.OpenFile(filepath.Join(m.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, err)
 	cmd := m.command("echo $$ > /run/pid-" + name + "; exec " + text)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
-	}
+	lab.Must(m.t, cmd.Start())
 	exited := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // a signal ends it

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -87,9 +88,7 @@ func (nb neighbour) asInstalled(t *testing.T, path string) (got []string, unset 
 	nb.install(n, false)
 	got = n.failing(append(n.services(), nb.services(n)...))
 	want := slices.Sorted(slices.Values(nb.broken))
-	if !slices.Equal(got, want) {
-		t.Errorf("without the setting, these checks fail: %q, want %q", got, want)
-	}
+	lab.Same(t, want, got, "without the setting, these checks fail")
 	if len(got) == 0 {
 		s := n.during(nil, func() { nb.reload(n) })
 		s.Name, s.First = stepReload, true
@@ -162,9 +161,7 @@ func (nb neighbour) together(t *testing.T, path string, first bool, row *Row) {
 	n.own("--cleanup")
 	n.unchanged("removal of kube-nftproxy", before)
 	n.must("after the removal of kube-nftproxy", append(nb.allowed(n), nb.denied(n)...))
-	if left := n.sh("nft list tables | grep kube-nftproxy || true"); left != "" {
-		t.Errorf("tables are left: %s", left)
-	}
+	lab.Same(t, "", n.sh("nft list tables | grep kube-nftproxy || true"), "tables are left")
 	nb.remove(n)
 	if !nb.leaves {
 		n.unchanged("removal of both", alone)

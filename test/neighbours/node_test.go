@@ -86,12 +86,8 @@ func newNode(t *testing.T, path string) *node {
 		}
 	})
 	n.serve(n.Pods[0], n.Pods[1], n.Remotes[0], n.container())
-	if _, err := n.Node.ServeEcho(ownPort); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(n.manifests(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(n.Node.ServeEcho(ownPort)))
+	lab.Must(t, os.Mkdir(n.manifests(), 0o700))
 	web, local := loadBalancer("web", lbIPs, nodePort), loadBalancer("local", localIPs, localPort)
 	web.Spec.ClusterIP, web.Spec.ClusterIPs = clusterIPs[0].String(), []string{clusterIPs[0].String(), clusterIPs[1].String()}
 	local.Spec.ClusterIP, local.Spec.ClusterIPs = "10.96.0.21", []string{"10.96.0.21", "fd00:10:96::21"}
@@ -109,9 +105,7 @@ func newNode(t *testing.T, path string) *node {
 	n.objects = append(world.Slices("web", backendPort, pairs(n.Pods[0], n.Pods[1], n.Remotes[0])...),
 		world.Slices("local", backendPort, pairs(n.Pods[0], n.Remotes[0])...)...)
 	n.objects = append(n.objects, web, local, world.Node(), world.ServiceCIDR())
-	if err := world.Write(n.manifests(), "objects", n.objects...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, world.Write(n.manifests(), "objects", n.objects...))
 	t.Cleanup(func() {
 		for _, conn := range n.old {
 			_ = conn.Close() // the test is over
@@ -157,12 +151,8 @@ func (n *node) startOn(m *machine, name string) *program.Program {
 
 func (n *node) stop() {
 	n.t.Helper()
-	if err := n.running.Signal(syscall.SIGTERM); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := n.running.Wait(); err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, n.running.Signal(syscall.SIGTERM))
+	lab.Must(n.t, n.running.Wait())
 }
 
 // own runs a command of kube-nftproxy, which must succeed.

@@ -25,18 +25,14 @@ func (n *node) second() *machine {
 	n.t.Helper()
 	host := n.Clients[2]
 	m := &machine{t: n.t, host: host, dir: filepath.Join(n.dir, "second")}
-	if err := os.Mkdir(m.dir, 0o700); err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, os.Mkdir(m.dir, 0o700))
 	m.mount()
 	for i, on := range []*machine{&n.machine, m} {
 		device := []string{host.Device, "eth0"}[i]
 		on.sh("ip addr add 198.51.100.%[1]d/24 dev %[2]s; ip -6 addr add 2001:db8:64::%[1]d/64 dev %[2]s nodad", i+1, device)
 	}
 	for _, key := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		if err := host.Sysctl(key, "1"); err != nil {
-			n.t.Fatal(err)
-		}
+		lab.Must(n.t, host.Sysctl(key, "1"))
 	}
 	return m
 }
@@ -45,12 +41,8 @@ func (n *node) second() *machine {
 func (n *node) serve(hosts ...*lab.Host) {
 	n.t.Helper()
 	for _, h := range hosts {
-		if _, err := h.ServeEcho(backendPort); err != nil {
-			n.t.Fatal(err)
-		}
-		if _, err := h.Serve(inet.UDP, backendPort); err != nil {
-			n.t.Fatal(err)
-		}
+		lab.Must(n.t, lab.Err(h.ServeEcho(backendPort)))
+		lab.Must(n.t, lab.Err(h.Serve(inet.UDP, backendPort)))
 	}
 }
 
@@ -76,9 +68,7 @@ func (n *node) pass(on *machine, endpoint [2]netip.Addr) {
 		other.Status.Addresses[i].Address = underlays[1][i]
 	}
 	list := append(world.Slices("passed", backendPort, world.Endpoints(endpoint, world.OtherNode)), s, other)
-	if err := world.Write(n.manifests(), "passed", list...); err != nil {
-		n.t.Fatal(err)
-	}
+	lab.Must(n.t, world.Write(n.manifests(), "passed", list...))
 	n.args = []string{"--direct-server-return"}
 	n.startOn(on, world.OtherNode)
 }
