@@ -304,9 +304,7 @@ func TestDirectReturnAtTheBorder(t *testing.T) {
 	client := f.lab.Client
 	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s dev eth0 mtu lock 1300; ip route replace %s dev eth0 mtu lock 1300`, client.IPv4, client.IPv6))
 	for _, family := range inet.Families {
-		if err := f.echo(family); err != nil {
-			t.Errorf("%s: a smaller MTU behind the router: %v", family, err)
-		}
+		lab.Check(t, f.echo(family), "%s: a smaller MTU behind the router", family)
 	}
 	f.script(f.lab.Node, `ip route add 10.244.2.0/24 via 10.0.0.12; ip route add fd00:10:244:2::/64 via fd00:10::12`)
 	f.script(f.nodes[0], `ip route replace 10.244.2.0/24 via 10.0.0.1; ip route replace fd00:10:244:2::/64 via fd00:10::1`)
@@ -789,9 +787,7 @@ func TestDirectReturnOverAnOverlay(t *testing.T) {
 		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 			lab.Same(t, map[string]int{own: 10}, f.ask(family, p, 10), "%s %s", family, p)
 		}
-		if err := f.echo(family); err != nil {
-			t.Errorf("%s: much data: %v", family, err)
-		}
+		lab.Check(t, f.echo(family), "%s: much data", family)
 	}
 	replies := watchPackets(t, f.nodes[0], "replies", "forward", "iifname overlay")
 	before := tunnelled()

@@ -76,9 +76,7 @@ type firstWorld struct {
 func newFirstWorld(t *testing.T) *firstWorld {
 	w := &firstWorld{Lab: lab.ForTest(t, lab.Config{Pods: 3}), folder: t.TempDir()}
 	for h, port := range map[*lab.Host]uint16{w.Pods[0]: endpointOfService, w.Pods[1]: endpointOfOthers, w.Node: transparentProxy} {
-		if _, err := h.Serve(inet.TCP, port); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(h.Serve(inet.TCP, port)))
 	}
 	shared, err := os.ReadFile(common)
 	lab.Must(t, err)
@@ -134,9 +132,7 @@ func (w *firstWorld) nft(t *testing.T, input string) {
 
 func (w *firstWorld) feed(t *testing.T, input string, command string, args ...string) {
 	t.Helper()
-	if _, err := (program{command, []string{command}}).run(w.Node, input, args...); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err((program{command, []string{command}}).run(w.Node, input, args...)))
 }
 
 // answers fails unless a host answers all packets of a pod, the node and a client to the Service.

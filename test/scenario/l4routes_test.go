@@ -137,9 +137,7 @@ func TestL4Routes(t *testing.T) {
 				lab.Must(t, os.WriteFile(filepath.Join(p.folder, name), []byte(text), 0o600))
 			}
 			lab.Must(t, p.load())
-			if problems := p.reported(); problems != "" {
-				t.Errorf("%s: problems:\n%s", protocol, problems)
-			}
+			lab.Same(t, "", p.reported(), "%s: problems", protocol)
 		}
 		objects := strings.SplitN(fences[1], "\n---\n", 3)
 		load(map[string]string{"cluster.yaml": string(common), "service.yaml": objects[0], "v1.yaml": objects[1], "v2.yaml": objects[2]})

@@ -195,11 +195,7 @@ func pipelineForTest(t *testing.T, l *lab.Lab, flags ...string) *pipeline {
 	lab.Must(t, err)
 	p, err := startPipeline(l.Node, s, t.TempDir())
 	lab.Must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(p.close(), cleanUp(l.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
-	})
+	t.Cleanup(func() { lab.Check(t, errors.Join(p.close(), cleanUp(l.Node)), "clean up") })
 	return p
 }
 

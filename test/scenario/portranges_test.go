@@ -35,9 +35,7 @@ func TestPortRangesPage(t *testing.T) {
 		lab.Must(t, os.WriteFile(filepath.Join(p.folder, name), []byte(text), 0o600))
 	}
 	lab.Must(t, p.load())
-	if problems := p.reported(); problems != "" {
-		t.Errorf("problems:\n%s", problems)
-	}
+	lab.Same(t, "", p.reported(), "problems")
 	for _, to := range []string{"203.0.113.10", "2001:db8:2::10"} {
 		askMedia(t, l.Client, netip.MustParseAddr(to), first, last)
 	}
@@ -94,9 +92,7 @@ func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
 		sent := 0
 		for port := range missing {
 			at := netip.AddrPortFrom(to, port)
-			if _, err := c.WriteToUDPAddrPort([]byte(fmt.Sprint(port)), at); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(c.WriteToUDPAddrPort([]byte(fmt.Sprint(port)), at)))
 			if sent++; sent == few {
 				break
 			}

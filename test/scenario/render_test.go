@@ -46,9 +46,7 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 			err = r.loaded.Do(func() error { return sameTables(kernel, state.planner, elements) })
 		}
 		_, flushed := p.run(r.loaded, "", "flush", "ruleset")
-		if err := errors.Join(err, flushed); err != nil {
-			t.Errorf("step %d: %s -f with the rendered text: %v", st.number, p.name, err)
-		}
+		lab.Check(t, errors.Join(err, flushed), "step %d: %s -f with the rendered text", st.number, p.name)
 	}
 }
 

@@ -72,14 +72,10 @@ func mustServe(t *testing.T, h *lab.Host) {
 			if p == inet.SCTP && h.Device == "" {
 				continue // an SCTP server on the node is a raw socket, which would prevent rejections by the node
 			}
-			if _, err := h.Serve(p, port); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(h.Serve(p, port)))
 		}
 	}
-	if _, err := h.ServeEcho(echoPort); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(h.ServeEcho(echoPort)))
 }
 
 func TestScenarios(t *testing.T) {
@@ -126,11 +122,7 @@ func (r *rig) scenario(t *testing.T, s *scenario) {
 	tr := &traffic{lab: r.lab, pins: map[string]string{}}
 	p, err := startPipeline(r.lab.Node, s.settings, folder)
 	lab.Must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(p.close(), tr.close(), cleanUp(r.lab.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
-	})
+	t.Cleanup(func() { lab.Check(t, errors.Join(p.close(), tr.close(), cleanUp(r.lab.Node)), "clean up") })
 	for _, st := range s.steps {
 		for _, fault := range st.faults {
 			if p, err = p.fault(r.lab.Node, s.settings, fault); err != nil {
@@ -363,18 +355,12 @@ func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 			t.Fatalf("step %d: program a fresh namespace: %v", st.number, err)
 		}
 		defer func() {
-			if err := cleanUp(r.freshly); err != nil {
-				t.Errorf("step %d: clean up: %v", st.number, err)
-			}
+			lab.Check(t, cleanUp(r.freshly), "step %d: clean up", st.number)
 		}()
 	}
-	if err := state.adopted(r.lab.Node); err != nil {
-		t.Errorf("step %d: %v", st.number, err)
-	}
+	lab.Check(t, state.adopted(r.lab.Node), "step %d", st.number)
 	if !last {
-		if _, err := nftOfMachine.list(r.lab.Node); err != nil {
-			t.Errorf("step %d: %v", st.number, err)
-		}
+		lab.Check(t, lab.Err(nftOfMachine.list(r.lab.Node)), "step %d", st.number)
 		return
 	}
 	r.checkKernel(t, st, r.freshly, state)
@@ -388,9 +374,7 @@ func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 			continue // the first one has found no difference
 		}
 		once, err := nft.list(r.freshly)
-		if err != nil {
-			t.Errorf("step %d: %v", st.number, err)
-		}
+		lab.Check(t, err, "step %d", st.number)
 		lab.Same(t, canonical(withoutKeys(once)), canonical(withoutKeys(text)), "step %d: %s list ruleset (-programmed at once +step by step)", st.number, nft.name)
 	}
 }

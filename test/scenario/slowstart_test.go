@@ -108,12 +108,8 @@ func TestSlowStart(t *testing.T) {
 	t.Parallel()
 	l := lab.ForTest(t, lab.Config{Pods: 3})
 	for _, pod := range l.Pods {
-		if _, err := pod.Serve(inet.TCP, firstPort); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := pod.ServeEcho(echoPort); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(pod.Serve(inet.TCP, firstPort)))
+		lab.Must(t, lab.Err(pod.ServeEcho(echoPort)))
 	}
 	s, err := parseSettings(nil)
 	lab.Must(t, err)
@@ -121,11 +117,7 @@ func TestSlowStart(t *testing.T) {
 	if w.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := errors.Join(w.close(), cleanUp(l.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
-	})
+	t.Cleanup(func() { lab.Check(t, errors.Join(w.close(), cleanUp(l.Node)), "clean up") })
 	w.endpoints(2)
 	w.share("at the start", 1, 1./2)
 	conn, err := l.Node.Dial(context.Background(), inet.TCP, netip.AddrPortFrom(w.http.Addr(), 70))
@@ -146,16 +138,12 @@ func TestSlowStart(t *testing.T) {
 	w.endpoints(2)
 	w.endpoints(3)
 	w.share("after it has returned", 2, 1./21)
-	if err := established.echo(); err != nil {
-		t.Errorf("an established connection after all steps: %v", err)
-	}
+	lab.Check(t, established.echo(), "an established connection after all steps")
 
 	if w.pipeline, err = w.fault(l.Node, s, restart); err != nil {
 		t.Fatal(err)
 	}
 	w.endpoints(3)
 	w.share("after a restart", 2, 1./3)
-	if err := established.echo(); err != nil {
-		t.Errorf("an established connection after a restart: %v", err)
-	}
+	lab.Check(t, established.echo(), "an established connection after a restart")
 }

@@ -110,34 +110,20 @@ func BenchmarkSpread(b *testing.B) {
 	l := lab.ForTest(b, lab.Config{Pods: 4, Remotes: 2})
 	for _, h := range []*lab.Host{l.Pods[0], l.Pods[1], l.Remotes[0], l.Remotes[1]} {
 		stop, err := serveHTTP2(h, echoPort)
-		if err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, err)
 		b.Cleanup(func() { _ = stop() })
 	}
 	s, err := parseSettings(nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	lab.Must(b, err)
 	p, err := startPipeline(l.Node, s, b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := errors.Join(p.close(), cleanUp(l.Node)); err != nil {
-			b.Errorf("clean up: %v", err)
-		}
-	})
+	lab.Must(b, err)
+	b.Cleanup(func() { lab.Check(b, errors.Join(p.close(), cleanUp(l.Node)), "clean up") })
 	scale := func(endpoints string) {
 		list, err := endpointSlices(fmt.Appendf(nil, "shop/web %d: %s", echoPort, endpoints))
-		if err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, err)
 		text := fmt.Sprintf(spreading, silent) + documentSeparator + string(list)
 		err = errors.Join(os.WriteFile(filepath.Join(p.folder, "web.yaml"), []byte(text), 0o600), p.load())
-		if err != nil {
-			b.Fatal(err)
-		}
+		lab.Must(b, err)
 	}
 	second := time.Second
 	kinds := []*kindOfClient{
@@ -164,9 +150,7 @@ func BenchmarkSpread(b *testing.B) {
 		even := time.Duration(0)
 		for time.Since(begun) < 9*time.Minute {
 			of, err := established(l.Node)
-			if err != nil {
-				b.Fatal(err)
-			}
+			lab.Must(b, err)
 			all := 0
 			for _, n := range of {
 				all += n

@@ -65,9 +65,7 @@ func TestSpreadConnections(t *testing.T) {
 	)
 	l := lab.ForTest(t, lab.Config{Pods: 4, Remotes: 2})
 	for _, host := range []*lab.Host{l.Pods[0], l.Pods[1], l.Remotes[0], l.Remotes[1]} {
-		if _, err := host.ServeEcho(echoPort); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(host.ServeEcho(echoPort)))
 	}
 	d := &departing{T: t, lab: l, pipeline: pipelineForTest(t, l)}
 	d.scale(silent, "pod-0 remote-0")

@@ -199,9 +199,7 @@ func (d *departing) live(when string, list []*client, cut bool) {
 func TestConnectionsToGoneEndpoints(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
 	for _, host := range []*lab.Host{l.Pods[0], l.Remotes[0]} {
-		if _, err := host.ServeEcho(echoPort); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(host.ServeEcho(echoPort)))
 	}
 	s, err := parseSettings(nil)
 	lab.Must(t, err)
@@ -209,11 +207,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	if d.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := errors.Join(d.close(), cleanUp(l.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
-	})
+	t.Cleanup(func() { lab.Check(t, errors.Join(d.close(), cleanUp(l.Node)), "clean up") })
 	const perFamily = 5
 	d.endpoints("remote-0")
 	list := d.clients()
@@ -245,9 +239,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	d.pass(absence)
 	d.ends(perFamily)
 	d.live("without an endpoint", list, true)
-	if got := held(t, l); got != "" {
-		t.Errorf("segments of terminated connections are demand: %s", got)
-	}
+	lab.Same(t, "", held(t, l), "segments of terminated connections are demand")
 
 	d.endpoints("pod-0")
 	for _, c := range list {
@@ -269,9 +261,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 // same pass.
 func TestConnectionsToAHostPortStay(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2})
-	if _, err := l.Pods[0].ServeEcho(echoPort); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(l.Pods[0].ServeEcho(echoPort)))
 	s, err := parseSettings(nil)
 	lab.Must(t, err)
 	d := &departing{T: t, lab: l}
@@ -280,9 +270,7 @@ func TestConnectionsToAHostPortStay(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		l.Node.Run(t, "nft", "delete table inet hostport")
-		if err := errors.Join(d.close(), cleanUp(l.Node)); err != nil {
-			t.Errorf("clean up: %v", err)
-		}
+		lab.Check(t, errors.Join(d.close(), cleanUp(l.Node)), "clean up")
 	})
 	const hostPort = 9100
 	node, pod := l.Node.Addrs(), l.Pods[0].Addrs()
@@ -328,9 +316,7 @@ spec:
 func TestConnectionsToGoneEndpointsWithoutAPlace(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
 	for _, host := range []*lab.Host{l.Pods[0], l.Remotes[0]} {
-		if _, err := host.ServeEcho(echoPort); err != nil {
-			t.Fatal(err)
-		}
+		lab.Must(t, lab.Err(host.ServeEcho(echoPort)))
 	}
 	d := &departing{T: t, lab: l, pipeline: pipelineForTest(t, l)}
 	load := func(endpoints string) {

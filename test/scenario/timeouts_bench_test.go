@@ -69,11 +69,7 @@ func silentService(b *testing.B, timeouts string) (l *lab.Lab, to netip.AddrPort
 	lab.Must(b, err)
 	p, err := startPipeline(l.Node, s, b.TempDir())
 	lab.Must(b, err)
-	b.Cleanup(func() {
-		if err := errors.Join(p.close(), cleanUp(l.Node)); err != nil {
-			b.Errorf("clean up: %v", err)
-		}
-	})
+	b.Cleanup(func() { lab.Check(b, errors.Join(p.close(), cleanUp(l.Node)), "clean up") })
 	list, err := endpointSlices(fmt.Appendf(nil, "shop/dns dns=%d/udp: pod-0", firstPort))
 	lab.Must(b, err)
 	text := fmt.Sprintf(`apiVersion: v1

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -153,9 +152,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			lab.Must(t, state.program(r.lab.Node))
 			nftProgram := program{"nft", []string{"nft"}}
 			input := handles(t, r.lab.Node, a.input)
-			if _, err := nftProgram.run(r.lab.Node, input, "-f", "-"); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(nftProgram.run(r.lab.Node, input, "-f", "-")))
 			l := line{from: "pod-1", to: netip.MustParseAddrPort("10.96.0.10:80"), protocol: inet.TCP}
 			if a.sticky {
 				l.to = netip.MustParseAddrPort("10.96.0.11:80")
@@ -176,9 +173,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 					t.Errorf("refused with probability %v, want %v", way.Probability, a.refused)
 				}
 			}
-			if !strings.Contains(why, a.why) {
-				t.Errorf("the reasons are %q, want one with %q", why, a.why)
-			}
+			lab.Contains(t, why, "why", a.why)
 			lab.Must(t, r.lab.Node.Do(func() error { _, err := apply.Cleanup(""); return err }))
 		})
 	}

@@ -136,9 +136,7 @@ func (s *side) start(t *testing.T, api *twin.API, sc *scenario) bool {
 		for what, err := range map[string]error{
 			"stop": s.proxy.Close(), "close connections": s.traffic.close(), "forget flows": s.lab.Node.Do(flushConntrack),
 		} {
-			if err != nil {
-				t.Errorf("%s: %s: %v", s.proxy, what, err)
-			}
+			lab.Check(t, err, "%s: %s", s.proxy, what)
 		}
 	})
 	return true

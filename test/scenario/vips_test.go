@@ -84,9 +84,7 @@ func toProxy(t *testing.T, l *lab.Lab, port uint16, addresses ...string) {
 	for _, to := range addresses {
 		l.Client.Probe(t.Context(), inet.UDP, netip.AddrPortFrom(netip.MustParseAddr(to), port), lab.Options{Timeout: nothingIn})
 	}
-	if n := local(); n != len(addresses) {
-		t.Errorf("%d packets to the transparent proxy, want %d", n, len(addresses))
-	}
+	lab.Same(t, len(addresses), local(), "packets to the transparent proxy")
 }
 
 // TestOtherProgramsKeepTheirAddresses: neither the refusal of unused ports nor answers to ping affect packets that another program handles.
@@ -229,9 +227,7 @@ func TestICMPErrorsReachEndpoints(t *testing.T) {
 				defer conn.Close() //nolint:errcheck // the test has read all it needs
 				lab.Must(t, conn.SetDeadline(time.Now().Add(lab.Patience)))
 				const size = 20_000
-				if _, err := conn.Write([]byte(strings.Repeat("x", size) + "\n")); err != nil {
-					t.Fatal(err)
-				}
+				lab.Must(t, lab.Err(conn.Write([]byte(strings.Repeat("x", size)+"\n"))))
 				for got, buf := 0, make([]byte, size); got < size; {
 					n, err := conn.Read(buf)
 					if err != nil {
