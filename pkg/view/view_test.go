@@ -26,9 +26,7 @@ func printed(t *testing.T, text func(*Printer), set ...func(*Printer)) string {
 		f(p)
 	}
 	text(p)
-	if p.Err() != nil {
-		t.Fatal(p.Err())
-	}
+	lab.Must(t, p.Err())
 	return b.String()
 }
 
@@ -42,15 +40,11 @@ func TestTable(t *testing.T) {
 	lab.Same(t, "NAME      N\ngröße     1\nb\\x1b[2J\nonly\n", printed(t, table), "")
 	// Colours only add escape sequences.
 	with := printed(t, table, colored)
-	if !strings.Contains(with, "\x1b[31m1\x1b[0m") {
-		t.Errorf("no colour in %q", with)
-	}
+	lab.Contains(t, with, "with", "\x1b[31m1\x1b[0m")
 	for _, s := range []Style{Good, Warn, Bad, Dim, Bold, endOfStyle} {
 		with = strings.ReplaceAll(with, string(s), "")
 	}
-	if with != printed(t, table) {
-		t.Errorf("without the escape sequences: %q", with)
-	}
+	lab.Same(t, printed(t, table), with, "without the escape sequences")
 }
 
 // No character of a tenant's text reaches the terminal unless it is printable, also if the caller does not escape the
@@ -138,9 +132,7 @@ PROBLEM default/web: something can't be used
 	for _, want := range []string{
 		"no pod is ready", "allowed sources: a, b, c, d, e", "POLICY", "Local (external)", "AFFINITY", "ClientIP 60s",
 	} {
-		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
-			t.Errorf("wide lacks %q:\n%s", want, got)
-		}
+		lab.Contains(t, printed(t, sample().Text, wide), "wide", want)
 	}
 }
 
@@ -194,9 +186,7 @@ func TestNames(t *testing.T) {
 		{nil, 0, ""}, {[]string{"a"}, 0, "a"}, {[]string{"a", "b", "c", "d"}, 0, "a, b, c, d"}, {[]string{"a", "b", "c", "d", "e", "f"}, 0, "a, b, c, d and 2 more"},
 		{[]string{"a"}, 3, "a and 3 more"}, {[]string{"a", "b", "c", "d", "e"}, 2, "a, b, c, d and 3 more"},
 	} {
-		if got := Names(c.list, c.more); got != c.want {
-			t.Errorf("Names(%q, %d) = %q, want %q", c.list, c.more, got, c.want)
-		}
+		lab.Same(t, c.want, Names(c.list, c.more), "Names(%q, %d)", c.list, c.more)
 	}
 }
 
@@ -217,9 +207,7 @@ func TestWrongServices(t *testing.T) {
 	} {
 		v := Services{Services: []Service{{Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}}}}
 		c.change(&v.Services[0])
-		if got := v.Wrong(); got != c.want {
-			t.Errorf("%s: Wrong() = %v, want %v", name, got, c.want)
-		}
+		lab.Same(t, c.want, v.Wrong(), "%s: Wrong()", name)
 	}
 }
 
@@ -273,9 +261,7 @@ No problem found on this node.
 		"ports       healthz cannot listen at 0.0.0.0:10256, metrics at 127.0.0.1:10249, other off\n", "config      /config.conf\n",
 		"WRONG a fact\n    reason:  SyncFailing, Node n\n    impact:  much\n    fix:     do this\n    affects: only this node\nWARNING another fact\n",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("lacks %q:\n%s", want, got)
-		}
+		lab.Contains(t, got, "output", want)
 	}
 }
 
@@ -285,9 +271,7 @@ func reasons(t *testing.T) (list []Reason) {
 	text, err := os.ReadFile("finding.go")
 	lab.Must(t, err)
 	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) +Reason = "(\w+)"$`).FindAllSubmatch(text, -1) {
-		if string(m[1]) != string(m[2]) {
-			t.Errorf("the constant %s has the value %s", m[1], m[2])
-		}
+		lab.Same(t, string(m[2]), string(m[1]), "the constant %s has the value %s", m[1], m[2])
 		list = append(list, Reason(m[2]))
 	}
 	if len(list) < 45 {
@@ -320,11 +304,8 @@ func TestHealthAgreesWithFindings(t *testing.T) {
 						t.Errorf("%s %s beside %s: %s is %v, want %v:\n%s", severity, reason, beside, what, got, bad, text)
 					}
 				}
-				for _, want := range []string{string(reason) + ", Node n", "the fact", "the impact", "the fix", "the affected"} {
-					if !strings.Contains(text, want) {
-						t.Errorf("the text lacks %q:\n%s", want, text)
-					}
-				}
+				lab.Contains(t, text, "the text",
+					string(reason)+", Node n", "the fact", "the impact", "the fix", "the affected")
 				if !strings.Contains(string(b), `"schemaVersion":1`) || !strings.Contains(string(b), `"reason":"`+string(reason)+`"`) {
 					t.Errorf("the JSON lacks the version or %s: %s", reason, b)
 				}
@@ -342,14 +323,10 @@ func TestCommits(t *testing.T) {
 		"(2 commits skipped: the terminal is too slow)", "default/a changed +1 +2 +3 +4 +2 more -7  3 elements, plan 10µs, kernel 20µs", "default/b gone  (same batch)",
 		"... and 1 more in the same batch",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("lacks %q:\n%s", want, got)
-		}
+		lab.Contains(t, got, "output", want)
 	}
 	failed := Commit{Failed: "no space"}
-	if got := printed(t, failed.Text); !strings.Contains(got, "FAILED no space") {
-		t.Errorf("a failed one: %q", got)
-	}
+	lab.Contains(t, printed(t, failed.Text), "output", "FAILED no space")
 }
 
 func TestVerification(t *testing.T) {
@@ -368,9 +345,7 @@ func TestVerification(t *testing.T) {
 			"REMOVED ENDPOINT default/web, tcp: [fd00::1]:5 -> [fd00::2]:53, to [fd00::3]:53\n... and 2 more\n",
 		"WRONG 1 entry of connection tracking contradict", "conntrack -D -p udp -s 10.0.0.1 -d 10.96.0.1 --sport 5 --dport 53", "NOTE 3 established TCP connections lead to",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("lacks %q:\n%s", want, got)
-		}
+		lab.Contains(t, got, "output", want)
 	}
 	if v.Flows.StaleTotal = 0; !v.Wrong() {
 		t.Error("stale flows are not wrong")
@@ -399,9 +374,7 @@ func TestVerification(t *testing.T) {
 // TestDiff: the Services come before the lines.
 func TestDiff(t *testing.T) {
 	var d Diff
-	if got := printed(t, d.Text); got != "" {
-		t.Errorf("without differences: %q", got)
-	}
+	lab.Same(t, "", printed(t, d.Text), "without differences")
 	d.Differences = []DiffLine{{Wanted: true, Where: "ip chain x"}}
 	d.Shared = []string{"ip chain x"}
 	lab.Same(t, "0 Services differ\n"+
