@@ -206,9 +206,7 @@ func BenchmarkFirstSync(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				if _, err := apply.Cleanup(""); err != nil {
-					b.Fatal(err)
-				}
+				lab.Must(b, lab.Err(apply.Cleanup("")))
 				kernel := openKernel(b)
 				p := s.on(b, kernel)
 				b.StartTimer()

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // slowly gives a Service slow start.
@@ -79,14 +81,10 @@ func TestRestartDuringSlowStart(t *testing.T) {
 		b.set(1, 3, slowly(90), now)
 		close(b.source.synced)
 		await(time.Second)
-		if n := b.slots("10.244.1.3"); n != 10 {
-			t.Errorf("%d slots of an endpoint that is known at the start, want 10", n)
-		}
+		lab.Same(t, 10, b.slots("10.244.1.3"), "slots of an endpoint that is known at the start")
 		b.set(1, 4, slowly(90), now)
 		await(time.Second)
-		if n := b.slots("10.244.1.4"); n != 1 {
-			t.Errorf("%d slots of an endpoint that is new after the start, want 1", n)
-		}
+		lab.Same(t, 1, b.slots("10.244.1.4"), "slots of an endpoint that is new after the start")
 	})
 }
 

@@ -44,9 +44,7 @@ func TestDoubtsAreCounted(t *testing.T) {
 			synctest.Wait()
 			got := []map[string]float64{count(t, b.registry, "kubenftproxy_checks_total"), count(t, b.registry, "kubenftproxy_repairs_total")}
 			lab.Same(t, []map[string]float64{checks, repairs}, got, "%s: checks and repairs", when)
-			if now := count(t, b.registry, "kubenftproxy_drift")[""]; now != drift {
-				t.Errorf("%s: drift is %v, want %v", when, now, drift)
-			}
+			lab.Same(t, drift, count(t, b.registry, "kubenftproxy_drift")[""], "%s: drift", when)
 		}
 		meddle := func(harmless bool, fail error) {
 			b.kernel.mu.Lock()

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // leaseOf returns the times of all renewals, and of those that shortened the lease.
@@ -155,12 +157,8 @@ func TestAnAbandonedLeaseIsTakenOver(t *testing.T) {
 		}
 		time.Sleep(2 * leaseEvery)
 		synctest.Wait()
-		if n := turn.reclaims.Load(); n != 1 {
-			t.Errorf("%d takeovers, want one: no process has renewed the lease", n)
-		}
-		if n := count(t, b.registry, "kubenftproxy_takeovers_total")[""]; n != 1 {
-			t.Errorf("kubenftproxy_takeovers_total is %v", n)
-		}
+		lab.Same(t, 1, turn.reclaims.Load(), "takeovers")
+		lab.Same(t, 1, count(t, b.registry, "kubenftproxy_takeovers_total")[""], "kubenftproxy_takeovers_total")
 		stop()
 		if renewals, _ := b.kernel.leaseOf(); len(renewals) > 0 {
 			t.Errorf("a process that does not serve renewed the lease at %v", renewals)

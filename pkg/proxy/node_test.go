@@ -15,6 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // setNode sets the Node, as an informer's handler would; nil deletes it.
@@ -84,12 +85,8 @@ func TestRunFailsWithoutPodCIDRs(t *testing.T) {
 		close(b.source.synced)
 		begin := time.Now()
 		err := b.Run(t.Context())
-		if err == nil || !strings.Contains(err.Error(), `timeout waiting for PodCIDR allocation on node "node-1"`) {
-			t.Errorf("Run() = %v", err)
-		}
-		if waited := time.Since(begin); waited != 5*time.Minute {
-			t.Errorf("Run() returned after %v", waited)
-		}
+		lab.Fails(t, err, `timeout waiting for PodCIDR allocation on node "node-1"`, "Run()")
+		lab.Same(t, 5*time.Minute, time.Since(begin), "time until Run() returned")
 	})
 }
 

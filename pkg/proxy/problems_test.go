@@ -117,9 +117,7 @@ func TestObjectsWithProblemsAreCounted(t *testing.T) {
 	p.reportNew(named(1), nil)
 	p.reportNew(named(2), nil)
 	expect("all corrected", 0, 0)
-	if n := len(p.problems.lists) + len(p.problems.objects); n != 0 {
-		t.Errorf("%d lists are kept of Services without problems", n)
-	}
+	lab.Same(t, 0, len(p.problems.lists)+len(p.problems.objects), "lists are kept of Services without problems")
 }
 
 // fakeClaims holds the number of conflicts of each losing Service.
@@ -160,9 +158,7 @@ func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
 		if named {
 			want = ""
 		}
-		if problem.EventReason != want {
-			t.Errorf("%s: reason in the Event %q, want %q", namespace, problem.EventReason, want)
-		}
+		lab.Same(t, want, problem.EventReason, "%s: reason in the Event", namespace)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // slow sets the duration of reading a Service.
@@ -391,9 +392,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		if other := b.status(t).Other; other != "kube-proxy, pid 7" || !b.Config.Health.Healthy() {
 			t.Errorf("the status says %q serves, healthy %t", other, b.Config.Health.Healthy())
 		}
-		if got := count(t, b.registry, "kubenftproxy_standing_by")[""]; got != 1 {
-			t.Errorf("kubenftproxy_standing_by is %v", got)
-		}
+		lab.Same(t, 1, count(t, b.registry, "kubenftproxy_standing_by")[""], "kubenftproxy_standing_by")
 		turn.grant(true, "")
 		time.Sleep(10 * time.Second)
 		b.check(t)
@@ -422,9 +421,7 @@ func TestVeryManyConflictsAreReported(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if n := len(b.problems); n != all-1 {
-			t.Errorf("%d Services got a problem, want %d", n, all-1)
-		}
+		lab.Same(t, all-1, len(b.problems), "Services got a problem")
 	})
 }
 
