@@ -66,9 +66,7 @@ func TestFailover(t *testing.T) {
 		if got, code := ask(method); got != want || code != status {
 			t.Errorf("%s: %q, %d, want %q, %d", when, got, code, want, status)
 		}
-		if got := current(); got != at.URL {
-			t.Errorf("%s: the server in use is %s, want %s", when, got, at.URL)
-		}
+		lab.Same(t, at.URL, current(), "%s: the server in use", when)
 	}
 	check("at first", http.MethodGet, "a true", http.StatusOK, a)
 	a.status = http.StatusServiceUnavailable

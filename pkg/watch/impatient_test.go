@@ -42,9 +42,7 @@ func testRetryAfter(t *testing.T) {
 		if seconds, _ := strconv.Atoi(want); time.Since(start) > time.Duration(seconds)*time.Second {
 			t.Errorf("with %q, the answer took %v", after, time.Since(start))
 		}
-		if got := resp.Header.Get("Retry-After"); got != want {
-			t.Errorf("Retry-After %q became %q, want %q", after, got, want)
-		}
+		lab.Same(t, want, resp.Header.Get("Retry-After"), "Retry-After %q became", after)
 	}
 	failure := errors.New("no")
 	if _, err := Impatient(fixedAnswer{err: failure}).RoundTrip(request); !errors.Is(err, failure) {
@@ -61,9 +59,7 @@ func TestRetriesAfterOverloadAreSpread(t *testing.T) {
 		early := 0
 		for range nodes {
 			start := time.Now()
-			if _, err := Impatient(fixedAnswer{after: "1"}).RoundTrip(request); err != nil {
-				t.Fatal(err)
-			}
+			lab.Must(t, lab.Err(Impatient(fixedAnswer{after: "1"}).RoundTrip(request)))
 			if time.Since(start) < time.Second/2 {
 				early++
 			}

@@ -39,9 +39,7 @@ func run(t *testing.T, source interface{ Run(context.Context) error }) {
 	go func() { done <- source.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		lab.Check(t, <-done, "Run")
 	})
 }
 
@@ -137,15 +135,11 @@ func TestInformers(t *testing.T) {
 	if informers.Get(web).Service == nil || informers.Node() == nil {
 		t.Errorf("Service = %v, Node() = %v, want both", informers.Get(web).Service, informers.Node())
 	}
-	if got := len(informers.ServiceCIDRs()); got != 1 {
-		t.Errorf("got %d ServiceCIDRs, want 1", got)
-	}
+	lab.Same(t, 1, len(informers.ServiceCIDRs()), "ServiceCIDRs")
 
 	ctx := t.Context()
 	moved := slice("shop", "web-1", "db")
-	if _, err := client.DiscoveryV1().EndpointSlices("shop").Update(ctx, moved, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(client.DiscoveryV1().EndpointSlices("shop").Update(ctx, moved, metav1.UpdateOptions{})))
 	got := awaitMarks(t, tracker, marked(db))
 	lab.Same(t, names(web, db), got.Services, "services marked when a slice moved")
 	if left, joined := len(informers.Get(web).Slices), len(informers.Get(db).Slices); left != 0 || joined != 1 {
@@ -155,9 +149,7 @@ func TestInformers(t *testing.T) {
 	// An update without effect must cause no mark. A deletion follows, because a mark for the update would arrive no later than
 	// the mark for the deletion.
 	same := with(service("shop", "web"), func(s *corev1.Service) { s.Annotations = map[string]string{"a": "b"} })
-	if _, err := client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{})))
 	lab.Must(t, client.CoreV1().Services("shop").Delete(ctx, "web", metav1.DeleteOptions{}))
 	if got := awaitMarks(t, tracker, marked(web)); got.ServiceChanges != 1 {
 		t.Errorf("a no-op and a deletion were %d changes, want 1", got.ServiceChanges)

@@ -43,9 +43,7 @@ func TestListsMark(t *testing.T) {
 				got := tracker.Take()
 				got.Since = time.Time{}
 				lab.Same(t, step.want, got, "%s: marks", step.name)
-				if len(o.list()) != len(step.list) {
-					t.Errorf("%s: %d objects are stored, want %d", step.name, len(o.list()), len(step.list))
-				}
+				lab.Same(t, len(step.list), len(o.list()), "%s: objects are stored", step.name)
 			}
 		})
 	}
@@ -77,9 +75,7 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 		lab.Must(t, step.do(step.slice))
 		lab.Same(t, [][]string{step.web, step.db}, [][]string{found(web), found(db)}, "%s: slices of both", step.name)
 	}
-	if len(o.byService) != 0 {
-		t.Errorf("%d Services without slices are stored", len(o.byService))
-	}
+	lab.Same(t, 0, len(o.byService), "Services without slices are stored")
 }
 
 // Objects that a caller has got do not change.

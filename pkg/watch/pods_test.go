@@ -68,9 +68,7 @@ func TestPods(t *testing.T) {
 	// A change of the conditions causes no mark. The deletion follows, because its mark would arrive later.
 	awaitMarks(t, tracker, marked(name))
 	pods := client.CoreV1().Pods("shop")
-	if _, err := pods.UpdateStatus(t.Context(), ready, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, lab.Err(pods.UpdateStatus(t.Context(), ready, metav1.UpdateOptions{})))
 	lab.Must(t, pods.Delete(t.Context(), "ingress", metav1.DeleteOptions{}))
 	if got := awaitMarks(t, tracker, marked(name)); got.ServiceChanges != 1 {
 		t.Errorf("a new condition and a deletion were %d changes, want 1", got.ServiceChanges)

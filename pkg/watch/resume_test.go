@@ -161,9 +161,7 @@ func TestConfirmation(t *testing.T) {
 			p.lists = map[string]*storedList{nodesResource: {Items: []runtime.Object{node}}, "services": {}}
 			p.decide(t.Context(), c.answer)
 			await(t, "decision", p.judged)
-			if got := p.lists != nil; got != c.confirmed {
-				t.Errorf("confirmed: %t, want %t", got, c.confirmed)
-			}
+			lab.Same(t, c.confirmed, p.lists != nil, "confirmed")
 		})
 	}
 }

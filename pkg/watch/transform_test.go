@@ -220,9 +220,7 @@ func TestTransform(t *testing.T) {
 	if len(problems) != 1 || problems[0].Kind != "EndpointSlice" || problems[0].Name.Name != "web-1" {
 		t.Errorf("problems = %+v, want one of shop/web-1", problems)
 	}
-	if got := once.(*object).triggerMicros; got != 0 {
-		t.Errorf("trigger is %v, want none", got)
-	}
+	lab.Same(t, 0, once.(*object).triggerMicros, "trigger")
 	twice, err := transform(once)
 	if err != nil || twice != once {
 		t.Errorf("second transform = %v, %v, want the object itself", twice, err)

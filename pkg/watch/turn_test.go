@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // fleetNode is a starting program with an API server that has a number of Nodes, and a clock of a test.
@@ -55,9 +57,7 @@ func startInFleet(t *testing.T, nodes int64, adopts bool, failed func(n int) err
 	var err error
 	f.Informers, err = NewInformers(Config{Client: fakeClient(client), NodeName: "node-1", Tracker: newTracker(),
 		Adopts: func() bool { return adopts }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.Must(t, err)
 	return f
 }
 
@@ -76,9 +76,7 @@ func (f *fleetNode) listed(t *testing.T) (at, longest time.Duration) {
 	synctest.Wait()
 	longest = f.Turn()
 	<-f.Loaded()
-	if f.Turn() != 0 {
-		t.Error("the wait is reported after its end")
-	}
+	lab.Same(t, 0, f.Turn(), "the wait is reported after its end")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.lists["services"]) != 1 || len(f.lists["endpointslices"]) != 1 || len(f.lists[nodesResource]) != 1 ||
