@@ -148,13 +148,9 @@ func TestTimeoutsAreRoundedUp(t *testing.T) {
 		}
 	}
 	for _, exact := range []uint32{125, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 86400} {
-		if got := timeoutClass(exact); got != exact {
-			t.Errorf("%d seconds are rounded to %d", exact, got)
-		}
+		lab.Same(t, exact, timeoutClass(exact), "seconds are rounded")
 	}
-	if got := timeoutClass(100000); got != 86400 {
-		t.Errorf("more than a day is rounded to %d", got)
-	}
+	lab.Same(t, 86400, timeoutClass(100000), "more than a day is rounded")
 }
 
 // ofChain returns one class for all classes with the same chain: it has the first route to the same list.

@@ -1,11 +1,11 @@
 package plan
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestOutcomesHaveCounters: elements count exactly those outcomes whose rows name the elements.
@@ -40,10 +40,6 @@ func TestOutcomesOfChains(t *testing.T) {
 			t.Errorf("%s: outcome %d, %q; want %d, %q", name, OutcomeOf(name), got, o, want)
 		}
 	}
-	if o := OutcomeOf("endpoints-of-3"); o != outcome.None {
-		t.Errorf("endpoints-of-3 has the outcome %d", o)
-	}
-	if does := outcome.Rows[outcome.Held].Does; !strings.Contains(does, HoldTime.String()) {
-		t.Errorf("%q does not name %s", does, HoldTime)
-	}
+	lab.Same(t, outcome.None, OutcomeOf("endpoints-of-3"), "outcome of endpoints-of-3")
+	lab.Contains(t, outcome.Rows[outcome.Held].Does, "does", HoldTime.String())
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func testOptions() Options {
@@ -389,9 +390,7 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	if got, all := p.Conflicts().Of(younger.Name); all != 0 {
 		t.Errorf("conflicts of the only Service: %v", got)
 	}
-	if got := owner(); got != "default/a-younger:0" {
-		t.Errorf("alone: owner is %q", got)
-	}
+	lab.Same(t, "default/a-younger:0", owner(), "alone: owner")
 	p.Set(older.Name, older)
 	if _, all := p.Conflicts().Of(older.Name); all != 0 {
 		t.Errorf("the winner has lost %d", all)
@@ -464,9 +463,7 @@ func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
 			t.Errorf("%v has the cluster IP of default/svc-2", e.String())
 		}
 	}
-	if p.Totals().Conflicts != 2 {
-		t.Errorf("%d conflicts, want 2", p.Totals().Conflicts)
-	}
+	lab.Same(t, 2, p.Totals().Conflicts, "conflicts")
 }
 
 func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
@@ -497,9 +494,7 @@ func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
 		changed.Ports = []*model.ServicePort{&port}
 		p.Set(s.Name, &changed)
 	}
-	if got := dispatches(sink); got != dispatched {
-		t.Errorf("%d elements lead to chains, want %d as before", got, dispatched)
-	}
+	lab.Same(t, dispatched, dispatches(sink), "elements lead to chains")
 	if mean := float64(sink.puts-before) / float64(len(services)); mean > 5 {
 		t.Errorf("replacing one of ten endpoints wrote %.1f elements on average, want at most 5", mean)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestRegionsOfTheNode: the regions of node addresses are in the plan, whether the addresses are set before or after the Services, or change.
@@ -37,8 +38,6 @@ func TestRegionsOfTheNode(t *testing.T) {
 				got = append(got, e.String())
 			}
 		})
-		if len(got) != 2 {
-			t.Errorf("%s: regions %q, want those of the node and of the Service", name, got)
-		}
+		lab.Same(t, 2, len(got), "%s: regions %q", name, got)
 	}
 }

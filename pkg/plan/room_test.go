@@ -76,9 +76,7 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 		if affinity == 0 {
 			s.Ports[0].Affinity = 0
 		}
-		if n := elementsIn(s); n != want {
-			t.Errorf("affinity %d: %d elements, want %d", affinity, n, want)
-		}
+		lab.Same(t, want, elementsIn(s), "affinity %d: elements", affinity)
 	}
 }
 
@@ -220,9 +218,7 @@ func TestConflictsAreBounded(t *testing.T) {
 			list[l.NamespacedName] = true
 		}
 	}
-	if len(list) != 300 {
-		t.Errorf("%d losers, want 299 and the winner", len(list))
-	}
+	lab.Same(t, 300, len(list), "losers")
 	p.Set(winner, nil)
 	if names, _ := p.Conflicts().TakeLosers(); len(names) < 2 || len(names) > 20+2 {
 		n := len(names)

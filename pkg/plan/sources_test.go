@@ -9,6 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // guarded returns a Service with frontends of each kind, and n ranges in each list; 0 for an open list.
@@ -101,9 +102,7 @@ func TestListsOfSourcesShareTheRoom(t *testing.T) {
 			firewalls++
 		}
 	})
-	if firewalls != 3 {
-		t.Errorf("%d frontends of the Service without room look up the source, want 3", firewalls)
-	}
+	lab.Same(t, 3, firewalls, "frontends of the Service without room look up the source")
 	p.Set(within.Name, nil)
 	p.Set(above.Name, above)
 	if left := p.Service(above.Name).Excess(); p.rooms[ofSourceRanges].Total() != 4 || len(left) != 0 {

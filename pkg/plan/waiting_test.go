@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // crowd is a planner with Services that each take some of a limited quantity.
@@ -95,9 +96,7 @@ func TestFreedRoomIsUsed(t *testing.T) {
 			if len(c.Service(first).Excess()) != 0 || len(c.Service(second).Excess()) == 0 {
 				t.Fatalf("left out are %v of the first, %v of the second", c.Service(first).Excess(), c.Service(second).Excess())
 			}
-			if n := c.again(); n != 0 {
-				t.Errorf("%d Services are planned again although no room has become free", n)
-			}
+			lab.Same(t, 0, c.again(), "Services are planned again although no room has become free")
 			c.set(tc.quantity, "a", 1, tc.less)
 			if n := c.again(); n != 1 || len(c.Service(second).Excess()) != 0 {
 				t.Errorf("%d Services are planned again, %v of the second is left out", n, c.Service(second).Excess())
