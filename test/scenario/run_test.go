@@ -289,7 +289,7 @@ func TestListedElements(t *testing.T) {
 	text, err := os.ReadFile(commonPlan)
 	lab.Must(t, err)
 	lists := "\n" + string(text)
-	unused, err := readPlans()
+	unused, err := readPlans("testdata")
 	lab.Must(t, err)
 	paths, err := filepath.Glob("testdata/*.txtar")
 	lab.Must(t, err)

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -85,12 +86,12 @@ const (
 	defaultClusterCIDR = "10.244.0.0/16,fd00:10:244::/56"
 )
 
-// common is the path of the manifests with which every scenario starts. commonPlan is the path of their plan. plans has
-// the growth of the plan in each step of all scenarios.
+// common is the path of the manifests with which every scenario starts. commonPlan is the path of their plan. plans, beside the
+// scenarios of a folder, has the growth of the plan in each of their steps.
 const (
 	common     = "testdata/common/cluster.yaml"
 	commonPlan = "testdata/common/cluster.want"
-	plans      = "testdata/plans.want"
+	plans      = "plans.want"
 )
 
 var stepFile = regexp.MustCompile(`^([0-9]+)\.([a-z0-9.-]+)$`)
@@ -127,7 +128,7 @@ func readScenario(path string) (*scenario, error) {
 	if s.steps[0].write["cluster.yaml"] == nil {
 		s.steps[0].write["cluster.yaml"] = shared
 	}
-	lines, err := readPlans()
+	lines, err := readPlans(filepath.Dir(path))
 	for _, st := range s.steps {
 		if !st.listed {
 			st.want = lines[s.key(st)]
@@ -136,10 +137,13 @@ func readScenario(path string) (*scenario, error) {
 	return s, err
 }
 
-// readPlans returns the lines of the file plans by their keys.
-func readPlans() (map[string]string, error) {
-	text, err := os.ReadFile(plans)
+// readPlans returns the lines of the file plans of a folder by their keys. A folder without the file has none.
+func readPlans(folder string) (map[string]string, error) {
 	lines := map[string]string{}
+	text, err := os.ReadFile(filepath.Join(folder, plans))
+	if errors.Is(err, fs.ErrNotExist) {
+		return lines, nil
+	}
 	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		key, growth, _ := strings.Cut(line, ": ")
 		lines[key] = growth
@@ -313,7 +317,8 @@ func (s *scenario) update(st *step, want string) error {
 		s.archive.Files[at].Data = []byte(want)
 		return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
 	}
-	lines, err := readPlans()
+	folder := filepath.Dir(s.path)
+	lines, err := readPlans(folder)
 	if err != nil {
 		return err
 	}
@@ -325,7 +330,7 @@ func (s *scenario) update(st *step, want string) error {
 	for _, key := range slices.Sorted(maps.Keys(lines)) {
 		text += key + ": " + lines[key] + "\n"
 	}
-	return os.WriteFile(plans, []byte(text), 0o644)
+	return os.WriteFile(filepath.Join(folder, plans), []byte(text), 0o644)
 }
 
 func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
