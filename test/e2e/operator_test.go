@@ -309,7 +309,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 			o.restart(c.kubeconfig, c.flags...)
 			o.on(t).says(c.code, "status", c.says...)
 			if c.name == "no rights" {
-				o.on(t).says(1, "services default/web", `NOT READ YET endpointslices: .*kube-nftproxy status shows the reason`)
+				o.on(t).says(2, "services default/web", `NOT READ YET endpointslices: .*kube-nftproxy status shows the reason`)
 			}
 		})
 	}
