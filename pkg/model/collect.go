@@ -430,22 +430,27 @@ func demands(list []endpoint) (forCluster, forLocal traits) {
 
 // pick returns the chosen endpoints, or nil if there are none. To save memory, it returns one of the given lists if it
 // is equal.
-func pick(list []endpoint, chosen func(*endpoint) bool, existing ...[]netip.AddrPort) (picked []netip.AddrPort) {
+func pick(list []endpoint, chosen func(*endpoint) bool, existing ...[]netip.AddrPort) []netip.AddrPort {
+	n := 0
+	for i := range list {
+		if e := &list[i]; chosen(e) {
+			existing = slices.DeleteFunc(existing, func(l []netip.AddrPort) bool { return len(l) <= n || l[n] != e.AddrPort })
+			n++
+		}
+	}
+	for _, l := range existing {
+		if len(l) == n {
+			return l
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	picked := make([]netip.AddrPort, 0, n)
 	for i := range list {
 		if chosen(&list[i]) {
-			if picked == nil {
-				picked = make([]netip.AddrPort, 0, len(list)-i)
-			}
 			picked = append(picked, list[i].AddrPort)
 		}
-	}
-	for _, e := range existing {
-		if slices.Equal(e, picked) {
-			return e
-		}
-	}
-	if len(picked) < cap(picked) {
-		return slices.Clone(picked) // without the capacity that it does not use
 	}
 	return picked
 }

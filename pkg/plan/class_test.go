@@ -55,13 +55,13 @@ func TestRetainedElementsAreKnown(t *testing.T) {
 	for c := range unnumberedClasses() {
 		for _, st := range []step{stepFirst, stepRange, stepAllowed, stepLocal, stepTimed, stepFull} {
 			e := l.dispatchElement(st, c)
-			if known, wanted := p.Rules().LeadsToClass(&e), p.leads.wanted(lead{l, st, c}); known == c.isFixed(st) || wanted {
+			if known, wanted := p.Rules().LeadsToClass(&e), p.leads[lead{l, st, c}].wanted(); known == c.isFixed(st) || wanted {
 				t.Errorf("%s: known %v, wanted %v", &e, known, wanted)
 			}
 			var w wants
 			w.leadTo(l, c, st)
 			p.replace(&wants{}, &w)
-			if p.leads.wanted(lead{l, st, c}) == c.isFixed(st) {
+			if p.leads[lead{l, st, c}].wanted() == c.isFixed(st) {
 				t.Errorf("%s is used, wanted %v", &e, c.isFixed(st))
 			}
 			p.replace(&w, &wants{})

@@ -40,26 +40,29 @@ func (noSink) ChangeRules()        {}
 
 // votes has the numbers of votes for and against each thing that several owners may want. A thing is wanted while there
 // is at least one vote for it, and none against it.
-type votes[K comparable] map[K]struct{ pro, contra int32 }
+type votes[K comparable] map[K]tally
+
+type tally struct{ pro, contra int32 }
+
+func (t tally) wanted() bool { return t.pro > 0 && t.contra == 0 }
 
 // cast adds votes for and against a thing, or withdraws them if the numbers are negative. It reports whether the thing
 // was wanted before, and whether it is now.
 func (v votes[K]) cast(k K, pro, contra int32) (was, is bool) {
-	was = v.wanted(k)
-	of := v[k]
-	of.pro, of.contra = of.pro+pro, of.contra+contra
-	if v[k] = of; of.pro == 0 && of.contra == 0 {
+	old := v[k]
+	now := tally{old.pro + pro, old.contra + contra}
+	if now == (tally{}) {
 		delete(v, k)
+	} else {
+		v[k] = now
 	}
-	return was, v.wanted(k)
+	return old.wanted(), now.wanted()
 }
-
-func (v votes[K]) wanted(k K) bool { return v[k].pro > 0 && v[k].contra == 0 }
 
 // each calls f for each wanted thing.
 func (v votes[K]) each(f func(K)) {
-	for k := range v {
-		if v.wanted(k) {
+	for k, t := range v {
+		if t.wanted() {
 			f(k)
 		}
 	}

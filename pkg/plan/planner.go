@@ -110,7 +110,7 @@ func New(o Options) *Planner {
 	}
 	p.rules.changed = func() { p.sink.ChangeRules() }
 	p.claims = newClaims(func(f inet.Family, a netip.Addr) bool {
-		return p.shared.wanted(nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)})
+		return p.shared[nft.ID{Set: p.rules.layouts[f].clusterIPs, Key: nft.Value{}.Addr(a)}].wanted()
 	})
 	for _, f := range o.Families {
 		p.rules.layouts[f], p.numbers[f] = newLayout(f, &p.rules.options), newNumbers()

@@ -119,7 +119,7 @@ func (s PlannedService) Behaviours() (refused, pinged []netip.Addr) {
 		l := p.rules.layouts[c.port.Family]
 		has := func(s *nft.Set) bool {
 			id := nft.ID{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
-			return s != nil && c.frontend.Addr.IsValid() && p.shared.wanted(id)
+			return s != nil && c.frontend.Addr.IsValid() && p.shared[id].wanted()
 		}
 		if has(l.refused) {
 			refused = append(refused, c.frontend.Addr)
