@@ -24,7 +24,7 @@ import (
 func TestMemoryLimit(t *testing.T) {
 	n, limit := 1000, 48
 	if os.Getenv("BIG") != "" {
-		n, limit = bigSize(t), 128
+		n, limit = bigSize(t), 160
 	}
 	limit = lab.Setting(t, "MEMORY", limit)
 	w := ownWorld(t, lab.Config{Pods: 7, Remotes: 6})
