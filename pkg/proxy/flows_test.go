@@ -228,7 +228,9 @@ func TestDeletedFrontendsLeaveTheTables(t *testing.T) {
 			}
 			return n
 		}
+		b.kernel.mu.Lock()
 		b.kernel.committed = func(list []string) { added = max(added, deleted(list)) }
+		b.kernel.mu.Unlock()
 		for i := range time.Duration(40) {
 			name := b.set(1, 1, func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP })
 			time.Sleep(5 * time.Second)
@@ -241,11 +243,14 @@ func TestDeletedFrontendsLeaveTheTables(t *testing.T) {
 			b.kernel.meddled, b.kernel.asWanted = true, true
 			b.kernel.mu.Unlock()
 			time.Sleep(5 * time.Second)
-			if list, _ := b.kernel.held(); added != 1 || deleted(list) > 0 {
-				t.Fatalf("a foreign change %v after the deletion: %d elements added, %d left; want 1 and 0",
+			list, _ := b.kernel.held()
+			b.kernel.mu.Lock()
+			if added != 1 || deleted(list) > 0 {
+				t.Errorf("a foreign change %v after the deletion: %d elements added, %d left; want 1 and 0",
 					i*50*time.Millisecond, added, deleted(list))
 			}
 			added = 0
+			b.kernel.mu.Unlock()
 		}
 	})
 }

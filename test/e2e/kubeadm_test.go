@@ -57,7 +57,8 @@ func TestKubeadmAddon(t *testing.T) {
 	s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's|,fd00:10:244::/56||' | kubectl apply -f -")
 	s.awaitOutdated(d)
 	s.seenAs(s.Node, s.Node)
-	s.sh("kubectl -n kube-system rollout restart daemonset/kube-proxy && kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
+	s.restart(t)
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
 	s.seenAs(s.Node, s.Client)
 	for _, r := range s.requests(time.Time{}) {
 		if r.Response.Code == 403 {
@@ -69,7 +70,8 @@ func TestKubeadmAddon(t *testing.T) {
 		before, _ := s.pod("kube-proxy")
 		address := s.api.Server().String()
 		for _, to := range []string{"127.0.0.1:1", address} {
-			s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed -E 's|server: .*|server: https://" + to + "|' | kubectl apply -f - && kubectl -n kube-system rollout restart daemonset/kube-proxy")
+			s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed -E 's|server: .*|server: https://" + to + "|' | kubectl apply -f -")
+			s.restart(t)
 			if to != address {
 				s.awaitUnready(t, "kube-proxy", before)
 			}
@@ -97,6 +99,18 @@ kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/ha
 				t.Error("volume lib-modules is still there")
 			}
 		}
+	})
+}
+
+// restart restarts the pods of kube-proxy. kubectl refuses a second restart within the same second.
+func (s *site) restart(t *testing.T) {
+	t.Helper()
+	eventually(t, patience, func() error {
+		out, err := s.try("kubectl -n kube-system rollout restart daemonset/kube-proxy")
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		return nil
 	})
 }
 
