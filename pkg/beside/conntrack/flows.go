@@ -114,6 +114,8 @@ func (f *Flows) Synced(s *beside.Sync) {
 		f.Planned.Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 			if all || !k.Addr.IsValid() {
 				d.Frontend(k, flows)
+			}
+			if !k.Addr.IsValid() {
 				nodePorts[k] = ""
 			}
 		})
