@@ -44,7 +44,7 @@ var atLimits = []struct {
 		return hostile{hostileService(1_000, externalIPs(v, 37_500)), nil}
 	}},
 	{"source ranges", func(v int) hostile {
-		return hostile{hostileService(1, sourceRanges(v, 80_000)), nil}
+		return hostile{hostileService(1, sourceRanges(v, 2_000)), nil}
 	}},
 	{"EndpointSlices", func(v int) hostile {
 		return hostile{hostileService(1), hostileSlices(v, 5_000, 1, 4)}
