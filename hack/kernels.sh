@@ -24,7 +24,7 @@ packages() {
 # tests ROOT: the test programs, and the programs that they call, except nft; the last are the matches and targets of iptables.
 tests() {
   local p dir
-  programs "$1" $(command -v ip xtables-nft-multi xtables-legacy-multi ipset ipvsadm) /usr/lib/*/xtables/*.so
+  programs "$1" $(command -v ip ss xtables-nft-multi xtables-legacy-multi ipset ipvsadm) /usr/lib/*/xtables/*.so
   for p in nft legacy; do ln -s xtables-$p-multi "$1/usr/sbin/iptables-$p"; done
   install -D -t "$1/docs" docs/*.md # tests read ../../docs
   for p in $(packages | grep -v '^test/kernels$'); do
