@@ -130,7 +130,7 @@ type NoLocal struct{ Internal, External int }
 func (p *Planner) Totals() Totals {
 	t := Totals{
 		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal,
-		Disputed: len(p.claims.losers)+len(p.claims.places.unsettled) > 0, Freed: p.freed && len(p.waiting) > 0,
+		Disputed: p.claims.disputed(), Freed: p.freed && len(p.waiting) > 0,
 	}
 	for _, f := range p.rules.options.Families {
 		t.Next[f] = p.numbers[f].others.next

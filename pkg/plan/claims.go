@@ -90,9 +90,8 @@ func (cs *claims) replace(old, now *service) []contest {
 	return list
 }
 
-// contests returns each key that one of the versions of a Service claims, with its present winner, the ranges that may
-// overlap these keys, and the host ports that compete with a node port in them. at, if not nil, has the only addresses
-// of these keys.
+// contests returns each key that one of the versions of a Service claims, with its present winner, and the host ports
+// that compete with a node port in them. at, if not nil, has the only addresses of these keys.
 func (cs *claims) contests(at map[netip.Addr]struct{}, versions ...*service) (list []contest) {
 	known := map[model.Key]bool{}
 	add := func(k model.Key) {
@@ -109,11 +108,6 @@ func (cs *claims) contests(at map[netip.Addr]struct{}, versions ...*service) (li
 		})
 	}
 	for _, c := range list {
-		if c.key.Last != 0 {
-			for other := range cs.rangesAt[c.key.AddrProtocol()] {
-				add(other)
-			}
-		}
 		for other := range cs.hostIPs[c.key] {
 			add(other)
 		}
@@ -121,12 +115,13 @@ func (cs *claims) contests(at map[netip.Addr]struct{}, versions ...*service) (li
 	return list
 }
 
-// decide finds the winners of contests after the Service now has changed. contested is true if there were conflicts
-// before, and shared if there were Services that may share a place.
+// decide finds the winners of contests after the Service now has changed, except those of overlapping ranges. contested
+// is true if there were conflicts before, and shared if there were Services that may share a place.
 func (cs *claims) decide(list []contest, now *service, contested, shared bool) {
 	if shared || cs.sharePlaces() {
-		cs.settleRanges(list, now)
-		cs.settlePorts(list)
+		for _, c := range list {
+			cs.settle(c.key)
+		}
 	}
 	contested = contested || cs.conflicts() > 0
 	for i := range list {
@@ -243,18 +238,23 @@ func (cs Conflicts) TakeLosers() (list []Loser, more bool) {
 	return list, len(losers) > 0
 }
 
-// Settle decides again about frontends that a change of other Services may concern: this change added or removed a
-// range, or a cluster IP. It decides about the frontends of whole Services, until there are most or more of them, and
-// reports whether further Services are left for the next call. Until then, the earlier decisions stand.
+// Settle decides about overlapping ranges, and again about single ports that a change of other Services may concern:
+// this change added or removed a range, or a cluster IP. Call it after [Planner.Set] and before the elements are
+// committed. It decides about the ports of whole Services, until there are most or more of them, and reports whether
+// further Services are left for the next call. Until then, the earlier decisions stand.
 func (cs Conflicts) Settle(most int) (more bool) {
 	p := cs.planner
-	unsettled := p.claims.places.unsettled
-	for n := 0; len(unsettled) > 0 && n < most; {
+	places := &p.claims.places
+	for at := range places.unsettledRanges {
+		delete(places.unsettledRanges, at)
+		p.change(&noService, &noService, p.claims.settleRanges(at))
+	}
+	for n := 0; len(places.unsettled) > 0 && n < most; {
 		contests, steps := p.claims.settleOne()
 		n += steps
 		p.change(&noService, &noService, contests)
 	}
-	return len(unsettled) > 0
+	return len(places.unsettled) > 0
 }
 
 // mostConflicts limits the conflicts that are listed for one Service, and the losers that are recorded when the winner
@@ -306,6 +306,11 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 		}
 	}
 	return first
+}
+
+// disputed reports whether [Conflicts.Settle] has something to decide, or [Conflicts.TakeLosers] something to return.
+func (cs *claims) disputed() bool {
+	return len(cs.losers)+len(cs.places.unsettled)+len(cs.places.unsettledRanges) > 0
 }
 
 // conflicts returns the number of frontends that a Service claims and another Service has.

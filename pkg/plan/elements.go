@@ -139,7 +139,7 @@ func (p *Planner) report(e nft.Element, wanted bool) {
 	}
 	if e.Set == l.clusterIPs {
 		addr, _ := netip.AddrFromSlice(e.Key.Bytes())
-		p.claims.unsettle(addr, nil)
+		p.claims.unsettle(addr)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -20,8 +21,8 @@ import (
 // and single ports take precedence over ranges.
 //
 // A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about
-// the frontends of its Service and about overlapping ranges, whose number is limited. [Conflicts.Settle] decides about
-// the rest in parts.
+// the frontends of its Service. [Conflicts.Settle] decides about overlapping ranges, once for all changes at a place, and
+// in parts about the single ports of other Services.
 
 // places has the decisions that depend on other keys at the same address.
 type places struct {
@@ -34,39 +35,47 @@ type places struct {
 	// ports with the node port. inFrontOf has the same by range and node port.
 	fronts    map[model.Key]model.Key
 	inFrontOf groups[model.Key, model.Key]
-	// sharing has the Services with an address that is not their cluster IP. unsettled are the Services for
-	// [Conflicts.Settle], with the addresses about which it decides.
-	sharing   groups[netip.Addr, *service]
-	unsettled groups[*service, netip.Addr]
+	// sharing has the Services with an address that is not their cluster IP.
+	sharing groups[netip.Addr, *service]
+	// unsettledRanges are the places for [Conflicts.Settle], and unsettled the Services, with the addresses of their
+	// single ports.
+	unsettledRanges map[model.AddrProtocol]struct{}
+	unsettled       groups[*service, netip.Addr]
 }
 
 func newPlaces() places {
 	return places{
 		beaten: map[model.Key]model.Key{}, won: map[model.AddrProtocol][]claim{}, fronts: map[model.Key]model.Key{},
 		inFrontOf: groups[model.Key, model.Key]{}, sharing: groups[netip.Addr, *service]{},
-		unsettled: groups[*service, netip.Addr]{},
+		unsettledRanges: map[model.AddrProtocol]struct{}{}, unsettled: groups[*service, netip.Addr]{},
 	}
 }
 
-// unsettle leaves the frontends of the Services that share an address to [Conflicts.Settle], except those of one
-// Service.
-func (cs *claims) unsettle(a netip.Addr, except *service) {
-	for s := range cs.places.sharing[a] {
-		if s != except {
-			cs.places.unsettled.add(s, a)
+// unsettle leaves the ranges at an address, and the single ports of the Services that share it, to [Conflicts.Settle].
+func (cs *claims) unsettle(a netip.Addr) {
+	for _, protocol := range inet.Protocols {
+		if at := (model.AddrProtocol{Addr: a, Protocol: protocol}); len(cs.rangesAt[at]) > 0 {
+			cs.places.unsettledRanges[at] = struct{}{}
 		}
 	}
+	cs.unsettlePorts(a)
 }
 
-// settleOne decides again about the frontends of one Service that a change of another Service may concern. Each of its
-// frontends is a step of the work.
+func (cs *claims) unsettlePorts(a netip.Addr) {
+	for s := range cs.places.sharing[a] {
+		cs.places.unsettled.add(s, a)
+	}
+}
+
+// settleOne decides again about the single ports of one Service that a change of another Service may concern. Each of
+// its frontends is a step of the work.
 func (cs *claims) settleOne() (list []contest, steps int) {
 	for s, addresses := range cs.places.unsettled {
 		delete(cs.places.unsettled, s)
 		for _, p := range s.ports {
 			steps += len(p.Frontends)
 		}
-		list = cs.contests(addresses, s)
+		list = slices.DeleteFunc(cs.contests(addresses, s), func(c contest) bool { return c.key.Last != 0 })
 		cs.decide(list, s, cs.conflicts() > 0, true)
 		return list, steps
 	}
@@ -78,45 +87,47 @@ func (cs *claims) isOthersClusterIP(c claim) bool {
 	return c.elsewhere() && cs.isClusterIP(c.port.Family, c.frontend.Addr)
 }
 
-// settleRanges decides which ranges of contests are programmed, after the Service now has changed.
-func (cs *claims) settleRanges(contests []contest, now *service) {
-	settled := map[model.AddrProtocol]bool{}
-	for _, c := range contests {
-		if at := c.key.AddrProtocol(); c.key.Last != 0 && !settled[at] {
-			settled[at] = true
-			cs.settlePlace(at, now)
+// settle decides whether a single port is programmed, and leaves a range to [Conflicts.Settle].
+func (cs *claims) settle(k model.Key) {
+	if k.Last == 0 {
+		if k.Addr.IsValid() {
+			cs.settlePort(k)
 		}
+		return
 	}
-	for _, c := range contests { // no Service claims the range any more
-		if c.key.Last != 0 && cs.best(c.key).service == nil {
-			delete(cs.places.beaten, c.key)
-		}
+	cs.places.unsettledRanges[k.AddrProtocol()] = struct{}{}
+	if cs.best(k).service == nil { // no Service claims the range any more
+		delete(cs.places.beaten, k)
 	}
 }
 
-// settlePlace decides which ranges of a place are programmed: the best claim first, each if it overlaps none before it.
-func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
-	list := make([]claim, 0, len(cs.rangesAt[at]))
+// settleRanges decides which ranges of a place are programmed: the best claim first, each if it overlaps none before it.
+func (cs *claims) settleRanges(at model.AddrProtocol) (list []contest) {
+	ranges := make([]claim, 0, len(cs.rangesAt[at]))
 	for k := range cs.rangesAt[at] {
-		list = append(list, cs.best(k))
+		ranges = append(ranges, cs.best(k))
 	}
-	slices.SortFunc(list, func(a, b claim) int {
+	slices.SortFunc(ranges, func(a, b claim) int {
 		if c := a.compare(b); c != 0 {
 			return c
 		}
 		return compareKeys(a.frontend.Key, b.frontend.Key)
 	})
-	won := make([]claim, 0, len(list))
-	for _, c := range list {
-		i := indexOfRange(won, c.frontend.Port)
-		switch {
-		case cs.isOthersClusterIP(c):
-			cs.setBeaten(c.frontend.Key, model.Key{}, true)
-		case i < len(won) && won[i].frontend.Port <= c.frontend.Last:
-			cs.setBeaten(c.frontend.Key, won[i].frontend.Key, true)
-		default:
-			cs.setBeaten(c.frontend.Key, model.Key{}, false)
-			won = slices.Insert(won, i, c)
+	won := make([]claim, 0, len(ranges))
+	for _, c := range ranges {
+		k, by, beaten := c.frontend.Key, model.Key{}, cs.isOthersClusterIP(c)
+		if i := indexOfRange(won, k.Port); !beaten {
+			if beaten = i < len(won) && won[i].frontend.Port <= k.Last; beaten {
+				by = won[i].frontend.Key
+			} else {
+				won = slices.Insert(won, i, c)
+			}
+		}
+		decided := contest{key: k, was: cs.winner(k)}
+		cs.setBeaten(k, by, beaten)
+		if decided.is = cs.winner(k); decided.was != decided.is {
+			cs.noteParties(&decided, c.service)
+			list = append(list, decided)
 		}
 	}
 	before := cs.places.won[at]
@@ -127,8 +138,9 @@ func (cs *claims) settlePlace(at model.AddrProtocol, now *service) {
 	}
 	same := func(a, b claim) bool { return a.frontend.Key == b.frontend.Key && a.compare(b) == 0 }
 	if !slices.EqualFunc(before, won, same) {
-		cs.unsettle(at.Addr, now)
+		cs.unsettlePorts(at.Addr)
 	}
+	return list
 }
 
 // indexOfRange returns the index of the first range that ends at a port or after it.
@@ -142,18 +154,9 @@ func indexOfRange(list []claim, port uint16) int {
 func (cs *claims) rangeAt(k model.Key) claim {
 	list := cs.places.won[k.AddrProtocol()]
 	if i := indexOfRange(list, k.Port); i < len(list) && list[i].frontend.Port <= k.Port {
-		return list[i]
+		return cs.best(list[i].frontend.Key) // won has the version of its Service as of the last decision
 	}
 	return claim{}
-}
-
-// settlePorts decides which single ports of contests are programmed.
-func (cs *claims) settlePorts(contests []contest) {
-	for _, c := range contests {
-		if c.key.Last == 0 && c.key.Addr.IsValid() {
-			cs.settlePort(c.key)
-		}
-	}
 }
 
 func (cs *claims) settlePort(k model.Key) {

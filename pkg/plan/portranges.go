@@ -77,7 +77,7 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 // ranges, it visits the frontends of the Services at their addresses once, or those of all Services: 1 ms for 50,000.
 func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) {
 	p := fs.planner
-	places, services := map[model.AddrProtocol]bool{}, map[*service]struct{}{}
+	places, shared, services := map[model.AddrProtocol]bool{}, map[netip.Addr]bool{}, map[*service]struct{}{}
 	var near [2][]netip.Addr
 	for family := range near {
 		near[family] = p.sharedNodeAddresses(inet.Family(family))
@@ -90,7 +90,7 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 			}
 			continue
 		}
-		places[k.AddrProtocol()] = true
+		places[k.AddrProtocol()], shared[k.Addr] = true, true
 		c := p.claims.winner(k)
 		if p.servesNodePorts(k) && (c.service == nil || !c.precedesNodePorts()) {
 			places[model.AddrProtocol{Protocol: k.Protocol}], all = true, true
@@ -98,7 +98,6 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 		if c.service != nil {
 			services[c.service] = struct{}{}
 		}
-		maps.Copy(services, p.claims.places.sharing[k.Addr])
 		all = all || p.claims.isClusterIP(k.Family, k.Addr) && (c.service == nil || c.elsewhere())
 	}
 	visit := func(s *service) {
@@ -114,6 +113,9 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 			visit(s)
 		}
 		return
+	}
+	for a := range shared {
+		maps.Copy(services, p.claims.places.sharing[a])
 	}
 	for s := range services {
 		visit(s)

@@ -263,14 +263,45 @@ func TestAChangedAddressConcernsNoOther(t *testing.T) {
 	other.Ports[0].Frontends = []model.Frontend{{Kind: model.ExternalIP, Key: model.Key{
 		Addr: testAddr(inet.IPv4, 7, 5), Port: 1, Last: 1_000, Protocol: inet.TCP}}}
 	p.Set(other.Name, other)
-	list, steps := p.claims.settleOne()
-	var keys []string
-	for _, c := range list {
-		keys = append(keys, fmt.Sprint(c.key.Addr, " ", c.key.Port))
+	for at := range p.claims.places.unsettledRanges {
+		p.claims.settleRanges(at)
 	}
-	at := testAddr(inet.IPv4, 7, 5).String()
-	lab.Same(t, []string{at + " 80"}, keys, "frontends")
-	lab.Same(t, addresses+1, steps, "steps")
+	var keys []string
+	for len(p.claims.places.unsettled) > 0 {
+		list, _ := p.claims.settleOne()
+		for _, c := range list {
+			keys = append(keys, fmt.Sprint(c.key.Addr, " ", c.key.Port))
+		}
+	}
+	lab.Same(t, []string{testAddr(inet.IPv4, 7, 5).String() + " 80"}, keys, "frontends")
+}
+
+// BenchmarkRangesAtOneAddress plans Services of many namespaces, as at the start. Each has a range of ports at the same
+// external IP. Then one of the ranges disappears.
+func BenchmarkRangesAtOneAddress(b *testing.B) {
+	for _, n := range []int{400, 3600} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			services, names := map[types.NamespacedName]*model.Service{}, []types.NamespacedName(nil)
+			for i := range n {
+				s := rangedService(i, []byte{1}, [2]uint16{uint16(2*i + 1), uint16(2*i + 2)})
+				s.Name.Namespace = fmt.Sprint("tenant-", i%64)
+				services[s.Name], names = s, append(names, s.Name)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				p := New(testOptions())
+				p.Begin(names, func(name types.NamespacedName) model.Age { return services[name].Age() },
+					func(names []types.NamespacedName) {
+						for _, name := range names {
+							p.Set(name, services[name])
+						}
+					})
+				p.Set(names[0], nil)
+				p.Conflicts().Settle(n)
+				p.Flows().Take()
+			}
+		})
+	}
 }
 
 // TestANodeHasRoomForPortRanges: a Service without room keeps its ports, and gets its ranges as soon as there is room.

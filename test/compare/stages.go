@@ -34,6 +34,7 @@ var stages = []stage{
 	{"model: an endpoint is selected", "./pkg/model", "Build", []string{"endpoints=10", "endpoints=5000"}, []float64{10, 5000}, 0.5, 3.5},
 	{"plan: a Service of many is planned", "./pkg/plan", "SetAll", []string{"1000x10", "10000x10"}, []float64{1_000, 10_000}, 6, 21},
 	{"plan: an endpoint is replaced", "./pkg/plan", "SetOne", []string{"1000x10", "10000x10"}, []float64{1, 1}, 4, 14},
+	{"plan: a Service with a range at an address of many", "./pkg/plan", "RangesAtOneAddress", []string{"400", "3600"}, []float64{400, 3600}, 14, 80},
 	{"apply: differences of a replaced endpoint", "./pkg/apply", "ChangeOne", []string{"1000x10", "10000x10"}, []float64{1, 1}, 7, 27},
 	{"apply: a Service in a full batch", "./pkg/apply", "FullSync", []string{"1000x10", "10000x10"}, []float64{1_000, 10_000}, 15, 117},
 	{"apply: a replaced endpoint is committed", "./pkg/apply", "ReplaceOneEndpoint", []string{"1000x10", "10000x10"}, []float64{1, 1}, 35, 95},
