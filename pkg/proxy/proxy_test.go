@@ -314,6 +314,13 @@ func newBench() *bench {
 	return b
 }
 
+// reported returns the problems so far. A sleep in a bubble does not order the test after the loop, so it locks.
+func (b *bench) reported() []model.Problem {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.problems)
+}
+
 // set stores a Service with some endpoints and marks it, as an informer's handler would.
 func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.NamespacedName {
 	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}

@@ -52,8 +52,8 @@ func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.set(2, 3)
 		time.Sleep(10 * time.Second)
-		if n := endpoints(); n != 1 || len(b.problems) != 1 {
-			t.Errorf("of two Services of which one fits, the second has %d endpoints, want 1; problems: %v", n, b.problems)
+		if n, problems := endpoints(), b.reported(); n != 1 || len(problems) != 1 {
+			t.Errorf("of two Services of which one fits, the second has %d endpoints, want 1; problems: %v", n, problems)
 		}
 		b.set(1, 5)
 		time.Sleep(10 * time.Second)
@@ -403,7 +403,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		if got := count(t, b.registry, "kubenftproxy_standing_by")[""]; got != 0 || b.status(t).Other != "" {
 			t.Errorf("kubenftproxy_standing_by is %v, and %q serves, after the other one has exited", got, b.status(t).Other)
 		}
-		events := slices.DeleteFunc(slices.Clone(b.problems), func(p model.Problem) bool { return p.Event != "AnotherInstanceServes" })
+		events := slices.DeleteFunc(b.reported(), func(p model.Problem) bool { return p.Event != "AnotherInstanceServes" })
 		if len(events) != 1 || events[0].Kind != "Node" || !strings.Contains(events[0].Reason, "kube-proxy, pid 7") {
 			t.Errorf("reported %+v, want one Event on the Node", events)
 		}
