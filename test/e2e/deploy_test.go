@@ -43,7 +43,7 @@ func TestDeploy(t *testing.T) {
 		t.Fatalf("the test can't tell who sets conntrack's timeouts: %s s already", got)
 	}
 	s.sh(fmt.Sprintf(configured, s.api.Server()))
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	p, d := s.pod("kube-nftproxy")
 	s.reachWeb("pod-0")
 	// A list and a watch of each of four resources, and the Event of the start. docs/benchmarks-details.md multiplies this by the nodes of a roll-out.
@@ -170,7 +170,7 @@ func testConfigMap(t *testing.T, s *site) {
 	addr := s.Node.Addrs()[0]
 	s.sh(`sed -i 's|^# nodePortAddresses: .*|nodePortAddresses: [198.51.100.0/24]|' deploy/base/config.conf
 kubectl apply -k deploy/base`)
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	if after, _ := s.pod("kube-nftproxy"); after.UID == before.UID {
 		t.Error("the pod continues with a changed configuration")
 	}
@@ -184,7 +184,7 @@ kubectl apply -k deploy/base`)
 	reach(t, s.Client, nodePort, "pod-0")
 	s.sh(`sed -i 's|^nodePortAddresses: .*|nodePortAddresses: [primary]|' deploy/base/config.conf
 kubectl apply -k deploy/base`)
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	reach(t, s.Client, nodePort, "pod-0")
 }
 
@@ -204,7 +204,7 @@ kubectl apply -k deploy/base`)
 	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0")
 	s.sh(`cp "$HOME/right.conf" ` + file + `
 kubectl apply -k deploy/base
-kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
+kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s`)
 }
 
 // awaitUnready waits until a pod has replaced another one of a DaemonSet, and lives, but is not ready because no API server is at 127.0.0.1:1.
@@ -318,7 +318,7 @@ func testHostPortsPermission(t *testing.T, s *site) {
 	must(t, err)
 
 	since := time.Now()
-	s.sh("kubectl apply -k deploy/host-ports; kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl apply -k deploy/host-ports; kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	p, _ := s.pod("kube-nftproxy")
 	eventually(t, patience, func() error { // the kubelet, which does not run the pod, also writes its status
 		addr := s.Pods[0].IPv4.String()
@@ -352,7 +352,7 @@ func testHostPortsPermission(t *testing.T, s *site) {
 
 	s.sh("kubectl delete pod ingress --force --grace-period=0; kubectl delete clusterrolebinding kube-nftproxy-host-ports")
 	s.sh("kubectl apply -k deploy/base")
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	s.pod("kube-nftproxy")
 }
 

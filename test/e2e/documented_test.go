@@ -358,7 +358,7 @@ sed -i 's/"SCMP_ACT_ERRNO"/"SCMP_ACT_KILL_PROCESS"/' ` + r.kubelet.Machine() + `
 printf 'components:\n  - ../seccomp\n' >> deploy/base/kustomization.yaml`)
 	r.sh(fmt.Sprintf(configured, r.api.Server()))
 	r.sh(`printf 'enableProfiling: true\nmetricsBindAddress: 0.0.0.0:10249\n' >> deploy/base/config.conf; kubectl apply -k deploy/base
-kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
+kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s`)
 	_, before := r.pod("kube-nftproxy")
 	before.Kill()
 	_ = exits(r, before.Program) // it was killed

@@ -58,7 +58,7 @@ func TestKubeadmAddon(t *testing.T) {
 	s.awaitOutdated(d)
 	s.seenAs(s.Node, s.Node)
 	s.restart(t)
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=60s")
 	s.seenAs(s.Node, s.Client)
 	for _, r := range s.requests(time.Time{}) {
 		if r.Response.Code == 403 {
@@ -76,14 +76,14 @@ func TestKubeadmAddon(t *testing.T) {
 				s.awaitUnready(t, "kube-proxy", before)
 			}
 		}
-		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
+		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=60s")
 		s.reachWeb("pod-0")
 	})
 
 	t.Run("hardened", func(t *testing.T) {
 		s.sh(`sed -i 's|IMAGE$|` + ourImage + `:v0.1.0|' deploy/kubeadm/hardened.yaml
 kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/hardened.yaml`)
-		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
+		s.sh("kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=60s")
 		p, d := s.pod("kube-proxy")
 		if len(p.Spec.InitContainers) != 1 {
 			t.Fatalf("%d containers before it, want 1", len(p.Spec.InitContainers))

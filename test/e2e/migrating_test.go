@@ -179,7 +179,7 @@ func (m *migration) do(s stage) {
 		blocks = some
 	}
 	for _, script := range blocks {
-		script = strings.NewReplacer("192.0.2.10:6443", m.api.Server().String(), "--timeout=5m", "--timeout=20s").Replace(script)
+		script = strings.NewReplacer("192.0.2.10:6443", m.api.Server().String(), "--timeout=5m", "--timeout=60s").Replace(script)
 		m.Logf("%s%s", script, m.sh(script))
 	}
 	m.served(s.by, s.ours)

@@ -229,7 +229,7 @@ func TestMonitoring(t *testing.T) {
 	s.serve(s.Pods...)
 	s.sh(fmt.Sprintf(`echo 'metricsBindAddress: 0.0.0.0:10249' >> deploy/base/config.conf
 `+configured, s.api.Server()))
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	w := watched{site: s}
 	w.server = w.prometheus()
 	stop := w.churn()

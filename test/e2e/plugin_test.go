@@ -18,7 +18,7 @@ import (
 func TestPlugin(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 1}, nil)
 	s.sh(fmt.Sprintf(configured, s.api.Server()))
-	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s")
 	s.createPod("cart")
 	plugin, err := proxy.BuildCommand(t.Context(), t.TempDir(), "cmd/kubectl-nftproxy")
 	must(t, err)
