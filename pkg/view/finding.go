@@ -78,6 +78,7 @@ const (
 	ReversePathStrict           Reason = "ReversePathStrict"
 	ServiceCIDROverlap          Reason = "ServiceCIDROverlap"
 	ConntrackFull               Reason = "ConntrackFull"
+	NeighboursFull              Reason = "NeighboursFull"
 	ConntrackStrict             Reason = "ConntrackStrict"
 	ConntrackNotLoose           Reason = "ConntrackNotLoose"
 	BridgeBypassesRules         Reason = "BridgeBypassesRules"

@@ -99,6 +99,36 @@ func TestSettings(t *testing.T) {
 	})
 }
 
+// TestFullNeighbours: a neighbour table is reported if it has refused entries, and is nearly full. The text is that of Linux 6.12.
+func TestFullNeighbours(t *testing.T) {
+	const header = "entries  allocs   destroys hash_grows lookups  hits     res_failed rcv_probes_mcast rcv_probes_ucast " +
+		"periodic_gc_runs forced_gc_runs unresolved_discards table_fulls\n"
+	row := func(entries, refused int) string {
+		return fmt.Sprintf("%08x 00000001 00000001 00000003   00000001 00000001 00000000   00000000         00000000         "+
+			"00000000         00000000       00000000            %08x\n", entries, refused)
+	}
+	node := Config{NodeName: "n", Sysctls: settings(t, map[string]string{
+		"net/ipv4/neigh/default/gc_thresh3": "1024", "net/ipv6/neigh/default/gc_thresh3": "4096"})}
+	for _, c := range []struct {
+		name, statistics string
+		family           inet.Family
+		want             []string
+	}{
+		{"full, on two processors", header + row(1023, 10) + row(1023, 2), inet.IPv4,
+			[]string{"warning: the table of IPv4 neighbours has 1023 of 1024 entries, and has refused 12 since the boot"}},
+		{"IPv6 has its own limit", header + row(4000, 1), inet.IPv6,
+			[]string{"warning: the table of IPv6 neighbours has 4000 of 4096 entries, and has refused 1 since the boot"}},
+		{"full of permanent entries", header + row(2000, 0), inet.IPv4, nil},
+		{"full yesterday", header + row(100, 10), inet.IPv4, nil},
+		{"an older kernel", "entries  allocs\n00000400 00000001\n", inet.IPv4, nil},
+		{"empty", "", inet.IPv4, nil},
+	} {
+		lab.Same(t, c.want, brief(node.fullNeighbours(c.family, c.statistics)), "%s", c.name)
+	}
+	node = Config{NodeName: "n", Sysctls: t.TempDir()}
+	lab.Same(t, 0, len(node.fullNeighbours(inet.IPv4, header+row(1024, 9))), "findings without a known limit")
+}
+
 // TestFindings: each fact about a node is one finding, with all fields.
 func TestFindings(t *testing.T) {
 	c := Config{NodeName: "n", Sysctls: settings(t, map[string]string{"net/ipv4/conf/all/route_localnet": "1"})}

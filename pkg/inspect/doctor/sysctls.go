@@ -34,7 +34,7 @@ func (c *Config) sysctls(networks *host.Networks, dropped uint64) (list view.Fin
 	if c.serves(inet.IPv4) {
 		list = slices.Concat(list, c.someForward(), c.reversePath(networks, dropped))
 	}
-	list = append(list, c.connections()...)
+	list = slices.Concat(list, c.connections(), c.neighbours())
 	ifZero("net/netfilter/nf_conntrack_tcp_be_liberal", view.NewFinding(view.Note, view.ConntrackStrict, c.node(),
 		"the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
 		"long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver "+
