@@ -631,7 +631,9 @@ func countDuringChanges(t *testing.T, inner bool) {
 // a connection and as refused.
 func (n *node) askOn(f inet.Family, times int) (c Counts) {
 	for range times {
-		a := n.Pods[0].Probe(n.Context(), inet.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
+		// The loop of changes leaves little processor time to the server.
+		to := netip.AddrPortFrom(clusterIP[f], servicePort)
+		a := n.Pods[0].Probe(n.Context(), inet.UDP, to, lab.Options{Timeout: lab.Patience})
 		if a.Outcome != lab.Answered && a.Outcome != lab.Refused {
 			n.Errorf("got %s: %v", a, a.Err)
 		}
