@@ -128,9 +128,10 @@ type NoLocal struct{ Internal, External int }
 
 // Totals returns the numbers of the plan.
 func (p *Planner) Totals() Totals {
+	places := &p.claims.places
 	t := Totals{
 		Services: len(p.services), Conflicts: p.claims.conflicts(), NoLocal: p.noLocal,
-		Disputed: p.claims.disputed(), Freed: p.freed && len(p.waiting) > 0,
+		Disputed: len(p.claims.losers)+len(places.unsettled)+len(places.unsettledRanges) > 0, Freed: p.freed && len(p.waiting) > 0,
 	}
 	for _, f := range p.rules.options.Families {
 		t.Next[f] = p.numbers[f].others.next

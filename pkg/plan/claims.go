@@ -308,11 +308,6 @@ func firstKeys(set map[model.Key]struct{}, n int) (first []model.Key) {
 	return first
 }
 
-// disputed reports whether [Conflicts.Settle] has something to decide, or [Conflicts.TakeLosers] something to return.
-func (cs *claims) disputed() bool {
-	return len(cs.losers)+len(cs.places.unsettled)+len(cs.places.unsettledRanges) > 0
-}
-
 // conflicts returns the number of frontends that a Service claims and another Service has.
 func (cs *claims) conflicts() int { return cs.lost + len(cs.places.beaten) + len(cs.places.fronts) }
 

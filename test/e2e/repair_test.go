@@ -293,7 +293,7 @@ func (w *repaired) repair(t *testing.T, command string, logs ...string) time.Dur
 		return errors.Join(grew(before, after, `kubenftproxy_batches_total{kind="full"}`), grew(before, after, repairs))
 	})
 	// An unused chain may stay for two seconds.
-	eventually(t, patience, func() error {
+	eventually(t, soon, func() error {
 		if diff := cmp.Diff(uncommented(w.want), uncommented(ruleset(t, w.Node))); diff != "" {
 			return fmt.Errorf("the tables (-before +after the repair):\n%s", diff)
 		}

@@ -42,7 +42,7 @@ func (c *Config) fullNeighbours(family inet.Family, statistics string) view.Find
 			"\"neighbour: "+[...]string{"arp", "ndisc"}[family]+"_cache: neighbor table "+
 			"overflow!\")",
 		c.on(fmt.Sprintf("sysctl -w %s=%d. To see the entries: ip neigh", dotted(limit), 4*most)),
-		"all network namespaces of this node, until the next boot. A full table takes more memory: about 1 KiB per entry")}
+		"all network namespaces of this node, until the next boot")}
 }
 
 // column returns a column of a file in /proc/net/stat: a line of names, then a line of hexadecimal numbers for each
