@@ -50,7 +50,7 @@ type Failures[K comparable] struct {
 
 	mu       sync.Mutex
 	sockets  map[K]*failure
-	services map[types.NamespacedName]*failing
+	services map[types.NamespacedName]*failing[K]
 }
 
 // failure is the last error of a socket, with its Service and the number of failed attempts.
@@ -60,9 +60,9 @@ type failure struct {
 	times   int
 }
 
-// failing has the number of failed sockets of a Service, and the reported problem, if any.
-type failing struct {
-	sockets  int
+// failing has the failed sockets of a Service, and the reported problem, if any.
+type failing[K comparable] struct {
+	sockets  map[K]struct{}
 	reported *model.Problem
 }
 
@@ -71,15 +71,15 @@ func (f *Failures[K]) Note(k K, service types.NamespacedName, err error, problem
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sockets == nil {
-		f.sockets, f.services = map[K]*failure{}, map[types.NamespacedName]*failing{}
+		f.sockets, f.services = map[K]*failure{}, map[types.NamespacedName]*failing[K]{}
 	}
 	if s := f.sockets[k]; s == nil || s.service != service {
 		f.forget(k)
 		f.sockets[k] = &failure{service: service}
 		if f.services[service] == nil {
-			f.services[service] = &failing{}
+			f.services[service] = &failing[K]{sockets: map[K]struct{}{}}
 		}
-		f.services[service].sockets++
+		f.services[service].sockets[k] = struct{}{}
 	}
 	s, of := f.sockets[k], f.services[service]
 	s.err = err
@@ -104,7 +104,7 @@ func (f *Failures[K]) forget(k K) {
 	}
 	delete(f.sockets, k)
 	of := f.services[s.service]
-	if of.sockets--; of.sockets > 0 {
+	if delete(of.sockets, k); len(of.sockets) > 0 {
 		return
 	}
 	delete(f.services, s.service)
@@ -121,6 +121,21 @@ func (f *Failures[K]) Of(k K) error {
 		return s.err
 	}
 	return nil
+}
+
+// OfService returns the last error of each failed socket of a Service.
+func (f *Failures[K]) OfService(name types.NamespacedName) map[K]error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	of := f.services[name]
+	if of == nil {
+		return nil
+	}
+	list := make(map[K]error, len(of.sockets))
+	for k := range of.sockets {
+		list[k] = f.sockets[k].err
+	}
+	return list
 }
 
 // All returns the last error of each failed socket.

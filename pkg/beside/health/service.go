@@ -221,10 +221,8 @@ func takenBy(name, owner types.NamespacedName) error {
 // Broken returns the reasons why a Service's port cannot be opened, with their remedies in brackets, one line for each
 // address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
-	for at, err := range s.broken.All() {
-		if at.service == name {
-			why = append(why, fmt.Sprintf("%v (%s)", err, fix(at, err)))
-		}
+	for at, err := range s.broken.OfService(name) {
+		why = append(why, fmt.Sprintf("%v (%s)", err, fix(at, err)))
 	}
 	slices.Sort(why)
 	return why

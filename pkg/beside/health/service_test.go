@@ -495,3 +495,27 @@ func TestChangedCountsCostNoWorkForSockets(t *testing.T) {
 		t.Errorf("%v local endpoints, want 3", got)
 	}
 }
+
+// BenchmarkBroken describes the failures of all Services, as the command services does. Each of them lacks a descriptor.
+func BenchmarkBroken(b *testing.B) {
+	for _, n := range []int{500, 4000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := newServices(func(model.Problem) {})
+			s.Files = descriptors.Of(0)
+			checks := map[types.NamespacedName]Check{}
+			for i := range n {
+				name := types.NamespacedName{Namespace: fmt.Sprint("tenant-", i%64), Name: fmt.Sprint("web-", i)}
+				checks[name] = Check{Port: uint16(30_000 + i), Served: both}
+			}
+			s.Sync(checks, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+			b.ReportAllocs()
+			for b.Loop() {
+				for name := range checks {
+					if len(s.Broken(name)) != 1 {
+						b.Fatalf("%s has no failure", name)
+					}
+				}
+			}
+		})
+	}
+}
