@@ -500,3 +500,25 @@ func TestOtherServicesCostNothing(t *testing.T) {
 		t.Error("the change of a Service without node ports wakes Run")
 	}
 }
+
+// BenchmarkOneNodePort changes all Services of many namespaces that claim the same node port, one after the other.
+func BenchmarkOneNodePort(b *testing.B) {
+	for _, n := range []int{1000, 8000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := New(Config{Families: inet.Families[:]})
+			services := make([]*model.Service, n)
+			for i := range services {
+				services[i] = nodePort(fmt.Sprint("web-", i), 30080, nil)
+				services[i].Name.Namespace = fmt.Sprint("tenant-", i%64)
+				services[i].Ports[0].Name.NamespacedName = services[i].Name
+				s.Service(services[i].Name, services[i])
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, service := range services {
+					s.Service(service.Name, service)
+				}
+			}
+		})
+	}
+}

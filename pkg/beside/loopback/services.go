@@ -59,7 +59,7 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	return list
 }
 
-// claims are the node ports of all Services.
+// claims are the node ports of all Services. The claims of one node port are in the order of [claim.compare].
 type claims struct {
 	byService map[types.NamespacedName][]*claim
 	byKey     map[model.Key][]*claim
@@ -69,16 +69,20 @@ type claims struct {
 func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.Key) {
 	for _, old := range c.byService[name] {
 		changed = append(changed, old.key)
-		others := slices.DeleteFunc(c.byKey[old.key],
-			func(other *claim) bool { return other.name.NamespacedName == name })
-		if c.byKey[old.key] = others; len(others) == 0 {
+		at, found := c.find(old)
+		if !found { // another port of the Service had the same node port
+			continue
+		}
+		if c.byKey[old.key] = slices.Delete(c.byKey[old.key], at, at+1); len(c.byKey[old.key]) == 0 {
 			delete(c.byKey, old.key)
 		}
 	}
 	delete(c.byService, name)
 	for _, now := range list {
 		changed = append(changed, now.key)
-		c.byKey[now.key] = append(c.byKey[now.key], now)
+		if at, again := c.find(now); !again {
+			c.byKey[now.key] = slices.Insert(c.byKey[now.key], at, now)
+		}
 	}
 	if len(list) > 0 {
 		c.byService[name] = list
@@ -86,12 +90,15 @@ func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.
 	return changed
 }
 
+// find returns the index of a claim among those of its node port, and whether its Service is there.
+func (c *claims) find(of *claim) (at int, found bool) {
+	return slices.BinarySearchFunc(c.byKey[of.key], of, (*claim).compare)
+}
+
 // winner returns the claim that gets a node port, or nil if there is none.
-func (c *claims) winner(k model.Key) (first *claim) {
-	for _, other := range c.byKey[k] {
-		if first == nil || other.compare(first) < 0 {
-			first = other
-		}
+func (c *claims) winner(k model.Key) *claim {
+	if list := c.byKey[k]; len(list) > 0 {
+		return list[0]
 	}
-	return first
+	return nil
 }
