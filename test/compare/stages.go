@@ -46,6 +46,7 @@ var stages = []stage{
 	{"loopback: a Service of many with the same node port", "./pkg/beside/loopback", "OneNodePort", []string{"1000", "8000"},
 		[]float64{1_000, 8_000}, 0.7, 4.5},
 	{"health: failures of a Service of many", "./pkg/beside/health", "Broken", []string{"500", "4000"}, []float64{500, 4_000}, 1.5, 13.5},
+	{"services: a note about an endpoint of many", "./pkg/inspect/console", "Notes", []string{"1000", "8000"}, []float64{1_000, 8_000}, 0.05, 0.1},
 	{"conntrack: a changed frontend is recorded", "./pkg/beside/conntrack", "Desired", nil, []float64{1_000}, 0.6, 0.1},
 }
 

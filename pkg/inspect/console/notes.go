@@ -51,10 +51,11 @@ func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Ad
 }
 
 func unique(list []string) []string {
+	known := make(map[string]struct{}, len(list))
 	var out []string
 	for _, s := range list {
-		if !slices.Contains(out, s) {
-			out = append(out, s)
+		if _, again := known[s]; !again {
+			known[s], out = struct{}{}, append(out, s)
 		}
 	}
 	return out
