@@ -240,12 +240,20 @@ func (t *turns) next(ready func(*waiting) bool) (w *waiting) {
 	switch {
 	case len(l.list) == 0:
 		delete(t.lines, namespace)
-		t.order = slices.Delete(t.order, first, first+1)
+		t.leave(first)
 	case l.spent >= turnElements:
 		l.spent = 0
-		t.order = append(slices.Delete(t.order, first, first+1), namespace)
+		t.leave(first)
+		t.order = append(t.order, namespace)
 	}
 	return w
+}
+
+// leave removes a namespace from the order. Only the namespaces before it move, which are not ready: there may be
+// thousands behind it.
+func (t *turns) leave(at int) {
+	copy(t.order[1:at+1], t.order[:at])
+	t.order = t.order[1:]
 }
 
 // endTurn ends the turn of a namespace at the end of a round.

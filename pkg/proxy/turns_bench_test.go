@@ -119,3 +119,28 @@ func BenchmarkTurns(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// BenchmarkNamespaces puts one Service of each of many namespaces into a queue, and takes all of them.
+func BenchmarkNamespaces(b *testing.B) {
+	for _, n := range []int{4_000, 64_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			names := make([]types.NamespacedName, n)
+			for i := range names {
+				names[i] = types.NamespacedName{Namespace: fmt.Sprint("tenant-", i), Name: "web"}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				q := newQueue()
+				for _, name := range names {
+					q.push(name, 1)
+				}
+				for w := q.next(false); w != nil; {
+					w = q.next(true)
+				}
+				if len(q.services) > 0 {
+					b.Fatalf("%d Services wait", len(q.services))
+				}
+			}
+		})
+	}
+}

@@ -43,6 +43,7 @@ var stages = []stage{
 	// The Service is read and planned from scratch, so the cost grows with the number of its endpoints.
 	{"proxy: an endpoint of a Service is replaced, for each endpoint", "./pkg/proxy", "Rolling", []string{"1-of-100", "1-of-1000"},
 		[]float64{100, 1_000}, 0.9, 1.7},
+	{"proxy: the turn of a namespace of many", "./pkg/proxy", "Namespaces", []string{"4000", "64000"}, []float64{4_000, 64_000}, 0.8, 4.5},
 	{"loopback: a Service of many with the same node port", "./pkg/beside/loopback", "OneNodePort", []string{"1000", "8000"},
 		[]float64{1_000, 8_000}, 0.7, 4.5},
 	{"health: failures of a Service of many", "./pkg/beside/health", "Broken", []string{"500", "4000"}, []float64{500, 4_000}, 1.5, 13.5},
