@@ -56,8 +56,9 @@ func (l *ledger) take(now time.Time) *change {
 	return c
 }
 
-// fewRanges is the largest number of ranges of a set that a batch deletes one by one.
-const fewRanges = 8
+// fewRanges is the largest number of ranges of a set that a batch deletes one by one. The deletion of three ranges may
+// take longer than to delete and add all of them, at any size of the set.
+const fewRanges = 2
 
 // chooseRemade chooses the sets to delete and to add again, and stores their new sizes.
 //
@@ -67,8 +68,7 @@ const fewRanges = 8
 // batch of the set and a large Service would delay the changes of other Services too long.
 //
 // A set of ranges (see hasRanges) is added again if the batch deletes more than fewRanges of them. The time to delete a
-// range grows with the number of earlier ranges. To delete and add all ranges takes as long as a few hundred single
-// deletions.
+// range grows with the number of earlier ranges.
 func (l *ledger) chooseRemade(c *change) {
 	ranges, adds := map[*nft.Set]int{}, false
 	for i := range c.elements {

@@ -289,7 +289,7 @@ func TestManySourceRangesAreDeleted(t *testing.T) {
 		k.Doubt()
 		mustSync(t, k, p, Adopted)
 	}
-	for _, n := range []int{900, 3, 400, 395, 0} {
+	for _, n := range []int{900, 3, 400, 398, 393, 0} {
 		changed := *s
 		changed.Ports = nil
 		for _, port := range s.Ports {

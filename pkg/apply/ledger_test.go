@@ -304,3 +304,35 @@ func BenchmarkChangeOne(b *testing.B) {
 		})
 	}
 }
+
+// TestRangesAreDeletedOrAddedAgain: a batch deletes two ranges of a set. To delete three of 10,000 may take 150 ms, so it
+// adds the others again.
+func TestRangesAreDeletedOrAddedAgain(t *testing.T) {
+	for _, deleted := range []int{1, 2, 3, 4} {
+		p := plan.New(options())
+		l := newLedger(p)
+		for _, n := range []int{10, 10 - deleted} {
+			s := everything(500, 3, 0, false)
+			for _, port := range s.Ports {
+				ranges := []model.AddrRange{}
+				for i := range n {
+					ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
+				}
+				port.Frontends[1].Sources = &model.Sources{Allowed: ranges}
+			}
+			p.Set(s.Name, s)
+			if l.change == nil {
+				l.track()
+			}
+		}
+		sets := 0
+		for _, s := range l.take(time.Now()).remade {
+			if hasRanges(s) {
+				sets++
+			}
+		}
+		if (sets > 0) != (deleted > 2) {
+			t.Errorf("%d deleted ranges: %d sets are added again", deleted, sets)
+		}
+	}
+}
