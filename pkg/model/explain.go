@@ -197,7 +197,7 @@ type summary struct {
 	here, elsewhere bool
 	// endpoints is the number of endpoints of the family.
 	endpoints int
-	// names are the names of the slices' ports, at most mostNames and a note about the rest.
+	// names are the names of the slices' ports.
 	names []string
 }
 
@@ -223,9 +223,6 @@ func (x *explainer) summarize(f inet.Family) *summary {
 	}
 	slices.Sort(n.names)
 	n.names = slices.Compact(n.names)
-	if more := len(n.names) - mostNames; more > 0 {
-		n.names = append(n.names[:mostNames], fmt.Sprintf("and %d more", more))
-	}
 	x.summaries[f] = n
 	return n
 }
@@ -241,6 +238,7 @@ const (
 // whyNone returns the reason why a service port has no endpoints in any slice.
 func (x *explainer) whyNone(sp *ServicePort) string {
 	n := x.summarize(sp.Family)
+	wanted := quotedName(sp.Name.Port) + "/" + sp.Protocol.String()
 	switch {
 	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() +
@@ -251,9 +249,14 @@ func (x *explainer) whyNone(sp *ServicePort) string {
 		return "its EndpointSlices have no " + sp.Family.String() + " address: " + WhyUnknownSelector
 	case len(n.names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods matches the targetPort of the Service"
+	case slices.Contains(n.names, wanted):
+		return "its EndpointSlices have this port, but no endpoint that can be used; the reason is beside each endpoint"
 	}
-	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() +
-		"; the slices have " + strings.Join(n.names, ", ")
+	names := n.names
+	if more := len(names) - mostNames; more > 0 {
+		names = append(slices.Clone(names[:mostNames]), fmt.Sprintf("and %d more", more))
+	}
+	return "no EndpointSlice with endpoints has a port named " + wanted + "; the slices have " + strings.Join(names, ", ")
 }
 
 func quotedName(s string) string { return `"` + s + `"` }

@@ -146,6 +146,8 @@ func TestReasons(t *testing.T) {
 
 func TestWhyThereIsNoEndpoint(t *testing.T) {
 	svc := explained(corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyCluster, "http")
+	loopback := sliceOf("a", eps("1r"), "http")
+	loopback.Endpoints[0].Addresses = []string{"127.0.0.1"}
 	for _, c := range []struct {
 		name   string
 		slices []*discoveryv1.EndpointSlice
@@ -158,6 +160,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 		{"a targetPort that no container has", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"))}, "no container port of the pods matches the targetPort of the Service",
 			"no container port of the pod matches the targetPort of the Service"},
 		{"another port name", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"), "web")}, `has a port named "http"/udp; the slices have "web"/udp`, ""},
+		{"unusable addresses", []*discoveryv1.EndpointSlice{loopback}, "have this port, but no endpoint that can be used", "is a loopback address"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := explainFrom(svc, c.slices, here, Options{})
