@@ -121,9 +121,8 @@ func (v *Verification) Text(p *Printer) {
 
 func (v *Verification) differences(p *Printer) {
 	if v.Total == 0 {
-		p.Printf("%s: %d tables, %d rules and %d elements match the plan (ruleset generation "+
-			"%d).\n", p.Paint(Good, "OK"), v.Tables,
-			v.Rules, v.Elements, v.Generation)
+		p.Printf("%s: %s, %d rules and %d elements match the plan (ruleset generation %d).\n",
+			p.Paint(Good, "OK"), Count(v.Tables, "table"), v.Rules, v.Elements, v.Generation)
 		if v.Passing != nil {
 			p.Printf("An earlier comparison found a difference that is gone now (a change in progress, or repaired): "+
 				"%s\n", v.Passing)

@@ -330,6 +330,8 @@ func TestCommits(t *testing.T) {
 }
 
 func TestVerification(t *testing.T) {
+	one := Verification{Tables: 1, Rules: 3, Elements: 4}
+	lab.Contains(t, printed(t, one.Text), "output", "OK: 1 table, 3 rules")
 	v := Verification{Tables: 2, Rules: 3, Elements: 4, Generation: 5, Passing: &Difference{Table: "ip x", In: "map m", Key: "k", Have: "1", Want: "2", Service: "default/web"}}
 	got := printed(t, v.Text)
 	if want := "OK: 2 tables, 3 rules and 4 elements match the plan (ruleset generation 5).\nAn earlier comparison found a difference that is gone now " +
