@@ -144,7 +144,7 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 // causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other
 // programs that write its tables. used are the families that this node or a Service uses.
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) view.Findings {
-	pods := podsAmong(o.local)
+	pods := podsAmong(o.local, c.Loop.Facts().ServiceCIDRs)
 	return slices.Concat(
 		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), fromSnapshot(&s.API), c.unbound(s),
 		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods),
@@ -473,16 +473,18 @@ func changedBy(process string) string {
 	return ". The ruleset was last changed by " + process
 }
 
-// podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without
-// duplicates.
-func podsAmong(local []netip.Addr) []netip.Addr {
+// podsAmong returns the addresses of pods: the addresses of local endpoints, without the node's own and without those of
+// Services, sorted, without duplicates.
+func podsAmong(local []netip.Addr, services [2][]netip.Prefix) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {
 		return nil
 	}
 	slices.SortFunc(local, netip.Addr.Compare)
 	local = slices.Compact(local)
-	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
+	return slices.DeleteFunc(local, func(addr netip.Addr) bool {
+		return addr.IsLoopback() || slices.Contains(own, addr) || within(services[inet.FamilyOf(addr)], addr)
+	})
 }
 
 // unrecognised reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -305,4 +306,11 @@ func TestStepsOfARequest(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want a cancelled request", err)
 	}
+}
+
+// TestServiceAddressesAreNoPods: an endpoint with the address of a Service, on this node by its EndpointSlice, is no pod.
+func TestServiceAddressesAreNoPods(t *testing.T) {
+	pod, vip := netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("10.96.0.10")
+	got := podsAmong([]netip.Addr{vip, pod}, [2][]netip.Prefix{{netip.MustParsePrefix("10.96.0.0/16")}})
+	lab.Same(t, []netip.Addr{pod}, got, "pods")
 }
