@@ -30,6 +30,8 @@ const (
 	UnusedAddress
 	// NoNodeAddress: no address of this node serves node ports.
 	NoNodeAddress
+	// UnservedFamily: this node does not serve the IP family of the address.
+	UnservedFamily
 	// Conflict: another Service has the address and port.
 	Conflict
 	// Codes is the number of outcomes.
@@ -111,6 +113,12 @@ var Rows = [Codes]Row{
 		OfAddress: true,
 		Fix: "add an address of this node to --nodeport-addresses (nodePortAddresses), " +
 			"if clients need the node port here",
+	},
+	// A cluster may have nodes without IPv6, and status reports a node that lacks it by mistake: no fix.
+	UnservedFamily: {
+		Reason:    "UnservedFamily",
+		Does:      "not served: this node lacks the IP family; kube-nftproxy status -o wide shows the reason",
+		OfAddress: true,
 	},
 	// The name of the other Service follows.
 	Conflict: {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -20,10 +21,12 @@ func TestOutcomesOfFrontends(t *testing.T) {
 	facts := &proxy.Facts{}
 	lost := frontendView(port(true), &local, false, facts)
 	lost.Lose("shop/other")
+	six := &view.Service{Ports: []view.ServicePort{{Family: "IPv6", Frontends: []view.Frontend{frontendView(port(true), &local, false, facts)}}}}
+	addUnserved(six, inet.Families[:1])
 	got := map[string]string{}
 	for _, f := range []view.Frontend{
 		frontendView(port(false), &nodePort, true, facts), frontendView(port(false), &nodePort, false, facts),
-		frontendView(port(true), &nodePort, false, facts), frontendView(port(true), &local, false, facts), lost,
+		frontendView(port(true), &nodePort, false, facts), frontendView(port(true), &local, false, facts), lost, six.Ports[0].Frontends[0],
 	} {
 		got[f.Reason] = f.Message
 		lab.Same(t, outcome.Rows[outcome.Of(f.Reason)].Fix == "", f.Normal, "%s: normal", f.Reason)

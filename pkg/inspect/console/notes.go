@@ -25,10 +25,6 @@ import (
 func (c *Console) notes(x *model.Explanation, facts *proxy.Facts, own []netip.Addr) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {
-		if !slices.Contains(c.Families, sp.Family) {
-			notes = append(notes, fmt.Sprintf("%s is not served on this node: kube-nftproxy status -o wide shows the "+
-				"reason", sp.Family))
-		}
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
 			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(own, f.Addr) {

@@ -137,6 +137,7 @@ func (c *Console) each(
 			continue
 		}
 		s := serviceView(x, &facts, lost)
+		addUnserved(s, c.Families)
 		c.addLoopback(s, x)
 		notes, wrong := c.notes(x, &facts, own)
 		s.Notes, s.Problems = notes, append(s.Problems, wrong...)
@@ -165,6 +166,16 @@ func texts[T fmt.Stringer](all []T) (list []string) {
 		list = append(list, fmt.Sprintf("and %d more", more))
 	}
 	return list
+}
+
+// addUnserved sets the outcome of frontends whose IP family this node does not serve.
+func addUnserved(s *view.Service, families []inet.Family) {
+	served := view.Texts(families)
+	for p, f := range s.Frontends() {
+		if !slices.Contains(served, p.Family) && f.LostTo == "" {
+			f.SetOutcome(outcome.UnservedFamily)
+		}
+	}
 }
 
 // addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program
