@@ -117,7 +117,7 @@ var Rows = [Codes]Row{
 	// A cluster may have nodes without IPv6, and status reports a node that lacks it by mistake: no fix.
 	UnservedFamily: {
 		Reason:    "UnservedFamily",
-		Does:      "not served: this node lacks the IP family; kube-nftproxy status -o wide shows the reason",
+		Does:      "not served: this node does not serve the IP family; kube-nftproxy status -o wide has the reason",
 		OfAddress: true,
 	},
 	// The name of the other Service follows.
