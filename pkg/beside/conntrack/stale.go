@@ -22,6 +22,8 @@ type Flow struct {
 	Server netip.AddrPort
 	// Replied is true after the first reply.
 	Replied bool
+	// Unconfirmed is true for a TCP connection whose server has answered, until the client confirms the answer.
+	Unconfirmed bool
 	// Established is true for a TCP connection after the handshake, until one side closes it.
 	Established bool
 	// Closed is true for a TCP connection that both sides have closed, or one has reset.

@@ -47,6 +47,7 @@ const (
 	// tcpUnacknowledged is IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED: no acknowledgement has followed the last data.
 	tcpUnacknowledged = 1 << 4
 
+	tcpSynReceived = 2
 	tcpEstablished = 3
 	tcpTimeWait    = 7 // the state CLOSE is 8
 
@@ -281,6 +282,7 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 		case attrProtoInfo:
 			tcp := netlink.Find(v, protoInfoTCP)
 			state := netlink.Find(tcp, protoTCPState)
+			f.Unconfirmed = len(state) > 0 && state[0] == tcpSynReceived
 			f.Established = len(state) > 0 && state[0] == tcpEstablished
 			f.Closed = len(state) > 0 && state[0] >= tcpTimeWait
 			for _, direction := range [...]uint16{protoTCPFlags, protoTCPReplyFlags} {

@@ -200,15 +200,19 @@ func (j *journey) answer(where netip.AddrPort) ending {
 				"firewall on the path rejects it.", where, where.Port()), true}
 		case flow == nil:
 			return ending{}
-		case flow.Replied:
+		case flow.Replied && !flow.Unconfirmed:
 			return ending{text: fmt.Sprintf("%s answered.", where)}
-		case time.Since(begin) > replies:
+		case flow.Replied && time.Since(begin) > replies:
+			return ending{fmt.Sprintf("%s answered, but the client has not confirmed the answer within %v: the answer "+
+				"was lost on the way back. A chain of another program may drop packets from %[1]s (nft list ruleset), "+
+				"or a route to %[3]s may be wrong (ip route get %[3]s).", where, replies, flow.Source.Addr()), true}
+		case !flow.Replied && time.Since(begin) > replies:
 			closed := ""
 			if j.protocol != inet.TCP { // connection tracking does not show a refusal, which is an ICMP error
 				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
 			}
 			return ending{fmt.Sprintf("%s has not answered within %v: %sthe pod is gone or hangs, or the packet or its answer was lost on the path (NetworkPolicy, "+
-				"route, remote node).", where, replies, closed), true}
+				"route, remote node), or a rule exempts the answer from connection tracking (notrack).", where, replies, closed), true}
 		}
 	}
 }

@@ -351,7 +351,7 @@ func TestTraceLive(t *testing.T) {
 }
 
 // TestTraceLiveOfPacketsInAnotherWay: a packet of another conntrack zone, and one by a bridge with br_netfilter, whose trace the kernel does not end,
-// reach the endpoint. A rule of iptables-legacy, which no trace shows, is suspected.
+// reach the endpoint. A rule of iptables-legacy, which no trace shows, is suspected. A loss of the answer is no success.
 func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 	for _, c := range []struct {
 		name, shell, want string
@@ -362,6 +362,11 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 		{"a bridge", "ip link add br0 type bridge && ip addr flush dev veth-pod1 && ip link set veth-pod1 master br0 && ip link set br0 up && " +
 			"ip addr add 10.244.0.1/32 dev br0 && ip route add 10.244.0.11/32 dev br0 && test -e /proc/sys/net/bridge/bridge-nf-call-iptables && " +
 			"sysctl -qw net.bridge.bridge-nf-call-iptables=1", "one of its processes. 10.244.0.10:8080 answered.\n", false},
+		{"the answer is dropped", "nft 'table ip z { chain c { type filter hook forward priority 10; ip saddr 10.244.0.10 drop; }; }'",
+			"10.244.0.10:8080 answered, but the client has not confirmed the answer within 1s: the answer was lost on the way back. A chain of another program " +
+				"may drop packets from 10.244.0.10:8080 (nft list ruleset), or a route to 10.244.0.11 may be wrong (ip route get 10.244.0.11).\n", true},
+		{"the answer is exempt", "nft 'table ip z { chain c { type filter hook prerouting priority -300; ip saddr 10.244.0.10 notrack; }; }'",
+			"a rule exempts the answer from connection tracking (notrack).\n", true},
 		{"iptables-legacy", "iptables-legacy -A FORWARD -p tcp --dport 8080 -j DROP",
 			"A trace does not show the rules of iptables-legacy, which may drop it; to list them: iptables-legacy-save.\n", true},
 	} {
