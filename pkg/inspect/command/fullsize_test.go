@@ -76,3 +76,16 @@ func TestTryFindsSmallMTU(t *testing.T) {
 		})
 	}
 }
+
+// TestTryNamesTheRoute: the result of a silent endpoint names the interface, so that a missing route of a pod shows.
+func TestTryNamesTheRoute(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 1})
+	silent := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.99"), 8080)
+	lab.Must(t, l.Node.Do(func() error {
+		what, fails := connect(t.Context(), silent.String())
+		if lab.Contains(t, what, "result", "or the route by eth0 is wrong"); !fails {
+			t.Error("no failure")
+		}
+		return nil
+	}))
+}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -73,7 +75,7 @@ func connect(ctx context.Context, address string) (what string, fails bool) {
 	begin := time.Now()
 	conn, err := (&net.Dialer{Timeout: tryFor}).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return inShort(err), true
+		return inShort(err, address), true
 	}
 	what = fmt.Sprintf("answers in %v", time.Since(begin).Round(time.Microsecond))
 	size, err := fullSize(ctx, conn.(*net.TCPConn))
@@ -106,17 +108,23 @@ func send(ctx context.Context, address string) (what string, fails bool) {
 			return "no refusal (a UDP server need not answer)", false
 		}
 	}
-	return inShort(err), true
+	return inShort(err, address), true
 }
 
-// inShort describes the cause of a connection error.
-func inShort(err error) string {
+// inShort describes the cause of an error of a connection to an address.
+func inShort(err error, address string) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return "connection refused: nothing listens on this port (check targetPort)"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy drops "+
-			"the packets", tryFor)
+		route := "the route"
+		if at, err := netip.ParseAddrPort(address); err == nil {
+			if device, _, err := (host.Routes{}).Out(at.Addr()); err == nil {
+				route += " by " + device
+			}
+		}
+		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, its network or a NetworkPolicy drops "+
+			"the packets, or %s is wrong", tryFor, route)
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
 		return "unreachable: this node has no route (or one of type blackhole or prohibit), or a router reports that " +
 			"there is none"
