@@ -35,8 +35,9 @@ func Follow(c Config, p Packet) (*Trace, error) {
 			"before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
 		w.end(Refused, "")
 	case !c.Table.Exists:
-		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run since this host has %s, "+
-			"or another program has deleted the table", c.Table.Family.Keyword(), c.Table.Name, c.Table.Family)
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: this host has no %[3]s or had none when "+
+			"kube-nftproxy started, kube-nftproxy has not run, or another program has deleted the table. kube-nftproxy "+
+			"status shows the reason", c.Table.Family.Keyword(), c.Table.Name, c.Table.Family)
 	case c.Table.Dormant:
 		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not "+
 			"evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)
@@ -240,7 +241,7 @@ func (e *evaluator) also(worlds []*world) (list []string) {
 	}
 	if len(other) > 0 {
 		names := view.Names(other, 0)
-		list = append(list, "other chains with rules that may stop it: "+names+"; trace --live shows whether they do")
+		list = append(list, "other chains with rules that may stop or mark it: "+names+"; trace --live shows its real path")
 	}
 	return list
 }
