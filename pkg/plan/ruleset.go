@@ -337,7 +337,8 @@ func (l *layout) translatedNear() []nft.Rule {
 	return []nft.Rule{
 		rule("an endpoint that reaches itself",
 			in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), daddr}, false), masquerade()),
-		rule("translated to a cluster IP by another program", in(l.clusterIPs, []nft.Field{daddr}, false), countedDrop()),
+		rule("translated to a cluster IP, by an endpoint with such an address or by another program",
+			in(l.clusterIPs, []nft.Field{daddr}, false), countedDrop()),
 	}
 }
 

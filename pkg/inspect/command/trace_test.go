@@ -85,6 +85,18 @@ metadata: {name: near-1, namespace: shop, labels: {kubernetes.io/service-name: n
 addressType: IPv4
 ports: [{port: 8080}]
 endpoints: [{addresses: [10.244.1.10], nodeName: node-2}, {addresses: [10.244.1.11], nodeName: node-2}, {addresses: [10.244.1.12], nodeName: node-2}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: twice, namespace: shop}
+spec: {clusterIP: 10.96.0.14, clusterIPs: [10.96.0.14], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: twice-1, namespace: shop, labels: {kubernetes.io/service-name: twice}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [10.96.0.11], nodeName: node-1}]
 `
 
 // tracedLab is a lab whose node has the tables for a file of manifests.
@@ -203,6 +215,12 @@ no endpoints
 Service port: shop/near
 
 there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node
+  100 %  dropped
+`},
+		{name: "an endpoint with a cluster IP", args: []string{"10.244.0.11", "10.96.0.14:80"}, wrong: true, want: `10.244.0.11 -> 10.96.0.14:80/tcp, arrives by veth-pod1
+Service port: shop/twice
+
+translated to a cluster IP, by an endpoint with such an address or by another program
   100 %  dropped
 `},
 		{name: "another protocol", args: []string{"10.244.0.11", "10.96.0.10:80/udp"}, wrong: true, want: `10.244.0.11 -> 10.96.0.10:80/udp, arrives by veth-pod1
