@@ -247,3 +247,14 @@ func TestLookupsHaveWords(t *testing.T) {
 		}
 	}
 }
+
+// TestReasonsWithoutRules: a host without IPv6 is a cause of a missing table, and a chain of another program may change the mark of a packet.
+func TestReasonsWithoutRules(t *testing.T) {
+	p := Packet{From: netip.MustParseAddr("10.244.0.11"), To: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: inet.TCP}
+	other := read.BaseChain{Family: "ip"}
+	other.Table, other.Name, other.Type, other.Hook, other.Uses = "z", "c", "filter", unix.NF_INET_PRE_ROUTING, 1
+	got, err := Follow(Config{Table: &read.Table{Name: "kube-nftproxy"}, Routes: &fake{}, Chains: []read.BaseChain{other}}, p)
+	lab.Must(t, err)
+	lab.Contains(t, got.Why, "why", "this host has no IPv4")
+	lab.Contains(t, fmt.Sprint(got.Also), "chains", "that may stop or mark it: ip z c")
+}
