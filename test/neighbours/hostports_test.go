@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,6 +86,9 @@ func besidePortmap(backend string) neighbour {
 		"removal of kube-nftproxy"
 	nb.allowed = hostPort
 	nb.reload = func(n *node) {
+		// Until kube-nftproxy has read the manifest of the pod, only portmap serves the port.
+		n.sh("timeout %d sh -c 'until nft list map ip kube-nftproxy nodeports | grep -q \"tcp . %d\"; do sleep 0.01; done'",
+			lab.Patience/time.Second, published)
 		n.sh("%s >/run/rules; %s", save, flush)
 		for range 20 {
 			n.must("without the rules of portmap", hostPort(n))
