@@ -169,12 +169,13 @@ func serveDatagrams(t *testing.T, h *lab.Host, port int) {
 }
 
 func sendDatagram(ctx context.Context, from *lab.Host, to netip.AddrPort, size int) error {
+	const soon = time.Second
 	conn, err := from.Dial(ctx, inet.UDP, to)
 	if err != nil {
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // unused from here on
-	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(soon)); err != nil {
 		return err
 	}
 	sent, got := bytes.Repeat([]byte("x"), size), make([]byte, 1<<16)

@@ -20,10 +20,6 @@ import (
 // patience is the longest wait for events that normally take milliseconds: the processors are often busy.
 const patience = lab.Patience
 
-// soon is the bound of a reaction to an event: a sixth of the time between two syncs without a change. A sync that happens anyway
-// is too late, and a busy processor is not.
-const soon = 5 * time.Second
-
 // daemon is the program under test.
 type daemon struct {
 	*proxy.Program

@@ -460,6 +460,7 @@ func (a asked) testTakenPort() {
 	})
 	eventually(a, patience, a.takenPortIsReported)
 	free()
+	const soon = 5 * time.Second // a sixth of the time between two syncs without a change
 	freed, n := time.Now(), 1
 	if a.theirs {
 		n = 2 // it tries again after a change

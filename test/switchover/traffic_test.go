@@ -191,9 +191,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 					t.Errorf("%s: %d attempts, of which %d have a result", proto, tally.made, got)
 				}
 			}
-			// Without its ICMP error, which the kernel's rate limit may suppress, a refused message counts as lost only later.
-			mayBeLate := tc.kinds[inet.UDP] == "refused"
-			if lossy := figures.lost+figures.retransmitted > 0; lossy != tc.lossy && !mayBeLate {
+			if lossy := figures.lost+figures.retransmitted > 0; lossy != tc.lossy {
 				t.Errorf("flows: lost %d messages, sent %d segments again; want some: %t", figures.lost, figures.retransmitted, tc.lossy)
 			}
 			if figures.sent < 50 || figures.flows != 8 {
