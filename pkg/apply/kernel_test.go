@@ -271,18 +271,23 @@ func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 	}
 }
 
+// allowSources restricts the second frontend of each service port to n ranges.
+func allowSources(s *model.Service, n int) {
+	for _, port := range s.Ports {
+		ranges := []model.AddrRange{}
+		for i := range n {
+			ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
+		}
+		port.Frontends[1].Sources = &model.Sources{Allowed: ranges}
+	}
+}
+
 // TestManySourceRangesAreDeleted: a batch that deletes many source ranges replaces their set. The new set has the ranges of the other Services.
 func TestManySourceRangesAreDeleted(t *testing.T) {
 	k, p := synced(t)
 	s := everything(500, 3, 0, false)
 	with := func(n int) {
-		for _, port := range s.Ports {
-			ranges := []model.AddrRange{}
-			for i := range n {
-				ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
-			}
-			port.Frontends[1].Sources = &model.Sources{Allowed: ranges}
-		}
+		allowSources(s, n)
 		p.Set(s.Name, s)
 		mustSync(t, k, p, Partial)
 		checkKernel(t, k, p)

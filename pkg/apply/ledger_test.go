@@ -313,13 +313,7 @@ func TestRangesAreDeletedOrAddedAgain(t *testing.T) {
 		l := newLedger(p)
 		for _, n := range []int{10, 10 - deleted} {
 			s := everything(500, 3, 0, false)
-			for _, port := range s.Ports {
-				ranges := []model.AddrRange{}
-				for i := range n {
-					ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
-				}
-				port.Frontends[1].Sources = &model.Sources{Allowed: ranges}
-			}
+			allowSources(s, n)
 			p.Set(s.Name, s)
 			if l.change == nil {
 				l.track()
