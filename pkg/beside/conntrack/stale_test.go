@@ -257,7 +257,7 @@ func TestLaterRequestsOverrideEarlierOnes(t *testing.T) {
 func TestStaleAllocatesNothing(t *testing.T) {
 	d := desired()
 	gone, np := flow(inet.UDP, "10.96.0.1:53", "10.244.0.12:53"), flow(inet.TCP, "192.0.2.9:30053", "192.0.2.9:30053")
-	if n := testing.AllocsPerRun(100, func() {
+	if n := lab.Allocations(func() {
 		if !d.Stale(&gone) || !d.Stale(&np) {
 			t.Fatal("not stale")
 		}

@@ -493,7 +493,7 @@ func TestOtherServicesCostNothing(t *testing.T) {
 	}
 	s := nodePort("plain", 30081, three)
 	s.Ports[0].Frontends = s.Ports[0].Frontends[:1]
-	if n := testing.AllocsPerRun(100, func() { b.Service(s.Name, s) }); n > 0 {
+	if n := lab.Allocations(func() { b.Service(s.Name, s) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 	if follow(50 * time.Millisecond); woken || len(b.dirty) > 0 {
