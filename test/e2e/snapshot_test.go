@@ -269,7 +269,8 @@ func TestRebootWithoutAPIServer(t *testing.T) {
 
 // TestFleet: the power of 20 nodes fails while the API server is away. Each node serves the Services of its snapshot,
 // and follows all changes when the API server answers again. Then all programs restart at once. No program lists more
-// than its Node.
+// than its Node. At last the API server loses its power, too: it has forgotten the versions of the snapshots, so each
+// program lists once, in turn, and serves the snapshot until then.
 func TestFleet(t *testing.T) {
 	const size = 20
 	s := newSnapshots(t, size)
@@ -332,6 +333,31 @@ func TestFleet(t *testing.T) {
 	start()
 	all(stable, "pod-0")
 	s.listedBy(t, size, 0)
+
+	for _, d := range programs {
+		d.awaitSnapshot(t)
+	}
+	s.Down()
+	s.api.KillServer()
+	for i, d := range programs {
+		d.Kill()
+		nft(t, s.Remotes[i], "flush ruleset")
+	}
+	start()
+	all(stable, "pod-0")
+	must(t, s.api.RestartServer(t.Context()))
+	s.apply(slice("stable", "stable-1", endpoint(s.Pods[1].IPv4)))
+	must(t, s.Up())
+	all(stable, "pod-1")
+	for _, d := range programs {
+		eventually(t, patience, func() error {
+			if len(d.lines("Received all Services")) == 0 {
+				return errors.New("the program still lists")
+			}
+			return nil
+		})
+	}
+	s.listedBy(t, size, 3*size)
 }
 
 // changed returns a snapshot with another header and other objects, and with the right checksum.
