@@ -12,6 +12,7 @@
 #   GROWTH=1           only the growth of costs with the size of a cluster, without an API server; ten minutes
 #   STARTS=20          only the load of the API server by 20 nodes that start at once; OUTPUT=. writes the table of 20 nodes
 #   WATCHERS=20,200    only the load of the API server by clients of 20 and 200 nodes, and a roll-out to 200
+#   CONTROLLERS=100    only the load of the API server by a rolling update that 100 nodes watch, with flags of kube-controller-manager; two minutes
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md, docs/scale.md, docs/dsr.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
@@ -46,6 +47,10 @@ if [ -n "${PACKETS:-}" ]; then packets && exit; fi
 if [ -n "${DIRECT:-}" ]; then bin/compare -direct -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
 if [ -n "${WATCHERS:-}" ]; then bin/compare -watchers "$WATCHERS" -only "${SIZES:-}" -output "${OUTPUT:-}" && exit; fi
+if [ -n "${CONTROLLERS:-}" ]; then
+  hack/kubernetes.sh kube-controller-manager
+  bin/compare -controllers "$CONTROLLERS" -output "${OUTPUT:-}" && exit
+fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
 if [ -z "${QUICK:-}" ]; then
   bin/compare -algorithms -output "${OUTPUT:-}"

@@ -103,8 +103,8 @@ func (s *Store) create(obj runtime.Object) {
 	s.Put(obj)
 }
 
-// Put stores an object unchanged, in place of one with its name: a Service, EndpointSlice, Node or ServiceCIDR. It should have a
-// UID and a creation time, and no resource version.
+// Put stores an object unchanged, in place of one with its name: a Service, EndpointSlice, Pod, Node or ServiceCIDR. It should have
+// a UID and a creation time, and no resource version.
 func (s *Store) Put(obj runtime.Object) {
 	key, version, err := storeKey(obj)
 	if err != nil {
@@ -137,6 +137,8 @@ func storeKey(obj runtime.Object) (key string, version schema.GroupVersion, err 
 		return "/registry/services/specs/" + namespaceOf(obj) + "/" + obj.Name, corev1.SchemeGroupVersion, nil
 	case *discoveryv1.EndpointSlice:
 		return "/registry/endpointslices/" + namespaceOf(obj) + "/" + obj.Name, discoveryv1.SchemeGroupVersion, nil
+	case *corev1.Pod:
+		return "/registry/pods/" + namespaceOf(obj) + "/" + obj.Name, corev1.SchemeGroupVersion, nil
 	case *corev1.Node:
 		return "/registry/minions/" + obj.Name, corev1.SchemeGroupVersion, nil
 	case *networkingv1.ServiceCIDR:

@@ -39,6 +39,8 @@ type settings struct {
 	starts int
 	// watchers selects the measurement of clients of the API server instead, with these numbers of nodes.
 	watchers string
+	// controllers selects the measurement of flags of kube-controller-manager instead, with this number of nodes.
+	controllers int
 	// growth selects the measurement of the growth of costs instead.
 	growth bool
 	// packets selects the measurement of first packets instead, in a number of turns, and also with the rules of these
@@ -72,6 +74,8 @@ func main() {
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.StringVar(&s.watchers, "watchers", "",
 		"measure the load of the API server by clients of these numbers of nodes instead, as in 20,200")
+	flag.IntVar(&s.controllers, "controllers", 0,
+		"measure flags of kube-controller-manager instead, with clients of this number of nodes")
 	flag.BoolVar(&s.growth, "growth", false, "measure how costs grow with the size of a cluster, instead of the plan")
 	flag.BoolVar(&s.packets, "packets", false,
 		"measure first packets with several rulesets instead; -only has sizes as in \"50000xmixed IPv6 UDP\"")
@@ -111,6 +115,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.watchers != "" {
 		return measureWatchers(ctx, s)
+	}
+	if s.controllers > 0 {
+		return measureControllers(ctx, s)
 	}
 	if s.starts > 0 {
 		return measureStarts(ctx, s)
