@@ -31,8 +31,12 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	var err error
 	switch {
 	case p.Own && p.NoRoute:
+		advice := "Add a route, such as a default route"
+		if !c.Table.Exists {
+			advice = fmt.Sprintf("kube-nftproxy has no table for %s either: kube-nftproxy status shows the reason", c.Table.Family)
+		}
 		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" "+
-			"before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
+			"before any rule is evaluated. %s", p.To.Addr(), advice)
 		w.end(Refused, "")
 	case !c.Table.Exists:
 		t.Why = fmt.Sprintf("there is no table %s %s on this node: this host has no %[3]s or had none when "+

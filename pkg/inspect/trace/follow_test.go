@@ -257,4 +257,10 @@ func TestReasonsWithoutRules(t *testing.T) {
 	lab.Must(t, err)
 	lab.Contains(t, got.Why, "why", "this host has no IPv4")
 	lab.Contains(t, fmt.Sprint(got.Also), "chains", "that may stop or mark it: ip z c")
+	p.Own, p.NoRoute = true, true
+	for exists, advice := range map[bool]string{true: "Add a route", false: "kube-nftproxy status shows the reason"} {
+		got, err = Follow(Config{Table: &read.Table{TableInfo: nft.TableInfo{Exists: exists}}, Routes: &fake{}}, p)
+		lab.Must(t, err)
+		lab.Contains(t, got.Why, "why", advice)
+	}
 }
