@@ -269,8 +269,8 @@ func TestRebootWithoutAPIServer(t *testing.T) {
 
 // TestFleet: the power of 20 nodes fails while the API server is away. Each node serves the Services of its snapshot,
 // and follows all changes when the API server answers again. Then all programs restart at once. No program lists more
-// than its Node. At last the API server loses its power, too: it has forgotten the versions of the snapshots, so each
-// program lists once, in turn, and serves the snapshot until then.
+// than its Node. At last all nodes reboot, and the API server, too: it has forgotten the versions of the snapshots, so
+// each program lists once, in turn, and serves the snapshot until then.
 func TestFleet(t *testing.T) {
 	const size = 20
 	s := newSnapshots(t, size)
@@ -322,26 +322,28 @@ func TestFleet(t *testing.T) {
 	}
 	s.listedBy(t, size, 0)
 
+	stop := func() {
+		for _, d := range programs {
+			must(t, d.Signal(syscall.SIGTERM))
+		}
+		for _, d := range programs {
+			must(t, exits(t, d.Program))
+		}
+	}
 	for _, d := range programs {
 		d.awaitSnapshot(t)
-		must(t, d.Signal(syscall.SIGTERM))
 	}
-	for _, d := range programs {
-		must(t, exits(t, d.Program))
-	}
+	stop()
 	s.apply(slice("stable", "stable-1", endpoint(s.Pods[0].IPv4)))
 	start()
 	all(stable, "pod-0")
 	s.listedBy(t, size, 0)
 
-	for _, d := range programs {
-		d.awaitSnapshot(t)
-	}
+	stop()
 	s.Down()
 	s.api.KillServer()
-	for i, d := range programs {
-		d.Kill()
-		nft(t, s.Remotes[i], "flush ruleset")
+	for _, h := range s.Remotes {
+		nft(t, h, "flush ruleset")
 	}
 	start()
 	all(stable, "pod-0")
