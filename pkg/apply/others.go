@@ -206,11 +206,13 @@ func (o *others) countForeign(generation uint32, commits int) {
 // after reports whether generation a follows generation b, or b is 0. Generations wrap around, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
-// recordRepair records that a full sync has repaired all changes up to a generation.
+// recordRepair records that a full sync has repaired all changes up to a generation, also those that the listener
+// missed: a flush of many elements overruns its queue.
 func (o *others) recordRepair(generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.fixed = generation; !after(o.touchedIn, generation) {
+	o.fixed, o.since, o.unheard, o.lost = generation, generation, 0, false
+	if !after(o.touchedIn, generation) {
 		o.touched = ""
 	}
 }

@@ -203,6 +203,28 @@ func TestManyElementsAreRewrittenWithoutACheck(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
+// TestARepairCoversWhatTheListenerMissed: a flush of many elements overruns the listener's queue. After the repair, no
+// second full sync follows, but a commit that the listener misses later still causes one.
+func TestARepairCoversWhatTheListenerMissed(t *testing.T) {
+	k, p := listening(t)
+	run(t, "nft", "flush ruleset")
+	heard(t, k)
+	k.others.note(&nft.Commit{Lost: true}, "")
+	awaitForeignChange(t, k)
+	late := nft.Commit{Generation: k.generation + 1} // announced before the repair, and received after it
+	k.others.note(&nft.Commit{Lost: true}, "")
+	k.Doubt()
+	mustSync(t, k, p, Full)
+	k.elements = mostChecked + 1
+	k.others.note(&late, "")
+	if yes, err := k.CheckRuleset(); err != nil || yes {
+		t.Errorf("CheckRuleset() = %v, %v after a repair: %s", yes, err, k.Touched())
+	}
+	unheard(t, k, p, mostChecked+1, func() { run(t, "nft", altered["a value"].command) })
+	mustSync(t, k, p, Full)
+	checkKernel(t, k, p)
+}
+
 // TestAChangeDuringACommitIsRepaired: a check of all elements finds a change that the listener missed during a commit of this process.
 func TestAChangeDuringACommitIsRepaired(t *testing.T) {
 	k, p := listening(t)
