@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -12,7 +13,9 @@ import (
 
 // queue holds the changed Services that wait to be planned. Each round has Services of one kind, in turns by namespace.
 // The kinds also take turns. So large Services do not delay the commit of small ones, and small ones do not starve
-// large ones.
+// large ones. A namespace with little work does not wait for a turn of each namespace with much work, however many
+// these are: its Services have rounds of their own, which are first after each other round. If all small Services that
+// wait have room in such a round, it also has these.
 //
 // A Service that releases a frontend waits until all Services of its namespace that already wait are planned, because
 // one of these may take over the frontend. If an earlier round removed the old owner, the kernel would reject packets
@@ -29,6 +32,9 @@ type queue struct {
 	last     int
 	services map[types.NamespacedName]*waiting
 	arrivals uint64
+	// spent has the costs of the little Services of each namespace since a time.
+	spent map[string]int
+	since time.Time
 	// tired is true if the current round has a large Service. Then all large Services rest.
 	tired bool
 	rest  rest
@@ -38,20 +44,31 @@ type queue struct {
 type kind int
 
 const (
-	small kind = iota
-	releasing
+	// little are Services of namespaces whose changes need at most littleElements together in a time of littleEvery.
+	little kind = iota
+	small
 	large
+	releasing
 	kinds
 )
 
-// rotation is the order in which the kinds have turns. After a round of another kind, small Services are first.
-var rotation = [...]kind{small, releasing, small, large}
+// rotation is the order in which the kinds have turns. After a round of another kind, little Services are first, then
+// small ones.
+var rotation = [...]kind{little, small, little, releasing, little, small, little, large}
+
+const (
+	littleElements = turnElements / 4
+	littleEvery    = time.Second
+)
+
+// mostOf has the greatest cost of a Service of each kind.
+var mostOf = [kinds]int{littleElements, turnElements, math.MaxInt, math.MaxInt}
 
 // restOfLarge is the time for which large Services rest, as a multiple of the time of their last round.
 const restOfLarge = 2
 
 func newQueue() queue {
-	q := queue{services: map[types.NamespacedName]*waiting{}}
+	q := queue{services: map[types.NamespacedName]*waiting{}, spent: map[string]int{}}
 	q.kinds[releasing].byAge = true
 	return q
 }
@@ -59,6 +76,7 @@ func newQueue() queue {
 // push adds a Service with its estimated cost. A Service that already waits keeps its position.
 func (q *queue) push(name types.NamespacedName, cost int) {
 	if w := q.services[name]; w != nil {
+		q.kinds[w.kind].cost += max(0, cost-w.cost)
 		w.cost = max(w.cost, cost)
 		return
 	}
@@ -67,11 +85,23 @@ func (q *queue) push(name types.NamespacedName, cost int) {
 	}
 	q.arrivals++
 	w := &waiting{name: name, cost: cost, arrived: q.arrivals, kind: small}
-	if cost > turnElements {
-		w.kind = large
+	if spent := q.spent[name.Namespace] + cost; spent <= littleElements {
+		w.kind, q.spent[name.Namespace] = little, spent
 	}
-	q.services[name] = w
-	q.kinds[w.kind].add(w)
+	q.enlarge(w)
+}
+
+// begin begins a round: it ends rests and times that are over.
+func (q *queue) begin(now time.Time) {
+	if q.rest.end(now); now.Sub(q.since) >= littleEvery {
+		clear(q.spent)
+		q.since = now
+	}
+}
+
+// waits reports whether a Service of a namespace waits.
+func (q *queue) waits(namespace string) bool {
+	return slices.ContainsFunc(q.kinds[:], func(t turns) bool { return t.lines[namespace] != nil })
 }
 
 // postpone puts a Service that releases frontends behind all Services of its namespace that wait.
@@ -81,11 +111,13 @@ func (q *queue) postpone(w *waiting, age model.Age) {
 	q.kinds[releasing].add(w)
 }
 
-// enlarge puts a small Service that has turned out to be large among the large ones.
+// enlarge puts a Service among those of its kind, or of a later kind if its cost is too great.
 func (q *queue) enlarge(w *waiting) {
-	w.kind = large
+	for w.cost > mostOf[w.kind] {
+		w.kind++
+	}
 	q.services[w.name] = w
-	q.kinds[large].add(w)
+	q.kinds[w.kind].add(w)
 }
 
 // next removes and returns the next Service of a round, or nil if the round has no more. begun is false if the round
@@ -97,18 +129,27 @@ func (q *queue) next(begun bool) *waiting {
 			q.last = (q.last + 1) % len(rotation)
 		}
 		of := rotation[q.last]
-		w := q.kinds[of].next(q.isReady)
-		for ; w != nil && of == small && w.cost > turnElements; w = q.kinds[of].next(q.isReady) {
-			q.enlarge(w) // it has grown since its arrival
-		}
-		if w != nil {
-			delete(q.services, w.name)
+		w := q.take(of)
+		if w == nil && begun && of == little && q.kinds[small].cost <= roundElements {
+			w = q.take(small) // one round for all of them
 		}
 		if w != nil || begun {
 			return w
 		}
 	}
 	return nil
+}
+
+// take removes and returns the next Service of a kind, or nil.
+func (q *queue) take(of kind) *waiting {
+	w := q.kinds[of].next(q.isReady)
+	for ; w != nil && w.cost > mostOf[of]; w = q.kinds[of].next(q.isReady) {
+		q.enlarge(w) // it has grown since its arrival
+	}
+	if w != nil {
+		delete(q.services, w.name)
+	}
+	return w
 }
 
 // ready reports whether next would return a Service of a new round.
@@ -118,11 +159,12 @@ func (q *queue) ready() bool {
 
 // isReady reports whether a Service may be planned now.
 func (q *queue) isReady(w *waiting) bool {
-	if w.kind != small && w.cost > turnElements && !q.rest.until.IsZero() {
+	if w.kind >= large && w.cost > turnElements && !q.rest.until.IsZero() {
 		return false
 	}
-	return w.kind != releasing ||
-		q.kinds[small].passed(w.name.Namespace, w.arrived) && q.kinds[large].passed(w.name.Namespace, w.arrived)
+	return w.kind != releasing || !slices.ContainsFunc(q.kinds[:releasing], func(t turns) bool {
+		return !t.passed(w.name.Namespace, w.arrived)
+	})
 }
 
 // committed ends the round, which took some time. If it has a large Service, large Services rest.
@@ -163,6 +205,8 @@ type turns struct {
 	lines map[string]*line
 	// order lists the namespaces with waiting Services. The first one has the next turn.
 	order []string
+	// cost is the sum of the costs of the waiting Services.
+	cost int
 }
 
 // line has the waiting Services of a namespace, in the order of their arrival or age.
@@ -208,6 +252,7 @@ func (t *turns) add(w *waiting) {
 		return cmp.Compare(a.arrived, b.arrived)
 	})
 	l.list = slices.Insert(l.list, at, w)
+	t.cost += w.cost
 }
 
 // find returns the first namespace whose next Service is ready, as an index of order; -1 if there is none.
@@ -237,6 +282,7 @@ func (t *turns) next(ready func(*waiting) bool) (w *waiting) {
 	}
 	l.first = !t.byAge && !l.first
 	l.spent += w.cost
+	t.cost -= w.cost
 	switch {
 	case len(l.list) == 0:
 		delete(t.lines, namespace)

@@ -60,14 +60,14 @@ func (p *Proxy) planFirst(names []types.NamespacedName) {
 // planRound plans a round of changed Services, and returns their names.
 func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q, begun, elements := &p.queue, p.Now(), 0
-	q.rest.end(begun)
+	q.begin(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
 		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
 		w.cost = max(w.cost, old.Needs(service))
 		switch {
-		case of == small && w.cost > turnElements:
+		case w.cost > mostOf[of]:
 			q.enlarge(w) // the estimate does not know the slots of an algorithm
-		case of != releasing && len(q.services) > 0 && old.Releases(service):
+		case of != releasing && q.waits(w.name.Namespace) && old.Releases(service):
 			q.postpone(w, old.Age())
 		default:
 			p.planService(w.name, service)

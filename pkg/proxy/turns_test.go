@@ -41,7 +41,10 @@ func TestOrderOfTurns(t *testing.T) {
 	for _, c := range []struct{ title, arrive, want string }{
 		{"one namespace: newest and oldest in turn", "a/1:1 a/2:1 a/3:1 a/4:1", "4 1 3 2"},
 		{"one turn of each namespace", "a/1:1000 a/2:1000 a/3:1000 b/4:1000 b/5:1000", "3 5 1 4 2"},
-		{"a turn has several small Services", "a/1:400 a/2:400 a/3:400 a/4:400 b/5:1", "4 1 3 5 2"},
+		{"a turn has several small Services", "a/1:400 a/2:400 a/3:400 a/4:400 b/5:300", "4 1 3 5 2"},
+		{"little work is first", "a/1:900 a/2:900 a/3:900 a/4:900 a/5:900 a/6:900 b/7:1", "7 | 6 1 5 2 4 3"},
+		{"one round if all have room", "a/1:100 a/2:100 a/3:100 b/4:1", "2 1 4 3"},
+		{"a Service that has grown is not little any more", "a/1:1 b/2:300 a/1:300 c/3:2 c/3:2000", "2 1 | 3"},
 		{"small Services before large ones, in rounds of their own", "a/1:2000 b/2:10 a/3:10", "2 3 | 1"},
 		{"large Services have turns and rounds of their own", "a/1:1200 a/2:1200 b/3:1300", "2 | 3 | 1"},
 		{"a round ends at its size", "a/1:900 b/2:900 c/3:900 d/4:900 e/5:900 f/6:900 g/7:900", "1 2 3 4 5 6 | 7"},
@@ -114,7 +117,7 @@ func TestServicesThatReleaseAreLast(t *testing.T) {
 	q.rest = rest{}
 	lab.Same(t, "4", q.next(false).name.Name, "large Service")
 	arrive("a/6:900")
-	q.last = 0
+	q.last = slices.Index(rotation[:], releasing) - 1
 	lab.Same(t, "3", q.next(false).name.Name, "Service that releases frontends")
 }
 
@@ -131,6 +134,27 @@ func TestYoungestServiceThatReleasesIsFirst(t *testing.T) {
 		order = append(order, q.next(false).name.Name)
 	}
 	lab.Same(t, []string{"4", "2", "5", "0", "3", "1"}, order, "order")
+}
+
+// A namespace with little work waits for the current round and a round of little work, regardless of the number of
+// namespaces that change as much as they can. These make progress.
+func TestManyNamespacesDelayLikeOne(t *testing.T) {
+	for _, busy := range []int{1, roundElements / littleElements} {
+		q, now, handed := newQueue(), time.Unix(1_000_000, 0), 0
+		for round := range 100 {
+			for i := range busy * 20 {
+				q.push(waitingFor(t, fmt.Sprintf("busy-%d/%d:100", i%busy, i)))
+			}
+			q.push(waitingFor(t, "quiet/web:12"))
+			q.begin(now.Add(time.Duration(round) * roundTime))
+			names := q.round()
+			handed += len(names)
+			if round%2 == 0 && !slices.Contains(names, "web") && !slices.Contains(q.round(), "web") {
+				t.Fatalf("beside %d namespaces, a Service waits after round %d", busy, round)
+			}
+		}
+		lab.Same(t, true, handed > 1_000, "progress")
+	}
 }
 
 // Namespaces with random changes share the queue. For each Service, the work of each other namespace between its
