@@ -428,14 +428,7 @@ func (p *Planner) assignRanges(out *service, s *model.Service) bool {
 // for them, no source is allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
-		for i := range port.Frontends {
-			if f := &port.Frontends[i]; f.Sources != nil {
-				if s.sources[port.Family] == nil {
-					s.sources[port.Family] = &sources{family: port.Family}
-				}
-				s.sources[port.Family].add(f)
-			}
-		}
+		s.sources.add(port.ServicePort)
 		port.sources = s.sources[port.Family]
 	}
 	for f, out := range s.sources {
@@ -464,14 +457,6 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 		out.lists, out.number = [sourceLists][]model.AddrRange{}, 0
 		s.leaveOut(sourceTexts[max(first, 0)].path, "no source is allowed: "+reason)
 	}
-}
-
-// count is the number of source ranges.
-func (s *sources) count() (n int) {
-	for _, ranges := range s.lists {
-		n += len(ranges)
-	}
-	return n
 }
 
 // uses returns the units that a Service needs. It does not count room that no port uses, because the port got no number

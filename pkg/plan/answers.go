@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -54,9 +55,10 @@ func (s PlannedService) Releases(next *model.Service) bool {
 	return released
 }
 
-// Elements returns the number of elements that the Service takes of [Room], and of frontends that take none.
+// Elements returns the numbers of elements and source ranges that the Service takes of [Room], and of frontends that
+// take none.
 func (s PlannedService) Elements() int {
-	n := s.takes[ofElements]
+	n := s.takes[ofElements] + s.takes[ofSourceRanges]
 	for _, p := range s.ports {
 		if p.form == formSingle {
 			n += len(p.Frontends)
@@ -65,16 +67,18 @@ func (s PlannedService) Elements() int {
 	return n
 }
 
-// Needs returns the number of elements that the Service asks for if [Planner.Set] replaces it by next; nil stands for a
-// deleted Service.
+// Needs returns what [PlannedService.Elements] would return after [Planner.Set] has replaced the Service by next, if
+// there is room for all of it; nil stands for a deleted Service.
 func (s PlannedService) Needs(next *model.Service) (n int) {
 	if next == nil {
 		return 0
 	}
+	var ranges sourcesOfService
 	for _, sp := range next.Ports {
-		n += s.planner.formsOf(sp)[0].elements(sp)
+		n += max(s.planner.formsOf(sp)[0].elements(sp), len(sp.Frontends))
+		ranges.add(sp)
 	}
-	return n
+	return n + ranges[inet.IPv4].count() + ranges[inet.IPv6].count()
 }
 
 // Present returns the planned frontends and endpoints of the Service.

@@ -22,7 +22,7 @@ type service struct {
 	ports []*port
 	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
-	sources [2]*sources
+	sources sourcesOfService
 	takes   takes
 	// reserved is the cluster IP of each family without a frontend.
 	reserved [2]netip.Addr

@@ -132,6 +132,31 @@ func (s *sources) add(f *model.Frontend) {
 	s.lists[deniedSources] = f.Sources.Denied
 }
 
+// sourcesOfService are the source ranges of a Service in each family; nil without any.
+type sourcesOfService [2]*sources
+
+// add adds the source ranges of a service port.
+func (s *sourcesOfService) add(sp *model.ServicePort) {
+	for i := range sp.Frontends {
+		if f := &sp.Frontends[i]; f.Sources != nil {
+			if s[sp.Family] == nil {
+				s[sp.Family] = &sources{family: sp.Family}
+			}
+			s[sp.Family].add(f)
+		}
+	}
+}
+
+// count is the number of source ranges.
+func (s *sources) count() (n int) {
+	if s != nil {
+		for _, ranges := range s.lists {
+			n += len(ranges)
+		}
+	}
+	return n
+}
+
 // sourcesID returns an id for the source ranges of a Service. No service port has this id, because the name of a port
 // has no space.
 func sourcesID(name types.NamespacedName, f inet.Family) portID {
