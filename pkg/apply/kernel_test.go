@@ -2,6 +2,7 @@ package apply
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -268,6 +269,38 @@ func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 		if retains(k) {
 			t.Errorf("order %d: something is retained", i)
 		}
+	}
+}
+
+// TestRestartAdoptsSourceRangesWithoutFrontends: an older Service has the load-balancer IP of four others. No frontend
+// shows the numbers of their source ranges, some of which are equal.
+func TestRestartAdoptsSourceRangesWithoutFrontends(t *testing.T) {
+	lab.EnterNamespace(t)
+	byName, names := map[types.NamespacedName]*model.Service{}, []types.NamespacedName{}
+	for i := range 5 {
+		s := everything(1, 3, 0, false)
+		s.Name.Name, s.Created = fmt.Sprint("svc-", i), time.Unix(int64(i), 0)
+		allowSources(s, 1+i/2)
+		for _, port := range s.Ports { // each has its own cluster IP
+			port.Name.Name = s.Name.Name
+			port.Frontends[0].Addr = vip(port.Family, 5000+i)
+		}
+		byName[s.Name], names = s, append(names, s.Name)
+	}
+	for i, want := range []Kind{Full, Adopted, Adopted} {
+		k, p := open(t), plan.New(options())
+		slices.Reverse(names)
+		lab.Must(t, k.Recall(p, slices.Collect(maps.Values(byName))))
+		age := func(name types.NamespacedName) model.Age { return byName[name].Age() }
+		p.Begin(names, age, func(names []types.NamespacedName) {
+			for _, name := range names {
+				p.Set(name, byName[name])
+			}
+		})
+		if r, err := k.Sync(p); err != nil || r.Kind != want {
+			t.Errorf("start %d: %s sync (%s), %v, want %s", i, r.Kind, r.Why, err, want)
+		}
+		checkKernel(t, k, p)
 	}
 }
 

@@ -71,11 +71,21 @@ func (k *Kernel) leftState(t *nft.Table) (left *state, f *nft.KernelTable, err e
 }
 
 func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table, left *state) (err error) {
-	var deleted []nft.Element
-	if set := plan.SetsNamed([]*nft.Table{t}, plan.DeletedUDPSet)[0]; k.readable[set] {
-		deleted, err = k.conn.Elements(set)
+	var deleted, sources []nft.Element
+	for _, set := range t.Sets {
+		to := &sources
+		if set.Name == plan.DeletedUDPSet {
+			to = &deleted
+		} else if !plan.HasSources(set) {
+			continue
+		}
+		if k.readable[set] && err == nil {
+			var list []nft.Element
+			list, err = k.conn.Elements(set)
+			*to = append(*to, list...)
+		}
 	}
-	p.Resume(t.Family, left.next, deleted)
+	p.Resume(t.Family, left.next, deleted, sources)
 	if err != nil {
 		return err
 	}

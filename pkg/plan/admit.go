@@ -223,7 +223,8 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 	case before.number != 0 && affine == (before.ids != nil):
 		n.ids, n.number = before.ids, before.number
 	default:
-		if n.number, reason = p.number(s, n.id(), affine); reason != "" {
+		recall := func() uint32 { return p.recallNumber(n.id(), affine) }
+		if n.number, reason = p.number(s, n.Family, affine, recall); reason != "" {
 			return reason
 		}
 		if affine {
@@ -308,16 +309,16 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 	s.leaveOut(field, reason)
 }
 
-// number assigns a number to a service port or to source ranges, if possible the number that an earlier process
-// assigned. It returns the reason of a refusal.
-func (p *Planner) number(s *service, id portID, affine bool) (n uint32, reason string) {
-	q := numbersOf(id.family, affine)
+// number assigns a number to a service port or to source ranges, if possible the one that recall assigns. It returns
+// the reason of a refusal.
+func (p *Planner) number(s *service, f inet.Family, affine bool, recall func() uint32) (n uint32, reason string) {
+	q := numbersOf(f, affine)
 	if reason = p.request(s, q, 0, 1); reason != "" {
 		s.lacking().needs(q, 1)
 		return 0, reason
 	}
-	if n = p.recallNumber(id, affine); n == 0 {
-		n = p.numbers[id.family].assign(affine)
+	if n = recall(); n == 0 {
+		n = p.numbers[f].assign(affine)
 	}
 	if n == 0 { // the batch also frees numbers; until then, they are in use
 		p.request(s, q, 1, 0)
@@ -448,7 +449,13 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 	had := p.recalled == nil || !p.recalled.strict[out.family] || p.recalled.grants[id].number != 0
 	reason := p.take(s, ofSourceRanges, was, n, had || n == 0)
 	if reason == "" && out.number == 0 {
-		if out.number, reason = p.number(s, id, false); reason != "" {
+		recall := func() (n uint32) {
+			if n = p.recallNumber(id, false); n == 0 {
+				n = p.recallOrphan(out)
+			}
+			return n
+		}
+		if out.number, reason = p.number(s, out.family, false, recall); reason != "" {
 			p.request(s, ofSourceRanges, n, 0)
 		}
 	}

@@ -40,8 +40,10 @@ type Planner struct {
 	// nodes has what the plan depends on apart from Services.
 	nodes [2]node
 
-	// recalled has the numbers of an earlier process or planner; nil after [Planner.Begin].
+	// recalled has the numbers of an earlier process or planner; nil after [Planner.Begin]. orphans has those of source
+	// ranges.
 	recalled *recalled
+	orphans  [2]orphans
 
 	// flows are the frontends whose flows may be stale, since the last [Flows.Take].
 	flows map[model.Key]string

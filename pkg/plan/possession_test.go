@@ -155,7 +155,7 @@ func (v *village) start(p *Planner) string {
 // recall makes a planner recall numbers from the elements of the sink, as from the kernel.
 func (v *village) recall(p *Planner) {
 	for _, f := range inet.Families {
-		p.Resume(f, v.Totals().Next[f], nil)
+		p.Resume(f, v.Totals().Next[f], nil, nil)
 	}
 	byName := map[string]*nft.Found{}
 	at := func(s *nft.Set, key nft.Value) string { return fmt.Sprint(s.Family, s.Name, key.Bytes()) }

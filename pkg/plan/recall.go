@@ -1,9 +1,12 @@
 package plan
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -33,9 +36,11 @@ func newRecalled() *recalled {
 
 // Resume continues the work of an earlier process, whose [Totals.Next] is next: it prepares a planner to recall a
 // family's numbers. deleted are the elements of the set [DeletedUDPSet]: the earlier process may not have deleted the
-// flows to these frontends, so the next call of [Flows.Take] returns them. Call Resume before [Planner.Set].
-func (p *Planner) Resume(f inet.Family, next uint32, deleted []nft.Element) {
+// flows to these frontends, so the next call of [Flows.Take] returns them. sources are the elements of the sets with
+// [HasSources]. Call Resume before [Planner.Set].
+func (p *Planner) Resume(f inet.Family, next uint32, deleted, sources []nft.Element) {
 	p.resume(f, next)
+	p.orphans[f] = orphansIn(sources)
 	for i := range deleted {
 		if k, ok := deletedKey(f, &deleted[i]); ok && k.Protocol == inet.UDP {
 			p.noteDeleted(k, true)
@@ -337,6 +342,47 @@ func (p *Planner) recallNumber(id portID, affine bool) uint32 {
 	}
 	if n := p.recalled.grants[id].number; n != 0 && p.numbers[id.family].recall(n, affine) {
 		return n
+	}
+	return 0
+}
+
+// orphans are the numbers of source ranges in the tables of an earlier process, by these ranges. If other Services have
+// all frontends with source ranges of a Service, no element of a frontend shows its number.
+type orphans map[string][]uint32
+
+func orphansIn(elements []nft.Element) orphans {
+	const size = 4 // of the number, the first part of a key
+	ranges, out := map[uint32][]string{}, orphans{}
+	for i := range elements {
+		e := &elements[i]
+		number := binary.BigEndian.Uint32(e.Key.Bytes())
+		ranges[number] = append(ranges[number],
+			e.Set.Name+string(e.Key.Bytes()[size:])+string(e.KeyEnd.Bytes()[size:]))
+	}
+	for number, list := range ranges {
+		slices.Sort(list)
+		text := strings.Join(list, "")
+		out[text] = append(out[text], number)
+	}
+	return out
+}
+
+// recallOrphan assigns a number that had the same source ranges, after all numbers that frontends show are assigned. It
+// returns 0 if there is none.
+func (p *Planner) recallOrphan(s *sources) uint32 {
+	left := p.orphans[s.family]
+	if left == nil || p.recalled != nil {
+		return 0
+	}
+	var ranges wants
+	p.rules.layouts[s.family].sourceElements(s, &ranges)
+	for text := range orphansIn(ranges.own) {
+		for len(left[text]) > 0 {
+			n := left[text][0]
+			if left[text] = left[text][1:]; p.numbers[s.family].recall(n, false) {
+				return n
+			}
+		}
 	}
 	return 0
 }

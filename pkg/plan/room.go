@@ -135,7 +135,7 @@ func (p *Planner) Begin(names []types.NamespacedName, age func(types.NamespacedN
 		set(again)
 	}
 	p.Conflicts().Settle(math.MaxInt)
-	p.begun = true
+	p.begun, p.orphans = true, [2]orphans{}
 }
 
 // byAge returns names in the order of age.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,14 +35,16 @@ const (
 	sourceLists
 )
 
-// sourceTexts has the names and words of each list.
-var sourceTexts = [sourceLists]struct {
+// sourceText has the names and words of a list.
+type sourceText struct {
 	// set is the name of the set with these lists of all Services. field is the field of a Service with the list, words
 	// is the field in a sentence, and path is its path in the object.
 	set, field, words, path string
 	// comment is the comment of the chain for a kind of frontends with such a list, or with denied sources.
 	comment string
-}{
+}
+
+var sourceTexts = [sourceLists]sourceText{
 	balancerSources: {"allowed-sources", "loadBalancerSourceRanges", "loadBalancerSourceRanges",
 		model.BalancerSourcesField, "load-balancer address with denied source ranges"},
 	externalIPSources: {"allowed-sources-external-ips",
@@ -50,6 +53,11 @@ var sourceTexts = [sourceLists]struct {
 	nodePortSources: {"allowed-sources-node-ports", "source ranges of node ports", "the source ranges of node ports",
 		model.NodePortSourcesField, "node port with source ranges"},
 	deniedSources: {"denied-sources", "denied source ranges", "the denied source ranges", model.DeniedSourcesField, ""},
+}
+
+// HasSources reports whether a set has source ranges, by its name.
+func HasSources(s *nft.Set) bool {
+	return slices.ContainsFunc(sourceTexts[:], func(t sourceText) bool { return t.set == s.Name })
 }
 
 // listFor returns the list with the allowed sources of a frontend other than a cluster IP.
