@@ -226,6 +226,10 @@ func TestWeights(t *testing.T) {
 			}
 		})
 	}
+	twice := slice("b", eps("1rs")...) // the greater weight counts
+	twice.Annotations = map[string]string{"service.cilium.io/weight": "3"}
+	got := buildFrom(service(), []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...), twice}, here, Options{})
+	lab.Same(t, []uint16{3, 1}, got.Ports[0].ClusterWeights, "weights of an endpoint in two slices")
 }
 
 // An endpoint of weight 0 gets no new connections, its UDP flows go on, and without any other endpoint connections are refused.

@@ -333,8 +333,8 @@ func TestFrontends(t *testing.T) {
 		{name: "affinity", edit: func(svc *corev1.Service) {
 			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 			svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-				ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(7))}}
-		}, want: []string{"IPv4 tcp/80 sticky 7s C10.0.0.1"}},
+				ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(86400))}}
+		}, want: []string{"IPv4 tcp/80 sticky 24h0m0s C10.0.0.1"}},
 		{name: "affinity without timeout", edit: func(svc *corev1.Service) {
 			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}, want: []string{"IPv4 tcp/80 sticky 3h0m0s C10.0.0.1"}},

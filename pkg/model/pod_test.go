@@ -96,4 +96,6 @@ func TestHostPortsLimit(t *testing.T) {
 	if len(s.Ports) != MostHostPorts || len(s.Problems) != 1 || s.Problems[0].Limit != limitHostPorts {
 		t.Errorf("%d host ports, problems %+v, want the limit and one problem", len(s.Ports), s.Problems)
 	}
+	pod.Status.Phase = corev1.PodFailed
+	lab.Same(t, 0, len(HostPorts(pod)), "host ports of a failed pod")
 }

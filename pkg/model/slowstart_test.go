@@ -79,6 +79,7 @@ func TestSlowStart(t *testing.T) {
 		}},
 		{"there was no endpoint for a moment", []at{
 			{-1, "1rs", []uint16{10}, -1}, {100, "", nil, -1}, {101, "2rs 3rs", []uint16{10, 10}, -1}, {102, "1rs 2rs 3rs", []uint16{10, 10, 10}, -1},
+			{103, "1rs 2rs 3rs 4rs", []uint16{10, 10, 10, 10}, -1},
 		}},
 		{"the Service is old, the annotation is new", []at{{0, "1rs", []uint16{10}, -1}, {1, "1rs 2rs", []uint16{10, 1}, 11}}},
 		{"terminating endpoints", []at{

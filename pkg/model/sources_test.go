@@ -59,6 +59,7 @@ func TestAnnotatedSources(t *testing.T) {
 		{[]string{"external", " none "}, "C10.0.0.1 E1.1.1.1[] L2.2.2.2 N:30080", ""},
 		{[]string{"denied", ""}, "C10.0.0.1 E1.1.1.1 L2.2.2.2 N:30080", ""},
 		{[]string{"ports", ""}, "C10.0.0.1 E1.1.1.1 L2.2.2.2 N:30080[]", "node port is closed to all sources"},
+		{[]string{"balancer", "9.0.0.0/33,"}, "C10.0.0.1 E1.1.1.1 L2.2.2.2[] N:30080", "load-balancer IPs are closed to all sources"},
 		{[]string{"ports", "everybody"}, "C10.0.0.1 E1.1.1.1 L2.2.2.2 N:30080[]", "node port is closed to all sources"},
 		{[]string{"external", "9.0.0.0"}, "C10.0.0.1 E1.1.1.1[] L2.2.2.2 N:30080", "externalIP is closed to all sources"},
 		{[]string{"ports", "9.0.0.0/8, 9.0.0.0/33"}, "C10.0.0.1 E1.1.1.1 L2.2.2.2 N:30080[9.0.0.0/8]", "IPv4 has no prefix of 33 bits"},
