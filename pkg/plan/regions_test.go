@@ -32,12 +32,26 @@ func TestRegionsOfTheNode(t *testing.T) {
 	for name, do := range steps {
 		p := New(testOptions())
 		do(p)
-		var got []string
-		p.Elements(func(e *nft.Element) {
-			if e.Set.Name == RegionsSet && e.Set.Family == inet.IPv4 {
-				got = append(got, e.String())
-			}
-		})
+		got := regionsOf(p)
 		lab.Same(t, 2, len(got), "%s: regions %q", name, got)
 	}
+}
+
+// TestRegionsOfServiceCIDRs: an IPv4 /8 has regions everywhere, and a larger ServiceCIDR only where Services have addresses.
+func TestRegionsOfServiceCIDRs(t *testing.T) {
+	p := New(testOptions())
+	for cidr, want := range map[string]int{"10.96.0.0/21": 1, "10.96.0.0/12": 256, "10.0.0.0/8": 4096, "10.0.0.0/7": 0} {
+		p.SetServiceCIDRs(inet.IPv4, []netip.Prefix{netip.MustParsePrefix(cidr)})
+		lab.Same(t, want, len(regionsOf(p)), "regions of %s", cidr)
+	}
+}
+
+// regionsOf returns the IPv4 regions of a plan.
+func regionsOf(p *Planner) (list []string) {
+	p.Elements(func(e *nft.Element) {
+		if e.Set.Name == RegionsSet && e.Set.Family == inet.IPv4 {
+			list = append(list, e.String())
+		}
+	})
+	return list
 }
