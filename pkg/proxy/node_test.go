@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -134,6 +136,8 @@ func TestANodeAddressServesOnceAnInterfaceHasIt(t *testing.T) {
 		var local atomic.Pointer[[]netip.Addr]
 		local.Store(&[]netip.Addr{netip.MustParseAddr("203.0.113.1")})
 		b.NodePorts.Local = func() ([]netip.Addr, error) { return *local.Load(), nil }
+		var sockets []netip.Addr
+		b.Listeners = []beside.Listener{{Node: func(n *beside.Node) { sockets = n.Sockets[inet.IPv4] }}}
 		n := node()
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeExternalIP, Address: up.String()}}
 		close(b.source.synced)
@@ -149,13 +153,13 @@ func TestANodeAddressServesOnceAnInterfaceHasIt(t *testing.T) {
 			}
 			return list
 		}
-		if got := served(); len(got) != 0 {
-			t.Errorf("no interface has the address: node ports are served at %v", got)
+		if got := served(); len(got)+len(sockets) != 0 {
+			t.Errorf("no interface has the address: node ports are served at %v, health checks at %v", got, sockets)
 		}
 		local.Store(&[]netip.Addr{up})
 		b.Tracker.MarkNode() // as host.FollowAddresses does
-		if got := served(); len(got) != 1 || !strings.Contains(got[0], up.String()) {
-			t.Errorf("an interface has the address: node ports are served at %v", got)
+		if got := served(); len(got) != 1 || !strings.Contains(got[0], up.String()) || !slices.Equal(sockets, []netip.Addr{up}) {
+			t.Errorf("an interface has the address: node ports are served at %v, health checks at %v", got, sockets)
 		}
 	})
 }
