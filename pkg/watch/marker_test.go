@@ -317,6 +317,10 @@ func TestRedirectsToOneServiceAreLimited(t *testing.T) {
 	}
 	lab.Must(t, store.services.Delete(aged(3)))
 	check("a deletion", most, nameOf(3), nameOf(most))
+	lab.Must(t, store.services.Delete(aged(most+1)))
+	check("a deletion above the limit", most, nameOf(most+1))
+	lab.Must(t, store.services.Delete(aged(4)))
+	check("a deletion down to the limit", most+2, nameOf(4), nameOf(most+2))
 }
 
 // send sends an event as a store would: nil before is an addition, nil after a deletion.
