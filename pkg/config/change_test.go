@@ -107,7 +107,8 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 	}
 }
 
-// With --config-reload=exit, nodes exit at different times. A node does not exit if its file has the previous content again.
+// With --config-reload=exit, nodes exit at different times. A node does not exit if its file has the previous content again,
+// or an invalid one.
 func TestExitsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := file(t, "mode: nftables\n")
@@ -126,14 +127,17 @@ func TestExitsAreSpread(t *testing.T) {
 		if n := len(ended); n < nodes/5 || n > nodes*4/5 {
 			t.Errorf("%d of %d nodes have exited in half of the time", n, nodes)
 		}
-		write(t, path, string(before))
-		time.Sleep(2 * time.Minute)
-		exited := len(ended)
-		time.Sleep(2 * jitter)
-		if len(ended) != exited {
-			t.Errorf("%d nodes exited although the file has its previous content again", len(ended)-exited)
+		for _, text := range []string{string(before), "mode: x"} {
+			write(t, path, text)
+			time.Sleep(2 * time.Minute)
+			exited := len(ended)
+			time.Sleep(2 * jitter)
+			if len(ended) != exited {
+				t.Errorf("%d nodes exited although the file has the content %q", len(ended)-exited, text)
+			}
+			write(t, path, header+"mode: iptables\n")
+			time.Sleep(jitter / 4)
 		}
-		write(t, path, header+"mode: iptables\n")
 		time.Sleep(jitter + 2*time.Minute)
 		if len(ended) != nodes {
 			t.Errorf("%d of %d nodes have exited", len(ended), nodes)
