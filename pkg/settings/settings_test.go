@@ -41,12 +41,17 @@ func TestTerminateConnections(t *testing.T) {
 	}
 }
 
-// TestUnusedAddresses: only mode nftables of kube-proxy drops packets to unused addresses of a ServiceCIDR. Without a mode, kube-proxy uses iptables.
+// TestUnusedAddresses: only mode nftables of kube-proxy drops packets to unused addresses of a ServiceCIDR. Without a mode, kube-proxy uses iptables. Among the
+// addresses with --refuse-unused-ports=all may be those of other nodes: only packets in a routing loop are refused.
 func TestUnusedAddresses(t *testing.T) {
 	for args, routed := range map[string]bool{"": true, "--proxy-mode=iptables": true, "--proxy-mode=ipvs": true, "--proxy-mode=nftables": false} {
 		if got := parse(t, "--hostname-override=n "+args).PlanOptions(inet.Families[:]).RouteUnused; got != routed {
 			t.Errorf("%q: RouteUnused %v, want %v", args, got, routed)
 		}
+	}
+	for value, want := range map[string][2]bool{"cluster": {}, "192.0.2.0/24": {true, false}, "all": {true, true}} {
+		o := parse(t, "--hostname-override=n --refuse-unused-ports="+value).PlanOptions(inet.Families[:])
+		lab.Same(t, want, [2]bool{o.RefuseUnused, o.RefuseLoops}, "%s: unused ports are refused, and only in loops", value)
 	}
 }
 
