@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -272,11 +274,21 @@ func TestFailedPassIsRetried(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		want = append(want, "5.02s IPv4 UDP failed")
 		f.expect(t, want...)
+		// Too many deleted frontends are dropped.
+		many := &Desired{}
+		for i := range maxGone + 1 {
+			many.Gone(model.Key{Addr: netip.AddrFrom4([4]byte{10, 97, byte(i >> 16)}), Port: uint16(i), Protocol: inet.UDP})
+		}
+		last := r.Request(many)
+		time.Sleep(time.Second)
+		want = append(want, "10.02s IPv4 UDP failed")
+		f.expect(t, want...)
+		lab.Same(t, last, r.Handled(), "the last request that is done")
 		f.fail(nil)
 		time.Sleep(time.Hour)
-		f.expect(t, append(want, "35.04s IPv4 UDP deleted=2")...)
-		if len(f.passes) != 3 || f.passes[0] == nil || f.passes[1] == nil || f.passes[2] != nil {
-			t.Errorf("results of passes: %v, want two errors and a success", f.passes)
+		f.expect(t, append(want, "40.04s IPv4 UDP deleted=2")...)
+		if len(f.passes) != 4 || f.passes[0] == nil || f.passes[1] == nil || f.passes[2] == nil || f.passes[3] != nil {
+			t.Errorf("results of passes: %v, want three errors and a success", f.passes)
 		}
 	})
 }
