@@ -173,7 +173,7 @@ func TestCountsOfZonesSurviveChanges(t *testing.T) {
 
 // A Service has at most 16 zones with names, and one for all others. The zone of an endpoint in no slice is unknown.
 func TestZonesAreLimited(t *testing.T) {
-	s, names := newEndpoints(nil), map[string]uint64{otherZones: 4, unknownZone: 1}
+	s, names := newEndpoints(nil), map[string]uint64{otherZones: 7, unknownZone: 2}
 	for i := range mostZones + 3 {
 		at := endpoint{"shop/cart", netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}
 		s.count(at, 1, 1)
@@ -182,8 +182,10 @@ func TestZonesAreLimited(t *testing.T) {
 			clear(found)
 		}
 		s.settle(at, s.known[at], found)
+		s.settle(at, s.known[at], nil) // it leaves the slices, and keeps its zone
+		s.count(at, 1, 1)
 		if i < mostZones && i != 3 {
-			names[fmt.Sprint("zone-", i)] = 1
+			names[fmt.Sprint("zone-", i)] = 2
 		}
 	}
 	again := endpoint{"shop/cart", netip.MustParseAddr("10.0.0.200")}
