@@ -94,6 +94,17 @@ func TestRefusals(t *testing.T) {
 	refused()
 	counted(1)
 
+	// A server writes the tables again after it has failed to read the counters.
+	s := New(Config{Refusals: r})
+	s.Serve(true)
+	lab.Must(t, lab.Err(s.sync(t.Context())))
+	lab.Must(t, lab.Err(l.Node.Command(t.Context(), "nft", "flush", "ruleset").CombinedOutput()))
+	if _, err := s.Refused(inet.IPv4); err == nil {
+		t.Error("no error, although the table was deleted")
+	}
+	lab.Must(t, lab.Err(s.sync(t.Context())))
+	refused()
+
 	// A process for one family deletes the table of the other family at its first commit, and its own table when it
 	// closes.
 	four := NewRefusals(inet.Families[:1], "kube-nftproxy")

@@ -348,8 +348,8 @@ func TestNoNamespaceTakesAllListeners(t *testing.T) {
 	}
 	lab.Same(t, b.reports, b.withdrawn, "withdrawn problems")
 	// A Service of another namespace gets the node port, and its namespace gives a descriptor.
-	b.deleteIn("evil", "evil-1")
 	b.setIn("bank", "evil-1", 30081, one)
+	b.deleteIn("evil", "evil-1")
 	if b.Files.Take("evil", 1) != room.None || b.Files.Take("evil", 1) != room.OfNamespace {
 		t.Error("a namespace pays for the node port of another one")
 	}
