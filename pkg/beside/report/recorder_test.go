@@ -21,6 +21,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/room"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // server stores Events by name, as the API server does.
@@ -263,6 +264,7 @@ func TestEventsAreSentAgain(t *testing.T) {
 				if s.number() != c.want || int(dropped.Load()) != 1-c.want {
 					t.Errorf("%d Events, %d dropped, want %d Events", s.number(), dropped.Load(), c.want)
 				}
+				lab.Same(t, 0, list[0].recorder.(*Recorder).lines[slow].namespaced.Total(), "Events that take room")
 			})
 		})
 	}
