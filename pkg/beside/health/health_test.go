@@ -66,7 +66,7 @@ func TestCodes(t *testing.T) {
 		{"synced in time", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
-			h.Updated(at(1))
+			h.RecordSync(at(1))
 		}, 2 * timeout, ok, ok},
 		{"a new request after a sync", false, func(h *Health) {
 			h.Node(node())
