@@ -304,7 +304,7 @@ func (l selective) serves(c net.Conn) bool {
 		return true
 	}
 	_, found := slices.BinarySearchFunc(addrs, at.AddrPort().Addr().Unmap().WithZone(""), netip.Addr.Compare)
-	return found || addrs[0].IsUnspecified()
+	return found
 }
 
 // answer returns a handler that reports the number of local endpoints, on any path and for any method.
