@@ -233,8 +233,8 @@ func (w *Watcher) reportListeners(list []collision, now time.Time) {
 	reported, services := 0, byService(list)
 	w.withdraw(services)
 	for _, of := range services {
-		if reported == mostReported && !w.known(Listener, of) {
-			continue
+		if reported == mostReported {
+			break
 		}
 		if w.record(Listener, of, now) {
 			problem := listenerProblem(w.NodeName, of)
@@ -259,14 +259,6 @@ func (w *Watcher) withdraw(services [][]collision) {
 			}
 		}
 	}
-}
-
-// known reports whether all of the collisions were reported before.
-func (w *Watcher) known(cause Cause, list []collision) bool {
-	return !slices.ContainsFunc(list, func(c collision) bool {
-		_, reported := w.reported[notice{cause, c.service, c.port}]
-		return !reported
-	})
 }
 
 // reportEphemeral reports node ports in the ephemeral range: on the node and, if there are not too many, on each
