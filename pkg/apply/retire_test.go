@@ -136,6 +136,10 @@ func TestUnusedChainsStayForAWhile(t *testing.T) {
 	expect(time.Minute, Partial, 0, true)
 	p.Set(s.Name, nil)
 	expect(time.Minute, Partial, retireAfter, true)
+	p.Set(s.Name, s)
+	expect(time.Second, Partial, 0, true)
+	p.Set(s.Name, nil)
+	expect(time.Second, Partial, retireAfter, true)
 	expect(retireAfter-1, Nothing, 1, true)
 	expect(1, Partial, retireAfter, true) // the elements
 	expect(retireAfter-1, Nothing, 1, true)

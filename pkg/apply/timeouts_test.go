@@ -47,11 +47,13 @@ func TestTimeoutsAreRepaired(t *testing.T) {
 	}
 	run(t, "nft", "flush chain ip kube-nftproxy timeouts-tcp-1h; delete ct timeout ip kube-nftproxy timeouts-tcp-1h; "+
 		"add ct timeout ip kube-nftproxy timeouts-tcp-1h { protocol tcp; policy = { established : 7200 }; }; "+
-		"add rule ip kube-nftproxy timeouts-tcp-1h ct timeout set timeouts-tcp-1h; add counter ip6 kube-nftproxy other")
+		"add rule ip kube-nftproxy timeouts-tcp-1h ct timeout set timeouts-tcp-1h")
 	start(Full)
 	if !has() {
 		t.Error("other timeouts stay")
 	}
+	run(t, "nft", "add counter ip6 kube-nftproxy other")
+	start(Full)
 	if list := run(t, "nft", "list", "table", "ip6", "kube-nftproxy"); strings.Contains(list, "counter other") {
 		t.Error("an unknown object stays")
 	}

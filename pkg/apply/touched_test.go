@@ -79,6 +79,10 @@ func TestARuleWithTheSameCommentIsNoticed(t *testing.T) {
 		t.Errorf("the chain is\n%s\nwas\n%s", after, before)
 	}
 	settled(t, k, p)
+	run(t, "nft", "add table ip foreign") // a harmless change after the repaired one
+	heard(t, k)
+	k.Doubt()
+	mustSync(t, k, p, Adopted)
 }
 
 // replaceRule replaces the rule of the chain endpoints-of-4 with another rule that has the same comment.
@@ -249,6 +253,11 @@ func TestFailedChecksCauseAFullSync(t *testing.T) {
 	awaitForeignChange(t, k)
 	k.Doubt()
 	mustSync(t, k, p, Full)
+	run(t, "nft", "add table ip foreign")
+	heard(t, k)
+	if k.finishCheck(outcome{generation: k.generation, now: k.generation + 1}); k.check.due || k.check.failures > 0 {
+		t.Error("a check failed because of a harmless change")
+	}
 }
 
 // listening returns a Kernel with a listener after its first sync, and its planner.
