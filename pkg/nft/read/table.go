@@ -110,14 +110,12 @@ func decode(family inet.Family, b []byte) Expr {
 	name, data := nft.Expression(b)
 	e := Expr{Name: name}
 	known := kindOf(name)
-	if name == "byteorder" {
+	switch {
+	case name == "byteorder":
 		e.Any = byteOrderOf(data)
-		return e
-	}
-	if name == "immediate" && isVerdict(data) {
-		known = &expr.Verdict{}
-	}
-	if known != nil && expr.Unmarshal(family.Number(), data, known) == nil {
+	case name == "immediate" && isVerdict(data):
+		e.Any = verdictOf(data)
+	case known != nil && expr.Unmarshal(family.Number(), data, known) == nil:
 		e.Any = known
 	}
 	return e
@@ -141,6 +139,15 @@ func byteOrderOf(data []byte) *expr.Byteorder {
 		}
 	}
 	return e
+}
+
+// verdictOf decodes a verdict. The library panics if its code is too short.
+func verdictOf(data []byte) *expr.Verdict {
+	verdict := netlink.Find(netlink.Find(data, unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT)
+	return &expr.Verdict{
+		Kind:  expr.VerdictKind(int32(netlink.Uint32(netlink.Find(verdict, unix.NFTA_VERDICT_CODE)))),
+		Chain: netlink.Text(netlink.Find(verdict, unix.NFTA_VERDICT_CHAIN)),
+	}
 }
 
 func isVerdict(data []byte) (verdict bool) {
