@@ -126,6 +126,10 @@ func (o *Options) addServices(fs *pflag.FlagSet) {
 		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its "+
 			"packets to load-balancer and external IPs with the client's address, and the endpoint's node sends the "+
 			"replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
+	fs.StringVar(&o.DirectNodeCIDRs, "direct-server-return-node-cidrs", "",
+		"CIDRs of the addresses of all nodes, without addresses of pods, of both IP families. With "+
+			"--direct-server-return, it then also applies to node ports at these addresses. The network must allow packets "+
+			"from the address of each node from each other node. See docs/dsr.md.")
 	fs.BoolVar(&o.HostPorts, "host-ports", false,
 		"Serve the host ports of this node's pods (spec.containers[].ports[].hostPort) where node ports are served. The "+
 			"program needs permission to list and watch pods. See docs/compatibility.md.")

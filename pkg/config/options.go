@@ -164,6 +164,9 @@ func (o *Options) Validate() error {
 	if _, err := model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
 		invalid("refuse-unused-ports", o.RefuseUnusedPorts, err.Error())
 	}
+	if _, err := model.ParseNodeNetworks(o.DirectNodeCIDRs); err != nil {
+		invalid("direct-server-return-node-cidrs", o.DirectNodeCIDRs, err.Error())
+	}
 	if !slices.Contains(model.Pings, model.Ping(o.AnswerPing)) {
 		errs = append(errs, field.NotSupported(field.NewPath("--answer-ping"), model.Ping(o.AnswerPing), model.Pings))
 	}

@@ -20,6 +20,8 @@ type TableFlags struct {
 	AnswerPing        string `json:"answerPing,omitempty"`
 	// DirectReturn permits direct server return.
 	DirectReturn bool `json:"directServerReturn,omitempty"`
+	// DirectNodeCIDRs are the networks of all nodes, see [model.ParseNodeNetworks].
+	DirectNodeCIDRs string `json:"directServerReturnNodeCIDRs,omitempty"`
 	// HostPorts serves the host ports of this node's pods.
 	HostPorts bool `json:"hostPorts,omitempty"`
 }
@@ -52,8 +54,11 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running *Running) error {
 	if !fs.Changed("host-ports") {
 		o.HostPorts = running.HostPorts
 	}
-	policies := map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing}
-	for flag, is := range policies {
+	texts := map[string]string{
+		"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing,
+		"direct-server-return-node-cidrs": running.DirectNodeCIDRs,
+	}
+	for flag, is := range texts {
 		if is != "" && !fs.Changed(flag) {
 			if err := fs.Set(flag, is); err != nil {
 				return fmt.Errorf("read flag --%s of the running program: %w", flag, err)

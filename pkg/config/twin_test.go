@@ -167,7 +167,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	shown := string(help)
 	ours := []string{
 		"answer-ping", "config-reload", "config-reload-jitter", "control-socket", "count-connections",
-		"direct-server-return", "force", "host-ports", "limits", "manifests", "metrics-services", "min-sync-period",
+		"direct-server-return", "direct-server-return-node-cidrs", "force", "host-ports", "limits", "manifests", "metrics-services", "min-sync-period",
 		"refuse-unused-ports", "service-proxy-name", "snapshot-dir", "startup-taint", "sync-period",
 		"terminate-connections",
 	}

@@ -87,7 +87,7 @@ var Annotations = []Annotation{
 	},
 	{
 		Name: annotationForwarding, Page: "dsr.md",
-		Meaning: "with `dsr`, replies of load-balancer and external IPs leave from the endpoint's node",
+		Meaning: "with `dsr`, replies of load-balancer IPs, external IPs and node ports leave from the endpoint's node",
 		Value:   oneOf((*builder).setForwarding, forwardDirect, "nat"), Else: usesNAT,
 	},
 	{

@@ -29,8 +29,9 @@ type Options struct {
 	// UnusedPorts and Ping select the addresses that refuse unused ports, and the addresses that answer echo requests.
 	UnusedPorts UnusedPorts
 	Ping        Ping
-	// Direct permits direct server return.
-	Direct bool
+	// Direct permits direct server return, and DirectNodePorts that of the node ports of a family.
+	Direct          bool
+	DirectNodePorts [2]bool
 	// Terminate is the default of Services without an annotation for it. Empty stands for TerminateOff.
 	Terminate Termination
 	// Limits bound the cost of one Service.
@@ -517,6 +518,7 @@ func (b *builder) setPorts(ports []port) {
 				sp.Frontends = append(sp.Frontends, Frontend{
 					Key:  Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
 					Kind: NodePort, Local: b.externalLocal, Sources: b.sources[NodePort][f],
+					OnAllNodes: b.opts.DirectNodePorts[f],
 				})
 			}
 			b.out.Ports = append(b.out.Ports, sp)

@@ -1,8 +1,10 @@
 package model
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -10,9 +12,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// With direct server return, the node at which a packet to a load-balancer or external IP arrives passes the packet
-// on to the node of its endpoint, unchanged. That node translates the packet, and the replies leave from there. So
-// all nodes must have the same table of endpoints.
+// With direct server return, the node at which a packet to a load-balancer or external IP, or to a node port, arrives
+// passes the packet on to the node of its endpoint, unchanged. That node translates the packet, and the replies leave
+// from there. So all nodes must have the same table of endpoints.
 
 // Direct has the places of the endpoints of a service port with direct server return. All lists are sorted and free
 // of duplicates.
@@ -76,6 +78,28 @@ func (b *builder) preventsDirect() string {
 	return ""
 }
 
+// The shortest prefixes of networks of nodes, for each family: the rules must also find smaller networks in them.
+var shortestNodeNetwork = [...]int{inet.IPv4: 8, inet.IPv6: 52}
+
+// ParseNodeNetworks reads the networks of all nodes: CIDRs, separated by commas.
+func ParseNodeNetworks(text string) (networks [2][]netip.Prefix, err error) {
+	for item := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			break
+		}
+		p, err := ParsePrefix(strings.TrimSpace(item))
+		if err != nil {
+			return networks, fmt.Errorf("must be CIDRs: %w", err)
+		}
+		f := inet.FamilyOf(p.Addr())
+		if shortest := shortestNodeNetwork[f]; p.Bits() < shortest {
+			return networks, fmt.Errorf("%s is too large: the shortest prefix of %s has the length %d", p, f, shortest)
+		}
+		networks[f] = outermost(append(networks[f], p))
+	}
+	return networks, nil
+}
+
 // locate sets the places of the endpoints of a service port with direct server return. It returns the property of the
 // port that prevents direct server return, or "".
 func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
@@ -103,7 +127,8 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 // MayBeDirect reports whether direct server return applies to the frontend, if its service port has it. Direct server
 // return handles each packet to an address and a port, also replies to a process that has opened a connection from
 // there. So it does not apply to the primary address of this node: some load balancers use it, and the author of a
-// Service can write any address into spec.externalIPs.
+// Service can write any address into spec.externalIPs. The rules of node ports handle no packet of a known connection.
 func (f *Frontend) MayBeDirect() bool {
-	return (f.Kind == ExternalIP || f.Kind == LoadBalancer) && !f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
+	return (f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes) &&
+		!f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
 }

@@ -18,6 +18,11 @@ import (
 func TestDirect(t *testing.T) {
 	const asked = annotationForwarding + "=dsr "
 	permitted := Options{Direct: true}
+	withNodePorts := Options{Direct: true, DirectNodePorts: [2]bool{true, true}}
+	onlyNodePort := func(s *corev1.Service) {
+		s.Spec.Type, s.Status = corev1.ServiceTypeNodePort, corev1.ServiceStatus{}
+		s.Spec.Ports[0].NodePort = 30080
+	}
 	hinted := func(e *discoveryv1.Endpoint) {
 		e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: here.Name}}}
 	}
@@ -39,6 +44,8 @@ func TestDirect(t *testing.T) {
 		{name: "random", words: asked + annotationAlgorithm + "=random", opts: permitted, direct: true, key: balance.Flow},
 		{name: "Cilium's name of NAT", words: annotationForwarding + "=snat", opts: permitted, problem: "must be dsr or nat"},
 		{name: "without the flag", words: asked, problem: "without --direct-server-return"},
+		{name: "a node port", words: asked, opts: withNodePorts, change: onlyNodePort, direct: true, key: balance.Flow},
+		{name: "a node port without networks of nodes", words: asked, opts: permitted, change: onlyNodePort, key: balance.Flow},
 		{name: "policy Local", words: asked, opts: permitted, problem: "externalTrafficPolicy is Local", change: func(s *corev1.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
 		}},
@@ -85,5 +92,26 @@ func TestDirect(t *testing.T) {
 				t.Errorf("problems %v, want %q", got.Problems, tc.problem)
 			}
 		})
+	}
+}
+
+func TestParseNodeNetworks(t *testing.T) {
+	for _, tc := range []struct{ text, want string }{
+		{"", "[[] []]"},
+		{"10.0.0.0/24", "[[10.0.0.0/24] []]"},
+		{"10.0.1.7/24, fd00:10::/52,10.0.0.0/23", "[[10.0.0.0/23] [fd00:10::/52]]"},
+		{"0.0.0.0/7", "0.0.0.0/7 is too large: the shortest prefix of IPv4 has the length 8"},
+		{"fd00::/51", "fd00::/51 is too large: the shortest prefix of IPv6 has the length 52"},
+		{"10.0.0.1", "must be CIDRs"},
+		{"10.0.0.0/24,", "must be CIDRs"},
+	} {
+		networks, err := ParseNodeNetworks(tc.text)
+		got := fmt.Sprint(networks)
+		if err != nil {
+			got = err.Error()
+		}
+		if err == nil && got != tc.want || err != nil && !strings.HasPrefix(got, tc.want) {
+			t.Errorf("%q: %s, want %s", tc.text, got, tc.want)
+		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 //	pass-maglev-of-N    passes the packet on, if its slot is in direct-elsewhere
 //	prerouting-again    finds the Service after conntrack, for a TCP segment of no known connection, which is no SYN,
 //	                    and for an ICMP error about no known connection
+//	direct-node-port    after conntrack, does the same as both chains for a packet to a node port
 //	pass-again-...-of-N passes the segment on to the node of an earlier endpoint, if its slot is in direct-earlier
 //	direct-maglev-of-N  in nat chains: translates to an endpoint in direct-here, or masquerades
 //
@@ -32,6 +33,11 @@ import (
 // A change of the endpoints moves slots. The node of the new endpoint does not know the open connections of a slot, so
 // it passes their segments on once more, to the node of the earlier endpoint, which knows them. The earlier endpoint is
 // a function of the present and the terminating endpoints, so the plan needs no memory, see [port.findEarlier].
+//
+// A node port has the address of the ingress node, which the endpoint's node does not know. So the program must know the
+// networks of all nodes. The endpoint's node claims a packet to such an address if another node has passed it on. The
+// ingress node decides after conntrack: a masqueraded connection of a pod has the node's address and may have the port.
+// No packet of a connection that the ingress node knows is passed on, apart from invalid ones.
 
 const (
 	// beforeRaw is before all chains of other programs that decide about conntrack, and behind defragmentation.
@@ -70,17 +76,24 @@ func (c chance) step() step { return [...]step{stepPass, stepAgain}[c] }
 // passOn and passAgain are the chains of packets to a frontend with direct server return.
 const passOn, passAgain = "direct", "direct-again"
 
+// directNodePort is the chain of packets of no known connection to the networks of nodes.
+const directNodePort = "direct-node-port"
+
 // directSets are the sets of direct server return.
 type directSets struct {
-	// frontends has the class and number of a destination. quoted has the same for the packet that an ICMP error
-	// quotes, whose source is a frontend.
-	frontends, quoted *nft.Set
+	// vips and nodePorts have the frontends. nodes has the networks of all nodes. Without these, node ports use NAT.
+	vips, nodePorts directMaps
+	nodes           *nft.Set
 	// here has the endpoint of each slot whose endpoint is on this node.
 	here *nft.Set
 	// passed has the slots whose endpoint, or earlier endpoint, is on another node, and elsewhere has the address of
 	// this endpoint. A slot whose endpoint has no node is in none of them.
 	passed, elsewhere [chances]*nft.Set
 }
+
+// directMaps have the classes and numbers of frontends. quoted has them for the packet that an ICMP error quotes, whose
+// source is a frontend.
+type directMaps struct{ sent, quoted *nft.Set }
 
 // quoted are the fields of the packet that an ICMP error of a family quotes: a packet from a frontend to a client.
 type quoted struct {
@@ -110,8 +123,9 @@ func quotedForms(f inet.Family) []quoted {
 	}
 }
 
-// frontend returns the fields of the frontend, and client those of the client.
-func (q quoted) frontend() []nft.Field { return []nft.Field{q.source, q.protocol, q.sourcePort} }
+// frontend returns the fields of the frontend, nodePort those of a node port, and client those of the client.
+func (q quoted) frontend() []nft.Field { return append([]nft.Field{q.source}, q.nodePort()...) }
+func (q quoted) nodePort() []nft.Field { return []nft.Field{q.protocol, q.sourcePort} }
 func (q quoted) client() []nft.Field   { return []nft.Field{q.destination, q.destinationPort} }
 
 // icmpOf returns the number of the ICMP protocol of a family.
@@ -121,49 +135,128 @@ func icmpOf(f inet.Family) inet.Protocol {
 
 // directChains returns the constant chains.
 func (l *layout) directChains(o *Options) []*nft.Chain {
-	icmp := icmpOf(l.family)
-	find := func(fields []nft.Field, s *nft.Set, chain string) []expr.Any {
-		return append(setPriority(key(fields...), s), goTo(chain)...)
-	}
 	arrive := &nft.Chain{Name: "prerouting-direct", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: beforeRaw,
-		Comment: "direct server return, before conntrack",
-		Rules: []nft.Rule{
-			rule("", find(l.vip(), l.dsr.frontends, passOn)),
-		}}
+		Comment: "direct server return, before conntrack", Rules: l.findFirst(l.dsr.vips)}
 	noConnection := &nft.Chain{Name: "prerouting-again", Type: "filter", Hook: unix.NF_INET_PRE_ROUTING,
-		Priority: afterConntrack, Comment: "direct server return, after conntrack",
-		Rules: []nft.Rule{
-			rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq),
-				withoutSYN(), find(l.vip(), l.dsr.frontends, passAgain)),
-			rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), ends(),
-				find(l.vip(), l.dsr.frontends, passAgain)),
-		}}
+		Priority: afterConntrack, Comment: "direct server return, after conntrack", Rules: l.findAgain(l.dsr.vips)}
+	chains := []*nft.Chain{
+		arrive, l.decide(o, passOn, "passes packets on to the endpoint's node", firstChance),
+		noConnection, l.decide(o, passAgain, "passes open connections on to the node of an earlier endpoint", secondChance),
+	}
+	if l.dsr.nodes == nil {
+		return chains
+	}
+	noConnection.Rules = append([]nft.Rule{
+		rule("to a node, and no connection that this node knows", inState(stateNew, expr.CmpOpNeq), l.toNode(o),
+			jump(directNodePort)),
+		rule("the same for errors, and for the end of a connection", inState(stateInvalid, expr.CmpOpNeq), l.toNode(o),
+			jump(directNodePort)),
+	}, noConnection.Rules...)
+	return append(chains, &nft.Chain{
+		Name: directNodePort, Comment: "direct server return of node ports", Rules: l.findDirectNodePort(o),
+	})
+}
+
+// findFirst finds the Service of a packet, so that it is passed on to the endpoint's node.
+func (l *layout) findFirst(of directMaps) []nft.Rule {
+	rules := []nft.Rule{rule("", setPriority(key(of.sent.Key...), of.sent), jump(passOn))}
 	for _, q := range quotedForms(l.family) {
-		about := slices.Concat(protocol(icmp), l.icmpError(), q.match)
-		arrive.Rules = append(arrive.Rules, rule(q.comment, about, find(q.frontend(), l.dsr.quoted, passOn)))
-		noConnection.Rules = append(noConnection.Rules, rule(q.comment, about, inState(stateInvalid, expr.CmpOpNeq),
-			find(q.frontend(), l.dsr.quoted, passAgain)))
+		rules = append(rules, rule(q.comment, l.about(q), l.findQuoted(q, of), jump(passOn)))
 	}
-	byNAT := append(setPriorityTo(0), back()...)
-	decide := func(name, comment string, c chance) *nft.Chain {
-		rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT)}
-		if pods := o.LocalPods[l.family]; pods.known() {
-			rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT))
-			if pods.Prefix.IsValid() { // the author of a Service can write any address into spec.externalIPs
-				toPod := address(nft.DstAddr(l.family), expr.CmpOpEq, pods.Prefix)
-				rules = append(rules, rule("a pod's address: it may be a reply", toPod, byNAT))
-			}
+	return rules
+}
+
+// findAgain finds the Service of a packet that may be of an open connection, so that it is passed on to the node of an
+// earlier endpoint.
+func (l *layout) findAgain(of directMaps) []nft.Rule {
+	find := append(setPriority(key(of.sent.Key...), of.sent), jump(passAgain)...)
+	rules := []nft.Rule{
+		rule("a connection that another node may know", protocol(inet.TCP), inState(stateNew, expr.CmpOpNeq),
+			withoutSYN(), find),
+		rule("the end of such a connection", protocol(inet.TCP), inState(stateInvalid, expr.CmpOpNeq), ends(), find),
+	}
+	for _, q := range quotedForms(l.family) {
+		rules = append(rules, rule(q.comment, l.about(q), inState(stateInvalid, expr.CmpOpNeq), l.findQuoted(q, of),
+			jump(passAgain)))
+	}
+	return rules
+}
+
+// about matches an ICMP error that quotes a packet of a form.
+func (l *layout) about(q quoted) []expr.Any {
+	return slices.Concat(protocol(icmpOf(l.family)), l.icmpError(), q.match)
+}
+
+// findQuoted: meta priority set FRONTEND map @quoted
+func (l *layout) findQuoted(q quoted, of directMaps) []expr.Any {
+	fields := q.frontend()
+	if of == l.dsr.nodePorts {
+		fields = q.nodePort()
+	}
+	return setPriority(key(fields...), of.quoted)
+}
+
+// byNAT leaves a packet to the rules of NAT.
+func byNAT() []expr.Any { return append(setPriorityTo(0), back()...) }
+
+// decide returns the chain of packets to a frontend, for a chance.
+func (l *layout) decide(o *Options, name, comment string, c chance) *nft.Chain {
+	icmp := icmpOf(l.family)
+	rules := []nft.Rule{rule("the lease has expired", l.leased(false), notProtocol(icmp), byNAT())}
+	if pods := o.LocalPods[l.family]; pods.known() {
+		rules = append(rules, rule("a local pod", l.localPods(pods, false), byNAT()))
+		if pods.Prefix.IsValid() { // the author of a Service can write any address into spec.externalIPs
+			toPod := address(nft.DstAddr(l.family), expr.CmpOpEq, pods.Prefix)
+			rules = append(rules, rule("a pod's address: it may be a reply", toPod, byNAT()))
 		}
-		return &nft.Chain{Name: name, Comment: comment, Rules: append(rules,
-			rule("another node has passed it on", l.ttl(expr.CmpOpLte, c.ttl()), byNAT),
-			rule("", dispatch(wordBits, l.dispatch[c.step()])),
-			rule(undone, setPriorityTo(0)),
-		)}
 	}
-	return []*nft.Chain{
-		arrive, decide(passOn, "passes packets on to the endpoint's node", firstChance),
-		noConnection, decide(passAgain, "passes open connections on to the node of an earlier endpoint", secondChance),
+	return &nft.Chain{Name: name, Comment: comment, Rules: append(rules,
+		rule("another node has passed it on", l.ttl(expr.CmpOpLte, c.ttl()), byNAT()),
+		rule("", dispatch(wordBits, l.dispatch[c.step()])),
+		rule(undone, setPriorityTo(0)),
+	)}
+}
+
+// toNode: ip daddr @direct-nodes ip daddr != PODS
+func (l *layout) toNode(o *Options) []expr.Any {
+	daddr := nft.DstAddr(l.family)
+	words := in(l.dsr.nodes, []nft.Field{daddr}, false)
+	if pods := o.LocalPods[l.family].Prefix; pods.IsValid() {
+		words = append(words, address(daddr, expr.CmpOpNeq, pods)...)
 	}
+	return words
+}
+
+// findDirectNodePort finds the Service of a node port. Packets between nodes use NAT: if this node passed the packet of
+// another node on to the same node, that node would drop its own address as the source.
+func (l *layout) findDirectNodePort(o *Options) []nft.Rule {
+	daddr := []nft.Field{nft.DstAddr(l.family)}
+	rules := []nft.Rule{
+		rule("from a node, or masqueraded there", notProtocol(icmpOf(l.family)),
+			in(l.dsr.nodes, []nft.Field{nft.SrcAddr(l.family)}, false), back()),
+		rule("a Service has this address and port", setPriority(key(l.vip()...), l.services), byNAT()),
+		rule("a port range takes precedence", in(l.allocatedRanges, daddr, false),
+			setPriority(key(l.vipOfFlow()...), l.ranges), byNAT()),
+	}
+	if !o.AnyNodeAddress[l.family] {
+		rules = append(rules, rule("this node has no node ports at this address", in(l.nodeAddresses, daddr, true),
+			destinationIsThisNode(expr.CmpOpEq), back()))
+	}
+	rules = append(rules, rule("to another node, which has not passed it on", destinationIsThisNode(expr.CmpOpNeq),
+		l.ttl(expr.CmpOpGt, passedTTL), back()))
+	return slices.Concat(rules, l.findFirst(l.dsr.nodePorts), l.findAgain(l.dsr.nodePorts))
+}
+
+// findPassedNodePort finds the Service of a node port of another node, which has passed the packet on.
+func (l *layout) findPassedNodePort(o *Options) nft.Rule {
+	var ofNoPod []expr.Any
+	if pods := o.LocalPods[l.family]; pods.known() {
+		ofNoPod = l.localPods(pods, true)
+	}
+	port := key(l.nodePort()...)
+	return rule("another node has passed it on", l.ttl(expr.CmpOpLte, passedTTL), l.toNode(o),
+		destinationIsThisNode(expr.CmpOpNeq), sourceIsThisNode(expr.CmpOpNeq), ofNoPod,
+		setPriority(port, l.dsr.nodePorts.sent), setPriority(port, l.nodePorts), dispatch(wordBits, l.dispatch[stepFirst]))
 }
 
 // pass: SLOT @direct-passed ip ttl set 17 dup to SLOT map @direct-elsewhere counter drop
@@ -200,7 +293,7 @@ func (l *layout) serveDirect(o *Options, t table) []nft.Rule {
 	slot := indexed(l.family, []nft.Field{nft.L4Proto(), nft.Priority()}, t)
 	return []nft.Rule{
 		rule("", keepBits(portBits)),
-		rule("this node", sourceIsThisNode(), markPacket(o.MasqueradeMark)),
+		rule("this node", sourceIsThisNode(expr.CmpOpEq), markPacket(o.MasqueradeMark)),
 		rule("an endpoint on this node: it sees the client", dnat(l.family, slot, l.dsr.here)),
 		rule("an endpoint elsewhere: replies return by this node", markPacket(o.MasqueradeMark)),
 		rule("", l.toEndpoint(listCluster, t)),
@@ -216,7 +309,11 @@ func (p *port) isDirect(f *model.Frontend) bool {
 // directElements adds the elements of a frontend with direct server return.
 func (l *layout) directElements(p *port, f *model.Frontend, to *wants) {
 	pass := class{kind: kindPass, table: p.table(listCluster)}
-	for _, s := range []*nft.Set{l.dsr.frontends, l.dsr.quoted} {
+	maps := l.dsr.vips
+	if f.Kind == model.NodePort {
+		maps = l.dsr.nodePorts
+	}
+	for _, s := range []*nft.Set{maps.sent, maps.quoted} {
 		to.own = append(to.own, nft.Element{
 			Set: s, Key: frontendKey(&f.Key), Data: nft.Value{}.Uint32(p.number | pass.number()), Comment: p.comment,
 		})

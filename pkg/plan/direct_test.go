@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// directService returns a Service with a load-balancer IP for each of its ports, and endpoints on this node and on
-// other nodes. Every second round has another last endpoint.
+// directService returns a Service with a load-balancer IP and a node port for each of its ports, and endpoints on this
+// node and on other nodes. Every second round has another last endpoint.
 func directService(ports, here, elsewhere, round int) *model.Service {
 	s := benchService(0, here+elsewhere, round)
 	first := *s.Ports[0]
@@ -32,6 +32,8 @@ func directService(ports, here, elsewhere, round int) *model.Service {
 			key := model.Key{Addr: addr, Port: uint16(1 + i), Protocol: inet.TCP}
 			p.Frontends = append(p.Frontends, model.Frontend{Kind: kind, Key: key})
 		}
+		nodePort := model.Key{Port: uint16(30_000 + i), Protocol: inet.TCP}
+		p.Frontends = append(p.Frontends, model.Frontend{Kind: model.NodePort, Key: nodePort, OnAllNodes: true})
 		s.Ports = append(s.Ports, &p)
 	}
 	return s

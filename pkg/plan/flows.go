@@ -109,6 +109,9 @@ func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
 	return FlowPolicy{c.port.Name, c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
 
+// NodeNetworks returns the networks of all nodes whose node ports may have direct server return.
+func (fs Flows) NodeNetworks() [2][]netip.Prefix { return fs.planner.rules.options.NodeNetworks }
+
 // Each calls f for every planned frontend of all protocols, with the result of [Flows.Of].
 func (fs Flows) Each(f func(k model.Key, flows FlowPolicy, exists bool)) {
 	for k := range fs.planner.claims.byKey {

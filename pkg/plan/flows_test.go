@@ -9,9 +9,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestFlowsOfANodePortComeWithSinglePorts: without the single ports at an address of the node, flows to these would look
-// like flows to the node port.
+// TestFlowsOfANodePortComeWithSinglePorts: without the single ports at an address of this node or of another node, flows
+// to these would look like flows to the node port.
 func TestFlowsOfANodePortComeWithSinglePorts(t *testing.T) {
+	for name, at := range map[string]netip.Addr{"this node": nodeIP, "another node": netip.MustParseAddr("192.0.2.77")} {
+		t.Run(name, func(t *testing.T) { singlePortsBeside(t, at) })
+	}
+}
+
+func singlePortsBeside(t *testing.T, at netip.Addr) {
 	p := New(testOptions())
 	p.SetNodeAddresses(inet.IPv4, []netip.Addr{nodeIP})
 	with := func(i int, f model.Frontend) *model.Service {
@@ -20,7 +26,7 @@ func TestFlowsOfANodePortComeWithSinglePorts(t *testing.T) {
 		s.Ports[0].Protocol, s.Ports[0].Frontends = inet.UDP, []model.Frontend{f}
 		return s
 	}
-	single := with(1, model.Frontend{Key: model.Key{Addr: nodeIP}, Kind: model.LoadBalancer})
+	single := with(1, model.Frontend{Key: model.Key{Addr: at}, Kind: model.LoadBalancer})
 	p.Set(single.Name, single)
 	p.Flows().Take()
 	s := with(2, model.Frontend{Kind: model.NodePort})

@@ -186,8 +186,12 @@ const (
 	NodeAddressesSet = "node-addresses"
 )
 
-// DirectSet is the name of the map that the chain prerouting-direct looks up.
-const DirectSet = "direct"
+// DirectSet is the name of the map that the chain prerouting-direct looks up, and DirectNodePortsSet that of the map of
+// node ports with direct server return.
+const (
+	DirectSet          = "direct"
+	DirectNodePortsSet = "direct-node-ports"
+)
 
 // ChainMeaning describes the chain of a class in words, such as "no endpoints". It returns "" for any other chain.
 func ChainMeaning(chain string) string {

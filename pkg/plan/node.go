@@ -13,9 +13,9 @@ import (
 
 // node is what the plan of a family depends on apart from Services.
 type node struct {
-	// addresses serve node ports. cidrs are the ServiceCIDRs.
-	addresses []netip.Addr
-	cidrs     []netip.Prefix
+	// addresses serve node ports. networks are those of all nodes, and cidrs the ServiceCIDRs.
+	addresses       []netip.Addr
+	networks, cidrs []netip.Prefix
 	// crowded are the service ports whose new clients are not remembered.
 	crowded []Number
 }
@@ -60,19 +60,27 @@ func (l *layout) nodeElements(n *node) (w wants) {
 		}
 	}
 	if !l.routeUnused { // otherwise, no rule drops packets to unused addresses
-		for _, c := range n.cidrs {
-			r := model.RangeOf(c)
-			w.own = append(w.own, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
-			if next := r.Last.Next(); next.IsValid() {
-				w.own = append(w.own, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
-			}
-			l.regionsIn(c, &w)
-		}
+		l.prefixes(l.serviceCIDRs, n.cidrs, &w)
+	}
+	if l.dsr.nodes != nil {
+		l.prefixes(l.dsr.nodes, n.networks, &w)
 	}
 	for _, port := range n.crowded {
 		w.own = append(w.own, nft.Element{Set: l.crowded, Key: nft.Value{}.Uint32(port.Number)})
 	}
 	return w
+}
+
+// prefixes adds the elements of prefixes in a set of ranges, and their regions.
+func (l *layout) prefixes(s *nft.Set, list []netip.Prefix, to *wants) {
+	for _, p := range list {
+		r := model.RangeOf(p)
+		to.own = append(to.own, nft.Element{Set: s, Key: nft.Value{}.Addr(r.First)})
+		if next := r.Last.Next(); next.IsValid() {
+			to.own = append(to.own, nft.Element{Set: s, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+		}
+		l.regionsIn(p, to)
+	}
 }
 
 // Two small hash sets have networks, so that packets to most addresses need a single lookup: networks in postrouting,
@@ -81,7 +89,7 @@ func (l *layout) nodeElements(n *node) (w wants) {
 // time that a longer key takes. Networks that differ only in the first four bytes share an element.
 //
 // A region is a network with addresses for which the rules look: addresses of Services, addresses of this node that
-// serve node ports, and ServiceCIDRs. Most packets on a node are to other networks.
+// serve node ports, ServiceCIDRs, and the networks of all nodes. Most packets on a node are to other networks.
 
 // RegionsSet is the name of the set of regions.
 const RegionsSet = "regions"
@@ -91,7 +99,8 @@ const RegionsSet = "regions"
 var regionBits = [...]int{inet.IPv4: 20, inet.IPv6: 64}
 
 // mostRegions is the greatest number of regions of a ServiceCIDR. A larger ServiceCIDR, an IPv4 /7, has regions only
-// where Services have addresses: packets to its other addresses are not dropped.
+// where Services have addresses: packets to its other addresses are not dropped. No network of nodes is larger, see
+// [model.ParseNodeNetworks].
 const mostRegions = 1 << 12
 
 // networkBits are the lengths of the prefixes in the set networks. Pods of another node usually have another prefix.
@@ -126,7 +135,7 @@ func (l *layout) inRegions(negate bool) []expr.Any {
 	return l.inNetwork(l.regions, regionBits[l.family], negate)
 }
 
-// regionsIn adds the regions in a ServiceCIDR.
+// regionsIn adds the regions in a prefix.
 func (l *layout) regionsIn(cidr netip.Prefix, to *wants) {
 	bits, n := regionBits[l.family], 1
 	if cidr.Bits() < bits {

@@ -96,7 +96,9 @@ func (c *claim) precedesNodePorts() bool { return c.frontend.Last != 0 && isAllo
 
 // New returns a planner for an empty cluster. It reports nothing before [Planner.ReportTo].
 func New(o Options) *Planner {
-	o.Room = o.Room.orDefault()
+	if o.Room = o.Room.orDefault(); !o.DirectReturn {
+		o.NodeNetworks = [2][]netip.Prefix{}
+	}
 	p := &Planner{
 		rules:    Rules{options: o},
 		services: map[types.NamespacedName]*service{},
@@ -117,6 +119,7 @@ func New(o Options) *Planner {
 	for _, f := range o.Families {
 		p.rules.layouts[f], p.numbers[f] = newLayout(f, &p.rules.options), newNumbers()
 		p.rules.build(f)
+		p.setNode(f, func(n *node) { n.networks = o.NodeNetworks[f] })
 	}
 	return p
 }
@@ -300,8 +303,10 @@ type Options struct {
 	RefuseUnused, RefuseLoops bool
 	// AnswerPing answers echo requests to addresses whose model.Vote allows this.
 	AnswerPing bool
-	// DirectReturn permits direct server return.
+	// DirectReturn permits direct server return. NodeNetworks are the networks of all nodes; without those of a family,
+	// its node ports use NAT. No prefix may contain another one.
 	DirectReturn bool
+	NodeNetworks [2][]netip.Prefix
 	// RouteUnused sends packets to unused addresses of a ServiceCIDR along the routes of this node. Without it, they
 	// are dropped.
 	RouteUnused bool

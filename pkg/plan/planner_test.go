@@ -27,8 +27,14 @@ func testOptions() Options {
 		LocalPods: [2]LocalPods{
 			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 		},
+		NodeNetworks: [2][]netip.Prefix{
+			{netip.MustParsePrefix("192.0.2.0/24")}, {netip.MustParsePrefix("2001:db8::/64")},
+		},
 	}
 }
+
+// sharedByServices returns the number of shared elements without those of the networks of nodes.
+func sharedByServices(p *Planner) int { return len(p.shared) - len(New(p.rules.options).shared) }
 
 // recorder is a sink that holds the wanted elements. It fails the test if a difference contradicts the earlier differences.
 type recorder struct {
@@ -187,7 +193,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
 			return
 		}
-		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind, Local: local})
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind, Local: local, OnAllNodes: kind == model.NodePort})
 		if sources != nil {
 			p.Frontends[len(p.Frontends)-1].Sources = &model.Sources{Allowed: sources}
 		}

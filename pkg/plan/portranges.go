@@ -132,11 +132,19 @@ func (fs Flows) beside(nodePort model.Key, addresses []netip.Addr, f func(model.
 	}
 }
 
-// sharedNodeAddresses returns the addresses of a family that serve node ports and are addresses of Services.
+// sharedNodeAddresses returns the addresses of a family that serve node ports, of this and of other nodes, and that are
+// addresses of Services.
 func (p *Planner) sharedNodeAddresses(f inet.Family) (shared []netip.Addr) {
 	for _, a := range p.nodes[f].addresses {
 		if _, is := p.claims.places.sharing[a]; is {
 			shared = append(shared, a)
+		}
+	}
+	for _, network := range p.nodes[f].networks {
+		for a := range p.claims.places.sharing {
+			if network.Contains(a) {
+				shared = append(shared, a)
+			}
 		}
 	}
 	return shared

@@ -202,9 +202,9 @@ func changeClaims(
 		p.Set(name, nil)
 	}
 	p.Conflicts().Settle(1)
-	if l := &p.claims.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+len(p.shared)+len(p.leads)+
+	if l := &p.claims.places; len(l.beaten)+len(l.won)+len(l.fronts)+len(l.inFrontOf)+len(l.sharing)+len(l.unsettled)+sharedByServices(p)+len(p.leads)+
 		len(p.claims.hostIPs) != 0 {
-		t.Errorf("after the deletion of all Services, this is left: %+v, %d shared elements", l, len(p.shared))
+		t.Errorf("after the deletion of all Services, this is left: %+v, %d shared elements", l, sharedByServices(p))
 	}
 }
 

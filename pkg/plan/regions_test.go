@@ -39,7 +39,7 @@ func TestRegionsOfTheNode(t *testing.T) {
 
 // TestRegionsOfServiceCIDRs: an IPv4 /8 has regions everywhere, and a larger ServiceCIDR only where Services have addresses.
 func TestRegionsOfServiceCIDRs(t *testing.T) {
-	p := New(testOptions())
+	p := New(Options{Families: inet.Families[:1]})
 	for cidr, want := range map[string]int{"10.96.0.0/21": 1, "10.96.0.0/12": 256, "10.0.0.0/8": 4096, "10.0.0.0/7": 0} {
 		p.SetServiceCIDRs(inet.IPv4, []netip.Prefix{netip.MustParsePrefix(cidr)})
 		lab.Same(t, want, len(regionsOf(p)), "regions of %s", cidr)

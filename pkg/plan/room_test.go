@@ -147,7 +147,7 @@ func TestAPortGivesWayInOrder(t *testing.T) {
 			t.Errorf("%s: left out are %v", c.what, left)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms[ofElements].Total() + p.rooms[ofAffine.in(0)].Total() + p.rooms[ofNumbers.in(0)].Total() + len(p.shared) + len(p.leads) + len(p.waiting); n != 0 {
+		if n := p.rooms[ofElements].Total() + p.rooms[ofAffine.in(0)].Total() + p.rooms[ofNumbers.in(0)].Total() + sharedByServices(p) + len(p.leads) + len(p.waiting); n != 0 {
 			t.Errorf("%s: without the Service, %d units, classes or Services are left", c.what, n)
 		}
 	}

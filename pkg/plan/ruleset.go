@@ -178,11 +178,15 @@ func (l *layout) findNodePort(o *Options) []nft.Rule {
 		onNode = append(destinationIsThisNode(expr.CmpOpEq),
 			address(daddr[0], expr.CmpOpNeq, inet.Loopback[l.family])...)
 	}
-	return []nft.Rule{
+	rules := []nft.Rule{
 		rule("a port range takes precedence", in(l.allocatedRanges, daddr, false), onNode,
 			setPriority(key(l.vipOfFlow()...), l.ranges), back()),
 		rule("", onNode, setPriority(key(l.nodePort()...), l.nodePorts), dispatch(wordBits, l.dispatch[stepFirst])),
 	}
+	if l.dsr.nodes != nil {
+		rules = append(rules, l.findPassedNodePort(o))
+	}
+	return rules
 }
 
 // externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints.
@@ -197,7 +201,7 @@ func (l *layout) externalLocal(o *Options) []nft.Rule {
 		rules = append(rules, rule("a local pod", l.localPods(pods, false), setPriority(number, l.shortCircuit)))
 	}
 	return append(rules,
-		rule("this node", hasNoBits(classBits), sourceIsThisNode(), setPriority(number, l.shortCircuit),
+		rule("this node", hasNoBits(classBits), sourceIsThisNode(expr.CmpOpEq), setPriority(number, l.shortCircuit),
 			markPacket(o.MasqueradeMark)),
 		rule("all others", setPriority(number, l.local)),
 		rule("", dispatch(wordBits, l.dispatch[stepLocal])))

@@ -57,6 +57,8 @@ func (l *layout) setRows(o *Options) []setRow {
 	toEndpoint := &role{of: ofEndpoint, fixed: ToEndpoint}
 	drawn := [lists]string{"draws an endpoint", "draws an endpoint on this node"}
 
+	// Without the networks of the nodes, node ports have no direct server return.
+	noDirectNodePorts := len(o.NodeNetworks[l.family]) == 0
 	var dispatch, sources []setRow
 	for st, s := range stepRows {
 		dispatch = append(dispatch, setRow{to: &l.dispatch[st], name: s.set, key: word,
@@ -184,11 +186,20 @@ func (l *layout) setRows(o *Options) []setRow {
 				comment: "cluster IPs with connections to a port that no service has"},
 			{to: &l.deletedUDP, name: DeletedUDPSet, key: append(vip, nft.DstPort()), form: hash, past: true,
 				comment: "UDP ports that no service has any more, and whose flows may not be deleted yet"},
-			{to: &l.dsr.frontends, name: DirectSet, absent: !o.DirectReturn, key: vip, data: word, form: hash,
+			{to: &l.dsr.vips.sent, name: DirectSet, absent: !o.DirectReturn, key: vip, data: word, form: hash,
 				comment: "direct server return: address -> class, service port",
 				found:   "is for an address with direct server return", oftenMissed: true},
-			{to: &l.dsr.quoted, name: "direct-quoted", absent: !o.DirectReturn, key: quotedForms(l.family)[0].frontend(),
-				data: word, form: hash, comment: "the same for packets in ICMP errors", oftenMissed: true},
+			{to: &l.dsr.vips.quoted, name: "direct-quoted", absent: !o.DirectReturn,
+				key: quotedForms(l.family)[0].frontend(), data: word, form: hash,
+				comment: "the same for packets in ICMP errors", oftenMissed: true},
+			{to: &l.dsr.nodePorts.sent, name: DirectNodePortsSet, absent: noDirectNodePorts, key: nodePort, data: word,
+				form: hash, comment: "direct server return: node port -> class, service port",
+				found: "is for a node port with direct server return", oftenMissed: true},
+			{to: &l.dsr.nodePorts.quoted, name: "direct-quoted-node-ports", absent: noDirectNodePorts,
+				key: quotedForms(l.family)[0].nodePort(), data: word, form: hash,
+				comment: "the same for packets in ICMP errors", oftenMissed: true},
+			{to: &l.dsr.nodes, name: "direct-nodes", absent: noDirectNodePorts, key: daddr, form: ranges,
+				comment: "the networks of all nodes", found: "is in a network of nodes", oftenMissed: true},
 			{to: &l.dsr.here, name: "direct-here", absent: !o.DirectReturn, key: append(id, nft.Index()), data: endpoint,
 				form: hash, comment: "service port . slot -> endpoint on this node", oftenMissed: true},
 			{to: &l.dsr.passed[firstChance], name: "direct-passed", absent: !o.DirectReturn, key: slot, form: hash,

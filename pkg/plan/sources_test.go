@@ -78,8 +78,8 @@ func TestEachListOfSourcesHasItsElements(t *testing.T) {
 			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
 		}
 		p.Set(s.Name, nil)
-		if n := p.rooms[ofSourceRanges].Total(); n != 0 || len(p.shared)+len(p.leads) != 0 {
-			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, len(p.shared))
+		if n := p.rooms[ofSourceRanges].Total(); n != 0 || sharedByServices(p)+len(p.leads) != 0 {
+			t.Errorf("%s: without the Service, %d ranges and %d shared elements are left", tc.name, n, sharedByServices(p))
 		}
 	}
 }

@@ -245,9 +245,9 @@ func inConntrack(field expr.CtKey, bit uint32, op expr.CmpOp) []expr.Any {
 	return []expr.Any{&expr.Ct{Key: field, Register: reg}, and(word(bit)...), test(op, word(0)...)}
 }
 
-// sourceIsThisNode: fib saddr type local
-func sourceIsThisNode() []expr.Any {
-	return addressType(&expr.Fib{Register: reg, ResultADDRTYPE: true, FlagSADDR: true}, expr.CmpOpEq)
+// sourceIsThisNode: fib saddr type local, or fib saddr type != local
+func sourceIsThisNode(op expr.CmpOp) []expr.Any {
+	return addressType(&expr.Fib{Register: reg, ResultADDRTYPE: true, FlagSADDR: true}, op)
 }
 
 // destinationIsThisNode: fib daddr type local, or fib daddr type != local

@@ -35,7 +35,8 @@ type Settings struct {
 	limits    model.Limits
 	room      plan.Room
 
-	unusedPorts model.UnusedPorts
+	unusedPorts  model.UnusedPorts
+	nodeNetworks [2][]netip.Prefix
 }
 
 // New derives settings from validated options and their flags.
@@ -56,6 +57,9 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 	}
 	if s.unusedPorts, err = model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
 		return nil, fmt.Errorf("--refuse-unused-ports: %w", err)
+	}
+	if s.nodeNetworks, err = model.ParseNodeNetworks(o.DirectNodeCIDRs); err != nil {
+		return nil, fmt.Errorf("--direct-server-return-node-cidrs: %w", err)
 	}
 	s.nodePorts, err = nodePortAddresses(o.Config.NodePortAddresses)
 	return s, err
@@ -83,6 +87,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 		LocalPods: s.LocalPods, Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountZones,
 		RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All, DirectReturn: s.DirectReturn,
 		AnswerPing: model.Ping(s.AnswerPing).Answers(), RouteUnused: !config.DropsUnused(s.Config),
+		NodeNetworks: s.nodeNetworks,
 	}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
@@ -92,11 +97,15 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
-	return model.Options{
+	options := model.Options{
 		IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
 		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn,
 		Terminate: model.Termination(s.TerminateConnections), Limits: s.limits,
 	}
+	for f, networks := range s.nodeNetworks {
+		options.DirectNodePorts[f] = s.DirectReturn && len(networks) > 0
+	}
+	return options
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.

@@ -26,10 +26,14 @@ func (r *Oracle) wantsDirect(s *corev1.Service) bool {
 }
 
 // direct reports whether a claim has direct server return: a load-balancer or external IP other than the primary address
-// of the node and the address of a pod, without SCTP and without hints that select endpoints near the node.
+// of the node and the address of a pod, or a node port, if the networks of all nodes are known. It has no SCTP, and no
+// hints that select endpoints near the node.
 func (r *Oracle) direct(c claim, to netip.Addr) bool {
-	if c.allocated || c.onNode || slices.Contains(r.primary, to) || r.isPod(to) ||
-		protocol(c.port.Protocol) == corev1.ProtocolSCTP || r.machine.LocalPod == nil {
+	at := !slices.Contains(r.primary, to) && !r.isPod(to)
+	if c.onNode {
+		at = slices.ContainsFunc(r.machine.NodeNetworks, func(p netip.Prefix) bool { return p.Addr().Is6() == to.Is6() })
+	}
+	if c.allocated || !at || protocol(c.port.Protocol) == corev1.ProtocolSCTP || r.machine.LocalPod == nil {
 		return false
 	}
 	if !r.machine.Pods[0].IsValid() && r.hasExternalIP(c.service, to.Is6()) {
@@ -53,7 +57,11 @@ func (r *Oracle) isPod(a netip.Addr) bool {
 	return slices.ContainsFunc(r.machine.Pods[:], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// passes reports whether the node passes a packet for an endpoint on to the endpoint's node.
+// passes reports whether the node passes a packet for an endpoint on to the endpoint's node. Packets to a node port must
+// be for an address in the networks of all nodes, and come from outside of these.
 func (r *Oracle) passes(c claim, p Packet, e endpoint) bool {
-	return r.direct(c, p.To.Addr()) && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
+	ofNode := func(a netip.Addr) bool {
+		return slices.ContainsFunc(r.machine.NodeNetworks, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	return r.direct(c, p.To.Addr()) && (!c.onNode || ofNode(p.To.Addr()) && !ofNode(p.From)) && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
 }

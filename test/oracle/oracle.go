@@ -51,8 +51,10 @@ type Machine struct {
 	MasqueradeAll bool
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
 	IgnoreExternalIPs bool
-	// DirectServerReturn is the flag with this name.
+	// DirectServerReturn is the flag with this name, and NodeNetworks the prefixes of the flag
+	// direct-server-return-node-cidrs.
 	DirectServerReturn bool
+	NodeNetworks       []netip.Prefix
 	// NodePortAddresses are prefixes; none means the Node's primary addresses.
 	NodePortAddresses []netip.Prefix
 	// RefuseUnusedPorts and AnswerPing are the flags with these names; empty for their defaults. Out returns the interface of this node for packets to an

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -29,43 +28,44 @@ func (f *fabric) filter(node int, hook, rules string) {
 }
 
 // TestPoliciesWithDirectReturn: a policy on the endpoint's node applies to the client. On the ingress node, only rules
-// before the program's chain, and those for outgoing packets, apply to packets that it passes on.
+// before the program's chain, and those for outgoing packets, apply to packets that it passes on. This chain is before
+// connection tracking for load-balancer IPs, and after it for node ports.
 func TestPoliciesWithDirectReturn(t *testing.T) {
 	const ingress, endpoint = 0, 1
-	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts)
 	f.endpoints("2")
 	for _, c := range []struct {
 		name        string
 		node        int
 		hook, rules string
-		want        lab.Outcome
+		// want is the outcome at a load-balancer IP, and atNodePort that at a node port.
+		want, atNodePort lab.Outcome
 	}{
-		{"the endpoint's node drops", endpoint, "forward priority filter", denyClient, lab.TimedOut},
-		{"the endpoint's node refuses", endpoint, "forward priority filter", "ct state new reject", lab.Refused},
-		{"the endpoint's node drops before translation", endpoint, "prerouting priority raw", denyClient, lab.TimedOut},
-		{"the endpoint's node drops packets of nodes", endpoint, "forward priority filter", denyNode, lab.Answered},
-		{"the endpoint's node isolates pods", endpoint, "forward priority filter", isolate, lab.Answered},
-		{"the ingress node drops forwarded packets", ingress, "forward priority filter", denyClient, lab.Answered},
-		{"the ingress node drops before translation", ingress, "prerouting priority raw", denyClient, lab.Answered},
-		{"the ingress node drops before the program", ingress, "prerouting priority -310", denyClient, lab.TimedOut},
-		{"the ingress node drops outgoing packets", ingress, "output priority filter", denyClient, lab.TimedOut},
+		{"the endpoint's node drops", endpoint, "forward priority filter", denyClient, lab.TimedOut, lab.TimedOut},
+		{"the endpoint's node refuses", endpoint, "forward priority filter", "ct state new reject", lab.Refused, lab.Refused},
+		{"the endpoint's node drops before translation", endpoint, "prerouting priority raw", denyClient, lab.TimedOut, lab.TimedOut},
+		{"the endpoint's node drops packets of nodes", endpoint, "forward priority filter", denyNode, lab.Answered, lab.Answered},
+		{"the endpoint's node isolates pods", endpoint, "forward priority filter", isolate, lab.Answered, lab.Answered},
+		{"the ingress node drops forwarded packets", ingress, "forward priority filter", denyClient, lab.Answered, lab.Answered},
+		{"the ingress node drops before translation", ingress, "prerouting priority raw", denyClient, lab.Answered, lab.TimedOut},
+		{"the ingress node drops before the program", ingress, "prerouting priority -310", denyClient, lab.TimedOut, lab.TimedOut},
+		{"the ingress node drops outgoing packets", ingress, "output priority filter", denyClient, lab.TimedOut, lab.TimedOut},
 	} {
-		for _, family := range inet.Families {
-			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
-				t.Run(fmt.Sprintf("%s, %s %s", c.name, family, p), func(t *testing.T) {
-					f := *f
-					f.T = t
-					f.filter(c.node, c.hook, c.rules)
-					to := netip.AddrPortFrom(vip[family], map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p])
-					got := f.lab.Client.Probe(t.Context(), p, to, lab.Options{Timeout: time.Second})
-					if got.Outcome != c.want {
-						t.Errorf("the client gets %s, want %s", got, c.want)
-					}
-					if seen := f.lab.Client.Addrs()[family]; c.want == lab.Answered && got.Source.Addr() != seen {
-						t.Errorf("the endpoint sees %s, want %s", got.Source, seen)
-					}
-				})
-			}
+		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+			f.entries(fmt.Sprintf("%s, %s", c.name, p), func(f *fabric, family inet.Family) {
+				f.filter(c.node, c.hook, c.rules)
+				to := f.to(family, map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p])
+				got, want := f.lab.Client.Probe(f.Context(), p, to, lab.Options{Timeout: time.Second}), c.want
+				if f.nodePorts {
+					want = c.atNodePort
+				}
+				if got.Outcome != want {
+					f.Errorf("the client gets %s, want %s", got, want)
+				}
+				if seen := f.lab.Client.Addrs()[family]; want == lab.Answered && got.Source.Addr() != seen {
+					f.Errorf("the endpoint sees %s, want %s", got.Source, seen)
+				}
+			})
 		}
 	}
 }

@@ -30,6 +30,10 @@ type fabric struct {
 	lab         *lab.Lab
 	nodes, pods []*lab.Host
 	proxies     []*pipeline
+	// nodePorts makes clients use the node ports of the ingress node, instead of the load-balancer IPs. entry is its
+	// index.
+	nodePorts bool
+	entry     int
 }
 
 // vip are the load-balancer IPs.
@@ -120,9 +124,26 @@ func (f *fabric) script(h *lab.Host, commands string) (out string) {
 	return out
 }
 
+// nodeIPs are the addresses of a node.
+func nodeIPs(node int) [2]netip.Addr {
+	return [2]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(11 + node)}), netip.MustParseAddr(fmt.Sprintf("fd00:10::1%d", node+1))}
+}
+
+// to returns the address and port at which clients reach a port of the Service.
+func (f *fabric) to(family inet.Family, port uint16) netip.AddrPort {
+	if f.nodePorts {
+		return netip.AddrPortFrom(nodeIPs(f.entry)[family], nodePortBase+port)
+	}
+	return netip.AddrPortFrom(vip[family], port)
+}
+
+// nodePortBase is the difference of a port of the Service and its node port.
+const nodePortBase = 30_000
+
 // ingress makes the router send packets for the Service to a node.
 func (f *fabric) ingress(node int) {
 	f.Helper()
+	f.entry = node
 	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s via 10.0.0.1%[3]d; ip route replace %[2]s via fd00:10::1%[3]d`, vip[0], vip[1], node+1))
 }
 
@@ -152,8 +173,8 @@ spec:
   clusterIPs: [10.96.0.10, "fd00:10:96::10"]
   ipFamilies: [IPv4, IPv6]
   ipFamilyPolicy: RequireDualStack
-  ports: [{name: http, port: 80}, {name: echo, port: 70}, {name: dns, port: 53, protocol: UDP},
-    {name: sizes, port: 54, protocol: UDP}]
+  ports: [{name: http, port: 80, nodePort: 30080}, {name: echo, port: 70, nodePort: 30070},
+    {name: dns, port: 53, protocol: UDP, nodePort: 30053}, {name: sizes, port: 54, protocol: UDP, nodePort: 30054}]
 status: {loadBalancer: {ingress: [{ip: %[3]s}, {ip: "%[4]s"}]}}
 ---
 `, node+1, annotations, vip[0], vip[1]) + mustSlices(f.T, slice[0]+"\n"+slice[1])
@@ -202,7 +223,7 @@ func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]
 	port := map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p]
 	out := map[string]int{}
 	for range times {
-		a := f.lab.Client.Probe(f.Context(), p, netip.AddrPortFrom(vip[family], port), lab.Options{Timeout: 2 * time.Second})
+		a := f.lab.Client.Probe(f.Context(), p, f.to(family, port), lab.Options{Timeout: 2 * time.Second})
 		if a.Outcome != lab.Answered {
 			out[a.String()]++
 			continue
@@ -212,14 +233,15 @@ func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]
 	return out
 }
 
-// flows returns the number of entries of a Service's address in connection tracking. It reads them twice: before 6.18,
+// flows returns the number of entries of the Service in connection tracking: those of its address, or of its node ports. It reads them twice: before 6.18,
 // the kernel skips the entry behind an expired one, which it deletes.
 func (f *fabric) flows(node int) (n int) {
 	f.Helper()
 	f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
 	out := f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
 	for line := range strings.Lines(out) {
-		if strings.Contains(line, "dst="+vip[0].String()) || strings.Contains(line, "0113:0000") {
+		atVIP := strings.Contains(line, "dst="+vip[0].String()) || strings.Contains(line, "0113:0000")
+		if atVIP && !f.nodePorts || f.nodePorts && strings.Contains(line, "dport=300") {
 			n++
 		}
 	}
@@ -230,7 +252,8 @@ func (f *fabric) flows(node int) (n int) {
 func (f *fabric) replies(node int, family inet.Family) func() int {
 	f.Helper()
 	link := strings.Fields(f.script(f.nodes[node], `ip -br link show eth0`))
-	match := fmt.Sprintf("ether saddr %s %s saddr %s", link[2], []string{"ip", "ip6"}[family], vip[family])
+	match := fmt.Sprintf("ether saddr %s %s saddr %s meta l4proto { tcp, udp }", link[2], []string{"ip", "ip6"}[family],
+		f.to(family, 0).Addr())
 	return watchPackets(f.T, f.lab.Node, fmt.Sprintf("replies-%d", node), "prerouting", match)
 }
 
@@ -249,80 +272,98 @@ func (f *fabric) passed(node int) (n int) {
 	return n
 }
 
-// TestDirectReturn: the ingress node passes packets on, the endpoint sees the client, and its node sends the replies.
-// A node without direct server return serves with NAT.
-func TestDirectReturn(t *testing.T) {
-	f := newFabric(t, "--direct-server-return", "--direct-server-return", "")
-	client := f.lab.Client
-	for _, family := range inet.Families {
-		own := client.Addrs()[family].String()
-		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
-			t.Run(fmt.Sprintf("%s %s", family, p), func(t *testing.T) {
+// withNodePorts are the flags of a node whose node ports have direct server return.
+const withNodePorts = "--direct-server-return --direct-server-return-node-cidrs=10.0.0.0/24,fd00:10::/64"
+
+// entries runs a test for each family, at the load-balancer IPs and at the node ports of the first node.
+func (f *fabric) entries(name string, test func(f *fabric, family inet.Family)) {
+	for _, nodePorts := range []bool{false, true} {
+		for _, family := range inet.Families {
+			at := "load-balancer IP"
+			if nodePorts {
+				at = "node port"
+			}
+			f.Run(strings.TrimPrefix(fmt.Sprintf("%s, %s at a %s", name, family, at), ", "), func(t *testing.T) {
 				f := *f
-				f.T = t
-				f.endpoints("1 2")
-				got := f.ask(family, p, 30)
-				if a, b := got["pod-0 saw "+own], got["pod-1 saw "+own]; a == 0 || b == 0 || a+b != 30 {
-					t.Errorf("endpoints on both nodes: %v", got)
-				}
-				f.endpoints("2")
-				replies := []func() int{f.replies(0, family), f.replies(1, family)}
-				before, passed := f.flows(0), f.passed(0)
-				lab.Same(t, map[string]int{"pod-1 saw " + own: 20}, f.ask(family, p, 20), "an endpoint on the second node")
-				if a, b := replies[0](), replies[1](); a > 0 || b < 20 {
-					t.Errorf("the router gets %d replies from the ingress node and %d from the endpoint's node", a, b)
-				}
-				if n := f.flows(0) - before; n > 0 {
-					t.Errorf("the ingress node tracks %d connections", n)
-				}
-				if n := f.passed(0) - passed; n < 20 {
-					t.Errorf("the ingress node has passed on %d packets", n)
-				}
-				f.ingress(1)
-				lab.Same(t, map[string]int{"pod-1 saw " + own: 5}, f.ask(family, p, 5), "the second node is the ingress node")
-				f.ingress(2)
-				got = f.ask(family, p, 5)
-				if len(got) != 1 || got["pod-1 saw "+map[inet.Family]string{inet.IPv4: "10.0.0.13", inet.IPv6: "fd00:10::13"}[family]] != 5 {
-					t.Errorf("a node without direct server return is the ingress node: %v", got)
-				}
+				f.T, f.nodePorts = t, nodePorts
 				f.ingress(0)
-				f.endpoints("3")
-				got = f.ask(family, p, 5)
-				if len(got) != 1 || got["pod-2 saw "+map[inet.Family]string{inet.IPv4: "10.244.3.1", inet.IPv6: "fd00:10:244:3::1"}[family]] != 5 {
-					t.Errorf("an endpoint on a node without direct server return: %v", got)
-				}
+				test(&f, family)
 			})
 		}
 	}
 }
 
+// TestDirectReturn: the ingress node passes packets on, the endpoint sees the client, and its node sends the replies.
+// A node without direct server return serves with NAT.
+func TestDirectReturn(t *testing.T) {
+	f := newFabric(t, withNodePorts, withNodePorts, "")
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+		f.entries(p.String(), func(f *fabric, family inet.Family) { f.direct(family, p) })
+	}
+}
+
+// direct checks the packets of a family and a protocol.
+func (f *fabric) direct(family inet.Family, p inet.Protocol) {
+	own := f.lab.Client.Addrs()[family].String()
+	f.endpoints("1 2")
+	got := f.ask(family, p, 30)
+	if a, b := got["pod-0 saw "+own], got["pod-1 saw "+own]; a == 0 || b == 0 || a+b != 30 {
+		f.Errorf("endpoints on both nodes: %v", got)
+	}
+	f.endpoints("2")
+	replies := []func() int{f.replies(0, family), f.replies(1, family)}
+	before, passed := f.flows(0), f.passed(0)
+	lab.Same(f.T, map[string]int{"pod-1 saw " + own: 20}, f.ask(family, p, 20), "an endpoint on the second node")
+	if a, b := replies[0](), replies[1](); a > 0 || b < 20 {
+		f.Errorf("the router gets %d replies from the ingress node and %d from the endpoint's node", a, b)
+	}
+	if n := f.flows(0) - before; n > 0 {
+		f.Errorf("the ingress node tracks %d connections", n)
+	}
+	if n := f.passed(0) - passed; n < 20 {
+		f.Errorf("the ingress node has passed on %d packets", n)
+	}
+	f.ingress(1)
+	lab.Same(f.T, map[string]int{"pod-1 saw " + own: 5}, f.ask(family, p, 5), "the second node is the ingress node")
+	f.ingress(2)
+	lab.Same(f.T, map[string]int{"pod-1 saw " + nodeIPs(2)[family].String(): 5}, f.ask(family, p, 5),
+		"a node without direct server return is the ingress node")
+	f.ingress(0)
+	f.endpoints("3")
+	// The endpoint's node translates the packet, or sends it back if it is to another node.
+	translator := [...]string{inet.IPv4: "10.244.3.1", inet.IPv6: "fd00:10:244:3::1"}[family]
+	if f.nodePorts {
+		translator = nodeIPs(0)[family].String()
+	}
+	lab.Same(f.T, map[string]int{"pod-2 saw " + translator: 5}, f.ask(family, p, 5),
+		"an endpoint on a node without direct server return")
+}
+
 // TestDirectReturnAtTheBorder: errors about the maximum size of packets reach the endpoint, and nodes that disagree
 // pass a packet on only once.
 func TestDirectReturnAtTheBorder(t *testing.T) {
-	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts)
 	f.endpoints("2")
 	client := f.lab.Client
 	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s dev eth0 mtu lock 1300; ip route replace %s dev eth0 mtu lock 1300`, client.IPv4, client.IPv6))
-	for _, family := range inet.Families {
-		lab.Check(t, f.echo(family), "%s: a smaller MTU behind the router", family)
-	}
+	f.entries("a smaller MTU behind the router", func(f *fabric, family inet.Family) { lab.Check(f, f.echo(family), "much data") })
 	f.script(f.lab.Node, `ip route add 10.244.2.0/24 via 10.0.0.12; ip route add fd00:10:244:2::/64 via fd00:10::12`)
 	f.script(f.nodes[0], `ip route replace 10.244.2.0/24 via 10.0.0.1; ip route replace fd00:10:244:2::/64 via fd00:10::1`)
-	for _, family := range inet.Families {
-		seen := [...]string{inet.IPv4: "10.0.0.11", inet.IPv6: "fd00:10::11"}[family]
-		lab.Same(t, map[string]int{"pod-1 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "a router between the nodes sends packets back")
-	}
+	f.entries("a router between the nodes sends packets back", func(f *fabric, family inet.Family) {
+		seen := nodeIPs(0)[family].String()
+		lab.Same(f.T, map[string]int{"pod-1 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "")
+	})
 	f.script(f.nodes[0], `ip route replace 10.244.2.0/24 via 10.0.0.12; ip route replace fd00:10:244:2::/64 via fd00:10::12`)
 	f.endpoints("2", 0)
 	f.endpoints("1", 1)
-	for _, family := range inet.Families {
+	f.entries("each node believes that the other one has the endpoint", func(f *fabric, family inet.Family) {
 		by := []int{f.passed(0), f.passed(1)}
-		seen := [...]string{inet.IPv4: "10.0.0.12", inet.IPv6: "fd00:10::12"}[family]
-		lab.Same(t, map[string]int{"pod-0 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "each node believes that the other one has the endpoint")
+		seen := nodeIPs(1)[family].String()
+		lab.Same(f.T, map[string]int{"pod-0 saw " + seen: 5}, f.ask(family, inet.UDP, 5), "")
 		if a, b := f.passed(0)-by[0], f.passed(1)-by[1]; a != 5 || b != 0 {
-			t.Errorf("%s: the nodes pass 5 packets on %d and %d times, want 5 and 0", family, a, b)
+			f.Errorf("the nodes pass 5 packets on %d and %d times, want 5 and 0", a, b)
 		}
-	}
+	})
 }
 
 // TestDirectReturnWithoutLease: a node whose lease has expired passes no packets on, neither those of new connections
@@ -366,7 +407,7 @@ func TestDirectReturnWithoutLease(t *testing.T) {
 
 // echo sends much data to an endpoint, which sends them back.
 func (f *fabric) echo(family inet.Family) error {
-	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, netip.AddrPortFrom(vip[family], 70))
+	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, f.to(family, 70))
 	if err != nil {
 		return err
 	}
@@ -393,7 +434,7 @@ func (f *fabric) echo(family inet.Family) error {
 // endpoint: an endpoint is added, on another node or on the ingress node, and an endpoint terminates.
 func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 	const each = 30
-	f := newFabric(t, "--direct-server-return", "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts, withNodePorts)
 	for _, c := range []struct {
 		name, before, after string
 		// least is the number of connections that stay.
@@ -407,29 +448,25 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 		{"two endpoints are added at once", "2", "1 2 3", each / 3},
 		{"an endpoint is replaced", "2 3", "1 3 2!ready+terminating", each / 2},
 	} {
-		for _, family := range inet.Families {
-			t.Run(fmt.Sprintf("%s, %s", c.name, family), func(t *testing.T) {
-				f := *f
-				f.T = t
-				f.endpoints(c.before)
-				list := make([]*opened, each)
-				for i := range list {
-					list[i] = f.open(family)
+		f.entries(c.name, func(f *fabric, family inet.Family) {
+			f.endpoints(c.before)
+			list := make([]*opened, each)
+			for i := range list {
+				list[i] = f.open(family)
+			}
+			f.endpoints(c.after)
+			lost := 0
+			for _, o := range list {
+				if err := o.ask(5 * time.Second); err != nil {
+					f.Log(err)
+					lost++
 				}
-				f.endpoints(c.after)
-				lost := 0
-				for _, o := range list {
-					if err := o.ask(5 * time.Second); err != nil {
-						t.Log(err)
-						lost++
-					}
-				}
-				if each-lost < c.least {
-					t.Errorf("%d of %d connections are lost", lost, each)
-				}
-				t.Logf("%d of %d connections stay", each-lost, each)
-			})
-		}
+			}
+			if each-lost < c.least {
+				f.Errorf("%d of %d connections are lost", lost, each)
+			}
+			f.Logf("%d of %d connections stay", each-lost, each)
+		})
 	}
 }
 
@@ -443,7 +480,7 @@ type opened struct {
 // open opens a connection to an endpoint, and closes it at the end of the test.
 func (f *fabric) open(family inet.Family) *opened {
 	f.Helper()
-	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, netip.AddrPortFrom(vip[family], 70))
+	conn, err := f.lab.Client.Dial(f.Context(), inet.TCP, f.to(family, 70))
 	lab.Must(f, err)
 	f.Cleanup(func() { _ = conn.Close() })
 	o := &opened{Conn: conn, r: bufio.NewReader(conn)}
@@ -471,7 +508,7 @@ func (o *opened) ask(patience time.Duration) error {
 // TestErrorsWithDirectReturn: the router answers replies with ICMP errors. The ingress node passes the errors on, and
 // the endpoint gets them.
 func TestErrorsWithDirectReturn(t *testing.T) {
-	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts)
 	f.endpoints("2")
 	pod, families := f.pods[1], [2]string{"ip", "ip6"}
 	for _, c := range []struct {
@@ -486,94 +523,87 @@ func TestErrorsWithDirectReturn(t *testing.T) {
 			[2]string{"icmp type 3 icmp code 1", "icmpv6 type 1 icmpv6 code 3"}},
 		{"time exceeded", [2]string{}, [2]string{"icmp type 11", "icmpv6 type 3"}},
 	} {
-		for _, family := range inet.Families {
-			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
-				t.Run(fmt.Sprintf("%s, %s %s", c.name, family, p), func(t *testing.T) {
-					if c.reject[family] == "" {
-						setTTL(t, pod, "2")
-						defer setTTL(t, pod, "64")
-					} else {
-						f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
+		for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+			f.entries(fmt.Sprintf("%s, %s", c.name, p), func(f *fabric, family inet.Family) {
+				t := f.T
+				if c.reject[family] == "" {
+					setTTL(t, pod, "2")
+					defer setTTL(t, pod, "64")
+				} else {
+					f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
 							type filter hook forward priority filter; %s saddr %s reject with %s; }; }`,
-							families[family], vip[family], c.reject[family]))
-						defer f.lab.Node.Run(t, "nft", "delete table inet errors")
+						families[family], f.to(family, 0).Addr(), c.reject[family]))
+					defer f.lab.Node.Run(t, "nft", "delete table inet errors")
+				}
+				seen := watchPackets(t, pod, "errors", "input", c.want[family])
+				to := f.to(family, map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p])
+				f.lab.Client.Probe(t.Context(), p, to, lab.Options{Timeout: 200 * time.Millisecond})
+				lab.Eventually(t, lab.Patience, func() error {
+					if seen() == 0 {
+						return errors.New("the pod gets no error")
 					}
-					seen := watchPackets(t, pod, "errors", "input", c.want[family])
-					to := netip.AddrPortFrom(vip[family], map[inet.Protocol]uint16{inet.TCP: 80, inet.UDP: 53}[p])
-					f.lab.Client.Probe(t.Context(), p, to, lab.Options{Timeout: 200 * time.Millisecond})
-					lab.Eventually(t, lab.Patience, func() error {
-						if seen() == 0 {
-							return errors.New("the pod gets no error")
-						}
-						return nil
-					})
+					return nil
 				})
-			}
+			})
 		}
 	}
 }
 
 // TestErrorsAfterAChange: an ICMP error about an open connection whose slot has moved reaches the endpoint.
 func TestErrorsAfterAChange(t *testing.T) {
-	const flag, connections = "--direct-server-return", 20
+	const flag, connections = withNodePorts, 20
 	f := newFabric(t, flag, flag, flag)
-	for _, family := range inet.Families {
-		t.Run(family.String(), func(t *testing.T) {
-			f := *f
-			f.T = t
-			f.endpoints("2")
-			list := make([]*opened, connections)
-			for i := range list {
-				list[i] = f.open(family)
-			}
-			f.endpoints("2 3")
-			again := f.passed(2)
-			moved := slices.IndexFunc(list, func(o *opened) bool {
-				lab.Must(t, o.ask(5*time.Second))
-				return f.passed(2) > again
-			})
-			if moved < 0 {
-				t.Fatalf("none of %d connections has a slot that moved", connections)
-			}
-			f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
-				type filter hook forward priority filter; %s saddr %s reject with icmpx host-unreachable; }; }`,
-				[]string{"ip", "ip6"}[family], vip[family]))
-			defer f.lab.Node.Run(t, "nft", "delete table inet errors")
-			seen := watchPackets(t, f.pods[1], "errors", "input",
-				[]string{"icmp type 3 icmp code 1", "icmpv6 type 1 icmpv6 code 3"}[family])
-			if err := list[moved].ask(500 * time.Millisecond); err == nil || seen() == 0 {
-				t.Errorf("the pod gets %d errors, and the client gets %v", seen(), err)
-			}
+	f.entries("", func(f *fabric, family inet.Family) {
+		t := f.T
+		f.endpoints("2")
+		list := make([]*opened, connections)
+		for i := range list {
+			list[i] = f.open(family)
+		}
+		f.endpoints("2 3")
+		again := f.passed(2)
+		moved := slices.IndexFunc(list, func(o *opened) bool {
+			lab.Must(t, o.ask(5*time.Second))
+			return f.passed(2) > again
 		})
-	}
+		if moved < 0 {
+			t.Fatalf("none of %d connections has a slot that moved", connections)
+		}
+		f.lab.Node.Run(t, "nft", fmt.Sprintf(`table inet errors { chain forward {
+			type filter hook forward priority filter; %s saddr %s reject with icmpx host-unreachable; }; }`,
+			[]string{"ip", "ip6"}[family], f.to(family, 0).Addr()))
+		defer f.lab.Node.Run(t, "nft", "delete table inet errors")
+		seen := watchPackets(t, f.pods[1], "errors", "input",
+			[]string{"icmp type 3 icmp code 1", "icmpv6 type 1 icmpv6 code 3"}[family])
+		if err := list[moved].ask(500 * time.Millisecond); err == nil || seen() == 0 {
+			t.Errorf("the pod gets %d errors, and the client gets %v", seen(), err)
+		}
+	})
 }
 
 // TestResetsAfterAChange: a client resets open connections, some of whose slots have moved. The endpoint gets all resets.
 func TestResetsAfterAChange(t *testing.T) {
-	const flag, connections = "--direct-server-return", 20
+	const flag, connections = withNodePorts, 20
 	f := newFabric(t, flag, flag, flag)
-	for _, family := range inet.Families {
-		t.Run(family.String(), func(t *testing.T) {
-			f := *f
-			f.T = t
-			f.endpoints("2")
-			list := make([]*opened, connections)
-			for i := range list {
-				list[i] = f.open(family)
+	f.entries("", func(f *fabric, family inet.Family) {
+		t := f.T
+		f.endpoints("2")
+		list := make([]*opened, connections)
+		for i := range list {
+			list[i] = f.open(family)
+		}
+		f.endpoints("2 3")
+		for _, o := range list {
+			lab.Must(t, errors.Join(o.Conn.(*net.TCPConn).SetLinger(0), o.Close()))
+		}
+		lab.Eventually(t, 5*time.Second, func() error {
+			open := f.script(f.pods[1], fmt.Sprintf("ss -Htn state established sport = :%d", echoPort))
+			if open != "" {
+				return fmt.Errorf("the endpoint has open connections:\n%s", open)
 			}
-			f.endpoints("2 3")
-			for _, o := range list {
-				lab.Must(t, errors.Join(o.Conn.(*net.TCPConn).SetLinger(0), o.Close()))
-			}
-			lab.Eventually(t, 5*time.Second, func() error {
-				open := f.script(f.pods[1], fmt.Sprintf("ss -Htn state established sport = :%d", echoPort))
-				if open != "" {
-					return fmt.Errorf("the endpoint has open connections:\n%s", open)
-				}
-				return nil
-			})
+			return nil
 		})
-	}
+	})
 }
 
 // setTTL sets the TTL with which a host sends packets.
@@ -586,20 +616,21 @@ func setTTL(t *testing.T, h *lab.Host, ttl string) {
 // MTU. The errors that make the endpoint send smaller fragments quote a whole packet, or the first fragment.
 func TestLargeDatagramsWithDirectReturn(t *testing.T) {
 	const small, whole, fragments = 10, 1400, 3000
-	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts)
 	f.endpoints("2")
 	client := f.lab.Client
 	f.script(f.lab.Node, fmt.Sprintf(`ip route replace %s dev eth0 mtu lock 1300; ip route replace %s dev eth0 mtu lock 1300`,
 		client.IPv4, client.IPv6))
-	for i, addr := range []string{"10.244.2.5", "fd00:10:244:2::5"} {
-		family := inet.Families[i]
+	for _, addr := range []string{"10.244.2.5", "fd00:10:244:2::5"} {
 		serveSizes(t, f.pods[1], addr)
+	}
+	f.entries("", func(f *fabric, family inet.Family) {
 		for _, s := range [][2]int{{small, fragments}, {small, whole}, {whole, small}, {fragments, small}, {fragments, fragments}} {
 			if err := f.exchange(family, s[0], s[1]); err != nil {
-				t.Errorf("%s: a request of %d bytes, a reply of %d: %v", family, s[0], s[1], err)
+				f.Errorf("a request of %d bytes, a reply of %d: %v", s[0], s[1], err)
 			}
 		}
-	}
+	})
 }
 
 // serveSizes answers a datagram, which is a number and a space, with so many bytes.
@@ -627,7 +658,7 @@ func serveSizes(t *testing.T, h *lab.Host, addr string) {
 // exchange sends a request until its reply arrives. The first ones may be too large for the path.
 func (f *fabric) exchange(family inet.Family, request, reply int) error {
 	const tries, patience = 5, 500 * time.Millisecond
-	conn, err := f.lab.Client.Dial(f.Context(), inet.UDP, netip.AddrPortFrom(vip[family], 54))
+	conn, err := f.lab.Client.Dial(f.Context(), inet.UDP, f.to(family, 54))
 	if err != nil {
 		return err
 	}
@@ -656,7 +687,7 @@ func (f *fabric) exchange(family inet.Family, request, reply int) error {
 // answers them.
 func TestUDPFlowsWithDirectReturn(t *testing.T) {
 	const each = 60
-	f := newFabric(t, "--direct-server-return", "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts, withNodePorts)
 	for _, c := range []struct {
 		name, before, after string
 		most                int
@@ -665,31 +696,28 @@ func TestUDPFlowsWithDirectReturn(t *testing.T) {
 		{"an endpoint is added on the ingress node", "2 3", "1 2 3", 35},
 		{"an endpoint terminates", "1 2 3", "1 3 2!ready!serving+terminating", 35},
 	} {
-		for _, family := range inet.Families {
-			t.Run(fmt.Sprintf("%s, %s", c.name, family), func(t *testing.T) {
-				f := *f
-				f.T = t
-				f.endpoints(c.before)
-				flows, server := make([]net.Conn, each), make([]string, each)
-				for i := range flows {
-					conn, err := f.lab.Client.Dial(t.Context(), inet.UDP, netip.AddrPortFrom(vip[family], 53))
-					lab.Must(t, err)
-					t.Cleanup(func() { _ = conn.Close() })
-					flows[i], server[i] = conn, query(t, conn)
+		f.entries(c.name, func(f *fabric, family inet.Family) {
+			t := f.T
+			f.endpoints(c.before)
+			flows, server := make([]net.Conn, each), make([]string, each)
+			for i := range flows {
+				conn, err := f.lab.Client.Dial(t.Context(), inet.UDP, f.to(family, 53))
+				lab.Must(t, err)
+				t.Cleanup(func() { _ = conn.Close() })
+				flows[i], server[i] = conn, query(t, conn)
+			}
+			f.endpoints(c.after)
+			moved := 0
+			for i, conn := range flows {
+				if query(t, conn) != server[i] {
+					moved++
 				}
-				f.endpoints(c.after)
-				moved := 0
-				for i, conn := range flows {
-					if query(t, conn) != server[i] {
-						moved++
-					}
-				}
-				t.Logf("%d of %d flows have another endpoint", moved, each)
-				if moved > c.most {
-					t.Errorf("%d of %d flows have another endpoint, want at most %d", moved, each, c.most)
-				}
-			})
-		}
+			}
+			t.Logf("%d of %d flows have another endpoint", moved, each)
+			if moved > c.most {
+				t.Errorf("%d of %d flows have another endpoint, want at most %d", moved, each, c.most)
+			}
+		})
 	}
 }
 
@@ -711,49 +739,49 @@ func query(t *testing.T, conn net.Conn) string {
 // its TTL, although the router sends it back to the ingress node each time.
 func TestForgedErrorsWithDirectReturn(t *testing.T) {
 	const most = 17
-	f := newFabric(t, "--direct-server-return", "--direct-server-return")
+	f := newFabric(t, withNodePorts, withNodePorts)
 	f.endpoints("2")
 	client := f.lab.Client
-	for _, family := range inet.Families {
-		t.Run(family.String(), func(t *testing.T) {
-			header := make([]byte, []int{20, 40}[family])
-			network, forged, at := "ip4:icmp", []byte{3, 3, 0, 0, 0, 0, 0, 0}, [...]int{9, 12, 16}
-			if header[0] = 0x45; family == inet.IPv6 {
-				network, forged[0], forged[1], at = "ip6:ipv6-icmp", 1, 4, [...]int{6, 8, 24}
-				header[0] = 0x60
-			}
-			header[at[0]] = byte(inet.UDP)
-			copy(header[at[1]:], vip[family].AsSlice())
-			copy(header[at[2]:], client.Addrs()[family].AsSlice())
-			forged = append(append(forged, header...), 0, 53, 0x9c, 0x40, 0, 8, 0, 0)
-			if family == inet.IPv4 {
-				binary.BigEndian.PutUint16(forged[2:], checksum(forged))
-			}
-			passed, seen := f.passed(0), watchPackets(t, f.lab.Node, "forged", "prerouting",
-				fmt.Sprintf("%s daddr %s", []string{"ip", "ip6"}[family], vip[family]))
-			lab.Must(t, client.Do(func() error {
-				conn, err := net.ListenPacket(network, client.Addrs()[family].String())
-				if err != nil {
-					return err
-				}
-				defer conn.Close() //nolint:errcheck // the test is done with it
-				_, err = conn.WriteTo(forged, &net.IPAddr{IP: vip[family].AsSlice()})
+	f.entries("", func(f *fabric, family inet.Family) {
+		t := f.T
+		port := f.to(family, 53).Port()
+		header := make([]byte, []int{20, 40}[family])
+		network, forged, at := "ip4:icmp", []byte{3, 3, 0, 0, 0, 0, 0, 0}, [...]int{9, 12, 16}
+		if header[0] = 0x45; family == inet.IPv6 {
+			network, forged[0], forged[1], at = "ip6:ipv6-icmp", 1, 4, [...]int{6, 8, 24}
+			header[0] = 0x60
+		}
+		header[at[0]] = byte(inet.UDP)
+		copy(header[at[1]:], f.to(family, 0).Addr().AsSlice())
+		copy(header[at[2]:], client.Addrs()[family].AsSlice())
+		forged = append(append(forged, header...), byte(port>>8), byte(port), 0x9c, 0x40, 0, 8, 0, 0)
+		if family == inet.IPv4 {
+			binary.BigEndian.PutUint16(forged[2:], checksum(forged))
+		}
+		passed, seen := f.passed(0), watchPackets(t, f.lab.Node, "forged", "prerouting",
+			fmt.Sprintf("%s daddr %s", []string{"ip", "ip6"}[family], f.to(family, 0).Addr()))
+		lab.Must(t, client.Do(func() error {
+			conn, err := net.ListenPacket(network, client.Addrs()[family].String())
+			if err != nil {
 				return err
-			}))
-			lab.Eventually(t, lab.Patience, func() error {
-				if f.passed(0) == passed {
-					return errors.New("the ingress node has not passed the error on")
-				}
-				return nil
-			})
-			time.Sleep(100 * time.Millisecond)
-			n := seen()
-			t.Logf("the router gets the error %d times", n)
-			if n > most {
-				t.Errorf("the router gets the error %d times, want at most %d", n, most)
 			}
+			defer conn.Close() //nolint:errcheck // the test is done with it
+			_, err = conn.WriteTo(forged, &net.IPAddr{IP: f.to(family, 0).Addr().AsSlice()})
+			return err
+		}))
+		lab.Eventually(t, lab.Patience, func() error {
+			if f.passed(0) == passed {
+				return errors.New("the ingress node has not passed the error on")
+			}
+			return nil
 		})
-	}
+		time.Sleep(100 * time.Millisecond)
+		n := seen()
+		t.Logf("the router gets the error %d times", n)
+		if n > most {
+			t.Errorf("the router gets the error %d times, want at most %d", n, most)
+		}
+	})
 }
 
 // checksum is the checksum of the internet protocols.

@@ -69,13 +69,18 @@ func newHistory(seed uint64, steps int, direct bool) *history {
 	w := newWorld(seed)
 	h := &history{flags: w.flags()}
 	if w.direct = direct; direct {
-		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64", "--direct-server-return")
+		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64", "--direct-server-return",
+			lab.One(w.rand, "--direct-server-return-node-cidrs=", "--direct-server-return-node-cidrs="+nodeCIDRs,
+				"--direct-server-return-node-cidrs="+nodeCIDRs))
 	}
 	for range steps {
 		h.steps = append(h.steps, w.step())
 	}
 	return h
 }
+
+// nodeCIDRs have some of the node's addresses.
+const nodeCIDRs = "192.0.2.0/31,2001:db8::/126"
 
 // flags draws a command line.
 func (w *world) flags() (flags []string) {

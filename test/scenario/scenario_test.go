@@ -248,12 +248,19 @@ func parseSettings(args []string) (settings, error) {
 	mode := fs.String("proxy-mode", "nftables", "")
 	counted := fs.Bool("count-connections", true, "")
 	fs.BoolVar(&s.plan.DirectReturn, "direct-server-return", false, "")
+	nodeCIDRs := fs.String("direct-server-return-node-cidrs", "", "")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
 	var err error
 	if s.model.UnusedPorts, err = model.ParseUnusedPorts(s.unusedPorts); err != nil {
 		return s, err
+	}
+	if s.plan.NodeNetworks, err = model.ParseNodeNetworks(*nodeCIDRs); err != nil {
+		return s, err
+	}
+	for f, networks := range s.plan.NodeNetworks {
+		s.model.DirectNodePorts[f] = len(networks) > 0
 	}
 	s.model.Ping, s.model.Direct = model.Ping(*ping), s.plan.DirectReturn
 	s.plan.RefuseUnused, s.plan.RefuseLoops = s.model.UnusedPorts.Any(), s.model.UnusedPorts.All

@@ -138,7 +138,8 @@ func (t *Trace) frontend(w *world) {
 	for _, s := range w.steps {
 		for _, f := range s.Facts {
 			switch f.Set {
-			case plan.SinglesSet, plan.ServicesSet, plan.NodePortsSet, plan.RangesSet, plan.DirectSet:
+			case plan.SinglesSet, plan.ServicesSet, plan.NodePortsSet, plan.RangesSet, plan.DirectSet,
+				plan.DirectNodePortsSet:
 				t.Frontend = cmp.Or(t.Frontend, f.Comment)
 			}
 		}
