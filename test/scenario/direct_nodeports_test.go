@@ -68,6 +68,29 @@ func TestPacketsThatNodePortsDoNotClaim(t *testing.T) {
 	}
 }
 
+// TestStaleFlowsOfNodePorts: the endpoint's node deletes the UDP flows to the address of another node if their endpoint
+// is gone, or the Service. It does not delete flows to such an address that it only forwards.
+func TestStaleFlowsOfNodePorts(t *testing.T) {
+	f := newFabric(t, withNodePorts, withNodePorts)
+	f.nodePorts = true
+	for _, family := range inet.Families {
+		seen := map[string]int{"pod-1 saw " + f.lab.Client.Addrs()[family].String(): 3}
+		f.endpoints("2")
+		lab.Same(t, seen, f.ask(family, inet.UDP, 3), "")
+		if n := f.flows(1); n != 3 {
+			t.Errorf("%s: the endpoint's node has %d flows, want 3", family, n)
+		}
+		f.endpoints("1")
+		const expires = 10 * time.Second // sooner than the entries would expire
+		lab.Eventually(t, expires, func() error {
+			if n := f.flows(1); n != 0 {
+				return fmt.Errorf("%s: the endpoint's node still has %d flows", family, n)
+			}
+			return nil
+		})
+	}
+}
+
 // TestConnectionsFromThePortOfANodePort: a process on a node has opened connections from the port of a node port, as
 // masquerading also may. Their replies reach the process.
 func TestConnectionsFromThePortOfANodePort(t *testing.T) {

@@ -209,6 +209,6 @@ func (d *Departures) Serve(on bool) {
 		return
 	}
 	d.Planner.Flows().SinglePortsBeside(terminated, request.Exempt)
-	request.nodes = d.addresses
+	request.OfNode(d.addresses, d.Planner.Flows())
 	d.To.Request(request)
 }

@@ -127,7 +127,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 		add(k)
 	}
 	f.Earlier = nil
-	d.nodes = f.addresses
+	d.OfNode(f.addresses, f.Planned)
 	request := f.To.Request(d)
 	for _, k := range deleted {
 		f.owed[k] = request

@@ -214,7 +214,7 @@ func (s *Spreads) round() *round {
 		}
 	}
 	s.Planner.Flows().SinglePortsBeside(keys, r.desired.Exempt)
-	r.desired.nodes = s.addresses
+	r.desired.OfNode(s.addresses, s.Planner.Flows())
 	return r
 }
 
@@ -261,7 +261,7 @@ func (s *Spreads) read(ctx context.Context, r *round) (counted bool, err error) 
 // another node has the connections.
 func spreads(port *model.ServicePort, f *model.Frontend) bool {
 	return !f.Local && f.Last == 0 && (f.AtClusterIP() || f.Kind != model.ExternalIP) &&
-		(port.Direct == nil || f.AtClusterIP() || f.Kind == model.NodePort)
+		(port.Direct == nil || !f.MayBeDirect())
 }
 
 // start starts to spread the connections of a service port if the number of its endpoints has grown for long enough.

@@ -252,7 +252,9 @@ func TestSpreadOnlyAfterAScaleUp(t *testing.T) {
 		"the policy Local":           {as(ofFrontend(model.Frontend{Local: true})), false},
 		"an external IP":             {as(ofFrontend(model.Frontend{Kind: model.ExternalIP})), false},
 		"a load-balancer IP":         {as(ofFrontend(model.Frontend{Kind: model.LoadBalancer})), true},
-		"direct server return":       {as(direct), false},
+		"direct server return":       {as(direct(model.Frontend{Kind: model.LoadBalancer})), false},
+		"of node ports":              {as(direct(model.Frontend{Kind: model.NodePort, OnAllNodes: true})), false},
+		"a node port by NAT":         {as(direct(model.Frontend{Kind: model.NodePort})), true},
 		"UDP":                        {with(func(m *member) { m.Protocol = inet.UDP }), false},
 		"a connection is not open":   {with(func(m *member) { m.Established = false }), false},
 		"not translated by the DNAT": {with(func(m *member) { m.DNAT = false }), false},
@@ -299,9 +301,12 @@ func ofFrontend(f model.Frontend) func(*model.Service) {
 	}
 }
 
-func direct(s *model.Service) {
-	ofFrontend(model.Frontend{Kind: model.LoadBalancer})(s)
-	s.Ports[0].Direct = &model.Direct{}
+// direct returns a change of a Service: direct server return at a frontend.
+func direct(f model.Frontend) func(*model.Service) {
+	return func(s *model.Service) {
+		ofFrontend(f)(s)
+		s.Ports[0].Direct = &model.Direct{}
+	}
 }
 
 // with scales the Service of changed connections up.

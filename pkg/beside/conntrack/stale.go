@@ -55,8 +55,10 @@ type Desired struct {
 	frontends map[model.Key]frontend
 	// namespaces are the namespaces of the request; "" stands for none.
 	namespaces map[string]struct{}
-	// nodes holds the node's addresses that serve node ports, sorted.
-	nodes [2][]netip.Addr
+	// nodes holds the node's addresses that serve node ports, sorted. networks are those of all nodes, whose node ports
+	// may have direct server return.
+	nodes    [2][]netip.Addr
+	networks [2][]netip.Prefix
 	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone
 	// the number of deleted frontends.
 	count        [2]int
@@ -144,11 +146,21 @@ func (d *Desired) set(k model.Key, f frontend) {
 	}
 }
 
-// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted. Do not
-// change it. A flow to another address does not belong to a node port, even if its port is the same. (kube-proxy
-// compares only the port.)
-func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
-	d.nodes[f] = addrs
+// OfNode sets the addresses of this node that serve node ports, and the networks of all nodes. The lists of addresses
+// must be sorted. Do not change them. A flow to another address does not belong to a node port, even if its port is the
+// same. (kube-proxy compares only the port.)
+func (d *Desired) OfNode(addresses [2][]netip.Addr, planned plan.Flows) {
+	d.nodes, d.networks = addresses, planned.NodeNetworks()
+}
+
+// servesNodePorts reports whether a flow can be to a node port: at an address of this node, or translated at the
+// address of another node, which has passed its packets on. This node only forwards other flows to such an address.
+func (d *Desired) servesNodePorts(flow *Flow) bool {
+	addr := flow.Destination.Addr()
+	family := inet.FamilyOf(addr)
+	_, local := slices.BinarySearchFunc(d.nodes[family], addr, netip.Addr.Compare)
+	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
+	return local || flow.translated() && slices.ContainsFunc(d.networks[family], contains)
 }
 
 // families returns the families with frontends.
@@ -193,11 +205,14 @@ func (d *Desired) merge(later *Desired) {
 			d.nodes[f] = addrs
 		}
 	}
+	d.networks = later.networks
 }
 
 // forgetGone removes the deleted frontends from the state.
 func (d *Desired) forgetGone() {
-	rest := Desired{Urgent: d.Urgent, namespaces: d.namespaces, nodes: d.nodes, terminates: d.terminates}
+	rest := Desired{
+		Urgent: d.Urgent, namespaces: d.namespaces, nodes: d.nodes, networks: d.networks, terminates: d.terminates,
+	}
 	for k, f := range d.frontends {
 		if !f.gone {
 			rest.set(k, f)
@@ -293,7 +308,7 @@ func (d *Desired) FrontendOf(flow *Flow) (k model.Key, known bool) {
 	if inRange && d.frontends[ranged].preferred {
 		return ranged, true
 	}
-	if _, local := slices.BinarySearchFunc(d.nodes[single.Family], addr, netip.Addr.Compare); local {
+	if d.servesNodePorts(flow) {
 		nodePort := single
 		nodePort.Addr = netip.Addr{}
 		if f, claimed := d.frontends[nodePort]; claimed && (!known || !f.gone) {

@@ -49,7 +49,8 @@ func desired() *Desired {
 		d.Gone(key(p, "10.96.0.3:53"))
 		d.Gone(key(p, "0.0.0.0:30055"))
 	}
-	d.NodeAddresses(inet.IPv4, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")})
+	d.nodes[inet.IPv4] = []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")}
+	d.networks[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	return d
 }
 
@@ -112,6 +113,10 @@ func TestStale(t *testing.T) {
 		{name: "node port, never translated", to: "192.0.2.9:30053", server: "192.0.2.9:30053", udp: true},
 		{name: "node port, scaled to zero", to: "192.0.2.9:30054", server: "10.244.0.12:53", udp: true},
 		{name: "node port deleted", to: "192.0.2.9:30055", server: "10.244.0.12:53", udp: true},
+		{name: "another node's node port, present", to: "192.0.2.2:30053", server: "10.244.0.10:53"},
+		{name: "another node's node port, removed", to: "192.0.2.2:30053", server: "10.244.0.12:53", udp: true},
+		{name: "another node's node port, deleted", to: "192.0.2.2:30055", server: "10.244.0.12:53", udp: true},
+		{name: "another node's node port, only forwarded", to: "192.0.2.2:30053", server: "192.0.2.2:30053"},
 		{name: "a node port's number at another machine", to: "198.51.100.1:30053", server: "198.51.100.1:30053"},
 		{name: "a node port's number, translated by another program", to: "198.51.100.1:30053", server: "10.9.9.9:53"},
 		{name: "a frontend's address, other port", to: "10.96.0.1:54", server: "10.244.0.12:53"},

@@ -96,9 +96,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	p.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 		desired.Frontend(k, flows)
 	})
-	for _, f := range c.Families {
-		desired.NodeAddresses(f, facts.NodeAddresses[f])
-	}
+	desired.OfNode(facts.NodeAddresses, p.Flows())
 	table, err := conntrack.OpenNetlink()
 	if err != nil {
 		return nil, fmt.Errorf("open connection tracking: %w", err)
