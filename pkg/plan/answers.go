@@ -170,7 +170,7 @@ func (o *owners) note(port Number, service types.NamespacedName, present bool) {
 	o.changed[port] = struct{}{}
 	if present {
 		o.names[port] = service
-	} else if o.names[port] == service {
+	} else {
 		delete(o.names, port)
 	}
 }
