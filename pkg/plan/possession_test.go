@@ -182,8 +182,9 @@ func (v *village) recall(p *Planner) {
 //   - Without an earlier process, age decides.
 func TestRoomIsFair(t *testing.T) {
 	lacks := 0
-	// With seed 38, ports with ranges get room for these, but no number.
-	for _, seed := range []uint64{0, 1, 2, 3, 38} {
+	// With seed 13, the elements of a port's frontends prove different forms. With seed 38, ports with ranges get room for
+	// these, but no number.
+	for _, seed := range []uint64{0, 1, 2, 3, 13, 38} {
 		v := newVillage(t, seed)
 		for step := range 450 {
 			before := v.granted()
