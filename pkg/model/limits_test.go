@@ -238,6 +238,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 		{"endpoints of a port at", limitPortEndpoints, 2, list{portsSlice("a", 2, "1r 2r 3r")}, "", []string{"1 2 3", "1 2 3"}},
 		{"endpoints of a port above, ready ones stay", limitPortEndpoints, 2, list{portsSlice("b", 2, "1 5r 6r"), portsSlice("a", 1, "2r 3r"), portsSlice("c", 2, "4r")},
 			"Service", []string{"2 3 4", "4 5 6"}},
+		{"endpoints of a port above, serving ones stay", limitPortEndpoints, 1, list{portsSlice("a", 1, "1 2 3st 4st 5")}, "Service", []string{"3 4"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			opts := Options{Limits: only(tc.limit)}

@@ -66,6 +66,8 @@ func TestNodePortAddresses(t *testing.T) {
 			}
 			lab.Same(t, c.any[f], n.Any(f), "%s, %s: Any()", c.name, f)
 			lab.Same(t, c.everywhere[f], n.Everywhere(f, c.node), "%s, %s: Everywhere()", c.name, f)
+			fallback := c.everywhere[f] && !c.any[f] && c.name != "a prefix without addresses"
+			lab.Same(t, fallback, n.Fallback(f, c.node), "%s, %s: Fallback()", c.name, f)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // redirecting returns a Service with a local redirect, with its own endpoints and those of the other Service.
@@ -100,7 +102,9 @@ func TestRedirectIsExplained(t *testing.T) {
 			t.Errorf("%+v: reasons %q", tc, reasons)
 		}
 	}
-	o := redirecting("1rs", "")
+	o := redirecting("1rs", "3rsl")
+	o.Redirect[0].Ports = append(o.Redirect[0].Ports, discoveryv1.EndpointPort{Name: new("debug")}) // without a number
+	lab.Same(t, 0, len(Build(o, here, Options{}).Problems), "problems, which the other Service reports")
 	o.Redirect = nil
 	if notes := Explain(o, here, Options{}).Notes; len(notes) != 1 || !strings.Contains(notes[0], "does not exist") {
 		t.Errorf("notes %q", notes)
