@@ -20,8 +20,12 @@ func TestFlowsOfRanges(t *testing.T) {
 	d.Frontend(key(100, 200), serving([]netip.AddrPort{netip.AddrPortFrom(pod, 0)}))
 	d.Frontend(key(150, 0), serving([]netip.AddrPort{netip.AddrPortFrom(other, 150)}))
 	d.Frontend(key(300, 400), plan.FlowPolicy{
-		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)}, Sources: &model.Sources{Allowed: []model.AddrRange{}},
+		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)}, Sources: &model.Sources{Allowed: []model.AddrRange{}}, BeforeNodePorts: true,
 	})
+	d.nodes[inet.IPv4] = []netip.Addr{vip}
+	for _, port := range []uint16{180, 310} {
+		d.Frontend(model.Key{Port: port, Protocol: inet.UDP}, serving([]netip.AddrPort{netip.AddrPortFrom(other, port)}))
+	}
 	d.Gone(key(500, 600))
 	d.Gone(key(150, 500)) // it was replaced by other ranges
 	d.Gone(key(170, 0))
@@ -40,9 +44,13 @@ func TestFlowsOfRanges(t *testing.T) {
 		{150, netip.AddrPortFrom(pod, 150), false, true},
 		{170, netip.AddrPortFrom(pod, 170), false, false}, // the range serves the port of the deleted Service
 		{170, netip.AddrPortFrom(other, 170), false, true},
+		{180, netip.AddrPortFrom(other, 180), false, false}, // a node port precedes the range
+		{180, netip.AddrPortFrom(pod, 180), false, true},
 		{250, netip.AddrPortFrom(pod, 250), false, true},
 		{300, netip.AddrPortFrom(pod, 300), false, false},
 		{300, netip.AddrPortFrom(pod, 300), true, true},
+		{310, netip.AddrPortFrom(pod, 310), false, false}, // the range precedes a node port
+		{310, netip.AddrPortFrom(other, 310), false, true},
 		{555, netip.AddrPortFrom(pod, 555), false, true},
 		{555, netip.AddrPortFrom(vip, 555), false, false},
 		{601, netip.AddrPortFrom(pod, 601), false, false},
@@ -72,5 +80,8 @@ func TestFlowsOfRanges(t *testing.T) {
 	d.forgetGone()
 	if f := (&Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(vip, 555), Server: netip.AddrPortFrom(pod, 555), DNAT: true}); d.Stale(f) {
 		t.Error("a flow to a forgotten range is stale")
+	}
+	if f := (&Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(vip, 180), Server: netip.AddrPortFrom(other, 180), DNAT: true}); d.Stale(f) {
+		t.Error("a flow to a node port is stale after a request without addresses of the node")
 	}
 }
