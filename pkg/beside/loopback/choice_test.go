@@ -92,6 +92,9 @@ func nodePort(name string, number uint16, ends []netip.AddrPort) *model.Service 
 func TestClaimsOf(t *testing.T) {
 	local := nodePort("web", 30080, three)
 	local.Ports[0].Local, local.Ports[0].Frontends[1].Local = three[:1], true
+	weighted := nodePort("web", 30080, three)
+	weighted.Ports[0].Local, weighted.Ports[0].Frontends[1].Local = three[:2], true
+	weighted.Ports[0].ClusterWeights, weighted.Ports[0].LocalWeights = []uint16{1, 1, 2}, []uint16{2, 1}
 	six := nodePort("six", 30006, endpoints("[fd00::1]:80"))
 	six.Ports[0].Family, six.Ports[0].Frontends[1].Family = inet.IPv6, inet.IPv6
 	with := func(allowed, denied string) *model.Service {
@@ -115,6 +118,7 @@ func TestClaimsOf(t *testing.T) {
 		{"loopback is denied", with("0.0.0.0/0", "127.0.0.0/8"), nil},
 		{"policy Cluster", nodePort("web", 30080, three), three},
 		{"policy Local", local, three[:1]},
+		{"policy Local and weights", weighted, []netip.AddrPort{three[0], three[0], three[1]}},
 		{"another family", six, nil},
 		{"no Service", nil, nil},
 	} {

@@ -340,7 +340,7 @@ func TestNoNamespaceTakesAllListeners(t *testing.T) {
 	}
 	b.setIn("bank", "web", 30190, one)
 	b.connect(30190).want("one")
-	b.deleteIn("evil", "evil-0")
+	b.Service(types.NamespacedName{Namespace: "evil", Name: "evil-0"}, nil)
 	b.retry()
 	b.sync(b.context)
 	if err := limited(); err != nil {
