@@ -192,7 +192,7 @@ func TestEventsAreLimitedPerNode(t *testing.T) {
 		list, dropped := s.nodes(t, 1)
 		r := list[0]
 		write := func(namespace, name string) {
-			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: namespace, Name: name}, nil, "Warning", defaultReason, "Sync", "in %s.", namespace)
+			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: namespace, Name: name}, nil, "Warning", defaultReason, "Sync", "%s in %s.", name, namespace)
 		}
 		queue := room.New(mostPending)
 		const flood, turn = 1000, time.Duration(float64(time.Second) / eventRate)
@@ -208,13 +208,15 @@ func TestEventsAreLimitedPerNode(t *testing.T) {
 		if s.number() != eventBurst+1 {
 			t.Error("the Event of the start waits")
 		}
-		for i := range 5 {
-			write(fmt.Sprint("n", i), "web")
-		}
-		pass(spread + 6*turn) // one turn of each namespace
-		for i := range 5 {
-			if !s.has(fmt.Sprintf("in n%d.", i)) {
-				t.Errorf("the Event of the namespace n%d waits for others", i)
+		for _, name := range []string{"web", "api"} {
+			for i := range 5 {
+				write(fmt.Sprint("n", i), name)
+			}
+			pass(spread + 6*turn) // one turn of each namespace
+			for i := range 5 {
+				if !s.has(fmt.Sprintf("%s in n%d.", name, i)) {
+					t.Errorf("the Event about %s of the namespace n%d waits for others", name, i)
+				}
 			}
 		}
 		for i := range 20 * flood {
@@ -248,6 +250,7 @@ func TestEventsAreSentAgain(t *testing.T) {
 	}{
 		"away":       {errors.New("no route to host"), 1},
 		"overloaded": {apierrors.NewTooManyRequests("later", 1), 1},
+		"not found":  {apierrors.NewNotFound(schema.GroupResource{}, "shop"), 1},
 		"forbidden":  {apierrors.NewForbidden(schema.GroupResource{}, "web", errors.New("no")), 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,8 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 			"Warning FailedToStartServiceHealthcheck spec.healthCheckNodePort (on one node or more): taken"},
 		{model.Problem{Kind: "Service", Name: name, Field: "spec.externalIPs", Reason: "bank/web has it", EventReason: "a Service of another namespace has it"},
 			"Warning NotProgrammed spec.externalIPs: a Service of another namespace has it"},
+		{model.Problem{Kind: "Node", Name: types.NamespacedName{Name: "node-1"}, Field: "kube-proxy", Reason: "it runs", Event: "KubeProxyRunning"},
+			"Warning KubeProxyRunning kube-proxy: it runs"},
 		{model.Problem{Kind: "File", Name: types.NamespacedName{Name: "a.yaml"}, Reason: "not YAML"}, ""},
 	} {
 		var log bytes.Buffer
