@@ -51,7 +51,7 @@ func (s *Socket) takes(f inet.Family, addrs []netip.Addr) bool {
 		both := at.Is6() && !s.V6Only
 		return (both || inet.FamilyOf(at) == f) && s.Device != loopbackDevice
 	}
-	_, found := slices.BinarySearchFunc(addrs, at.WithZone(""), netip.Addr.Compare)
+	_, found := slices.BinarySearchFunc(addrs, at, netip.Addr.Compare)
 	return found
 }
 
