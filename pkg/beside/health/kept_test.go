@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -24,8 +25,8 @@ func (s *slowPage) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprint(w, s.made)
 }
 
-func (s *slowPage) ask(h http.Handler, accept string) *httptest.ResponseRecorder {
-	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+func (s *slowPage) ask(h http.Handler, accept string, query ...string) *httptest.ResponseRecorder {
+	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics?"+strings.Join(query, ""), nil)
 	r.Header.Set("Accept", accept)
 	h.ServeHTTP(w, r)
 	return w
@@ -71,6 +72,9 @@ func TestAScrapeIsFresh(t *testing.T) {
 		}
 		if s.made > 6 { // beyond the burst, the limit is a tenth
 			t.Errorf("made %d answers of a second each, want at most 6", s.made)
+		}
+		if w := s.ask(h, "", "name[]=up"); w.Body.String() == "6" {
+			t.Error("a request gets the answer to another query")
 		}
 		time.Sleep(burst * share)
 		if w := s.ask(h, ""); w.Body.String() != fmt.Sprint(s.made) || s.made < 6 {
