@@ -28,5 +28,5 @@ func (h *Health) readyz(w http.ResponseWriter, r *http.Request) {
 // local reports whether a request is from this node's loopback addresses.
 func local(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	return err == nil && from.Addr().Unmap().IsLoopback()
+	return err == nil && from.Addr().IsLoopback()
 }
