@@ -200,6 +200,7 @@ func (k *Kernel) restore() (Result, error) {
 		k.check.due = k.check.due || first && k.elements <= mostChecked
 		return Result{Kind: Adopted}, nil
 	}
+	k.check.due = k.others.forgive(generation) || k.check.due
 	result, err := k.rewrite(why)
 	if err == nil {
 		k.others.recordRepair(generation)

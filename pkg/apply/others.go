@@ -206,13 +206,23 @@ func (o *others) countForeign(generation uint32, commits int) {
 // after reports whether generation a follows generation b, or b is 0. Generations wrap around, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
-// recordRepair records that a full sync has repaired all changes up to a generation, also those that the listener
-// missed: a flush of many elements overruns its queue.
+// forgive makes the commits up to a generation count as heard, because a full sync replaces the tables. It reports
+// whether the listener missed any of them.
+func (o *others) forgive(generation uint32) (missed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	missed = o.unheard > 0
+	o.since, o.unheard = generation, min(0, o.unheard)
+	return missed
+}
+
+// recordRepair records that a full sync has repaired all changes up to a generation, also those in lost messages: the
+// messages about a flush of many elements overrun the listener's queue.
 func (o *others) recordRepair(generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.fixed, o.since, o.unheard, o.lost = generation, generation, 0, false
-	if !after(o.touchedIn, generation) {
+	o.lost = false
+	if o.fixed = generation; !after(o.touchedIn, generation) {
 		o.touched = ""
 	}
 }

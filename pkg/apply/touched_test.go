@@ -229,6 +229,19 @@ func TestARepairCoversWhatTheListenerMissed(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
+// TestACommitDuringARepairIsNotMissed: the listener hears a foreign commit between the comparison and the full sync.
+func TestACommitDuringARepairIsNotMissed(t *testing.T) {
+	o := others{listener: &nft.Listener{}}
+	o.countForeign(5, 0)
+	o.countForeign(6, 1)
+	lab.Same(t, true, o.forgive(6), "the listener missed a commit before the comparison")
+	o.note(&nft.Commit{Generation: 7}, "")
+	o.recordRepair(6)
+	o.countForeign(8, 1)
+	_, missed := o.take()
+	lab.Same(t, false, missed, "it missed a commit after it")
+}
+
 // TestAChangeDuringACommitIsRepaired: a check of all elements finds a change that the listener missed during a commit of this process.
 func TestAChangeDuringACommitIsRepaired(t *testing.T) {
 	k, p := listening(t)
