@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -55,30 +54,38 @@ func (s PlannedService) Releases(next *model.Service) bool {
 	return released
 }
 
-// Elements returns the numbers of elements and source ranges that the Service takes of [Room], and of frontends that
-// take none.
-func (s PlannedService) Elements() int {
-	n := s.takes[ofElements] + s.takes[ofSourceRanges]
+// Cost returns the cost of all changes of the Service, in elements.
+func (s PlannedService) Cost() int {
+	n := s.sources.count()
 	for _, p := range s.ports {
-		if p.form == formSingle {
-			n += len(p.Frontends)
-		}
+		n += costOf(p.ServicePort, p.elements)
 	}
 	return n
 }
 
-// Needs returns what [PlannedService.Elements] would return after [Planner.Set] has replaced the Service by next, if
-// there is room for all of it; nil stands for a deleted Service.
-func (s PlannedService) Needs(next *model.Service) (n int) {
+// CostOf returns the Cost of the Service after [Planner.Set] has replaced it by next, if there is room for all of it;
+// nil stands for a deleted Service.
+func (s PlannedService) CostOf(next *model.Service) int {
 	if next == nil {
 		return 0
 	}
-	var ranges sourcesOfService
+	var sources sourcesOfService
+	n := 0
 	for _, sp := range next.Ports {
-		n += max(s.planner.formsOf(sp)[0].elements(sp), len(sp.Frontends))
-		ranges.add(sp)
+		n += costOf(sp, s.planner.formsOf(sp)[0].elements(sp))
+		sources.add(sp)
 	}
-	return n + ranges[inet.IPv4].count() + ranges[inet.IPv6].count()
+	return n + sources.count()
+}
+
+// costOf returns the cost of a service port, of which some elements count for [Room].
+func costOf(sp *model.ServicePort, elements int) int {
+	const portRange = 6 // the kernel takes six times as long for a port range as for another element
+	n := max(elements, len(sp.Frontends))
+	if sp.Ranged() {
+		n += (portRange - 1) * len(sp.Frontends)
+	}
+	return n
 }
 
 // Present returns the planned frontends and endpoints of the Service.

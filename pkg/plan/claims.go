@@ -217,10 +217,10 @@ type Conflicts struct{ planner *Planner }
 // Conflicts returns the conflicts between the planned Services.
 func (p *Planner) Conflicts() Conflicts { return Conflicts{p} }
 
-// Loser is a Service whose lost claims may have changed. Elements is the number of its elements.
+// Loser is a Service whose lost claims may have changed. Cost is its cost.
 type Loser struct {
 	types.NamespacedName
-	Elements int
+	Cost int
 }
 
 // TakeLosers returns up to mostLosers Services whose lost claims may have changed since the call that last returned
@@ -231,7 +231,7 @@ func (cs Conflicts) TakeLosers() (list []Loser, more bool) {
 		if len(list) == mostLosers {
 			break
 		}
-		list = append(list, Loser{name, cs.planner.Service(name).Elements()})
+		list = append(list, Loser{name, cs.planner.Service(name).Cost()})
 		delete(losers, name)
 	}
 	slices.SortFunc(list, func(a, b Loser) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })

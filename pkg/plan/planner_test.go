@@ -404,14 +404,14 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	if got, all := p.Conflicts().Of(younger.Name); all != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
 		t.Errorf("conflicts: %+v, want b-older to win over a-younger", got)
 	}
-	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Elements: p.Service(younger.Name).Elements()}) {
+	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Cost: p.Service(younger.Name).Cost()}) {
 		t.Errorf("losers are %v", got)
 	}
 	if got := owner(); got != "default/b-older:0" || p.Totals().Conflicts != 1 {
 		t.Errorf("after the older Service was added: owner is %q, %d conflicts", got, p.Totals().Conflicts)
 	}
 	p.Set(older.Name, nil)
-	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Elements: p.Service(younger.Name).Elements()}) {
+	if got, _ := p.Conflicts().TakeLosers(); !slices.Contains(got, Loser{NamespacedName: younger.Name, Cost: p.Service(younger.Name).Cost()}) {
 		t.Errorf("after the winner was deleted, losers are %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" || p.Totals().Conflicts != 0 {

@@ -9,6 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // tally counts the elements that a planner adds and removes.
@@ -47,10 +49,14 @@ var costs = []feature{
 	{"source ranges", func(v int) hostile {
 		return hostile{hostileService(1, sourceRanges(v, 300)), hostileSlices(v, 1, 1, 1)}
 	}},
-	{"port ranges", func(v int) hostile { return hostile{hostileService(1, portRanges(v, 80)), hostileSlices(v, 1, 1, 10)} }},
+	{"port ranges", func(v int) hostile {
+		return hostile{hostileService(1, portRanges(v, 80)), hostileSlices(v, 1, 1, 10)}
+	}},
 	{"endpoints times ports", func(v int) hostile { return hostile{hostileService(20), hostileSlices(v, 1, 20, 20)} }},
 	{"policy Local", func(v int) hostile { return hostile{hostileService(20, withLocal), hostileSlices(v, 1, 20, 20)} }},
-	{"session affinity", func(v int) hostile { return hostile{hostileService(5, withAffinity), hostileSlices(v, 1, 5, 100)} }},
+	{"session affinity", func(v int) hostile {
+		return hostile{hostileService(5, withAffinity), hostileSlices(v, 1, 5, 100)}
+	}},
 	{"connection limit", func(v int) hostile {
 		return hostile{hostileService(5, annotated("max-connections", "5")), hostileSlices(v, 1, 5, 100)}
 	}},
@@ -61,6 +67,15 @@ var costs = []feature{
 	{"timeouts", func(v int) hostile {
 		return hostile{hostileService(100, annotated("conntrack-timeouts", "tcp=60s")), hostileSlices(v, 1, 100, 1)}
 	}},
+}
+
+// A Service with many port ranges has no rounds before those of others: the kernel takes long for a range.
+func TestPortRangesAreDear(t *testing.T) {
+	p, f := plan.New(plan.Options{Families: inet.Families[:1]}), feature{make: func(v int) hostile {
+		return hostile{hostileService(1, portRanges(v, 50)), hostileSlices(v, 1, 1, 1)}
+	}}
+	s := f.build(0)
+	lab.Same(t, true, p.Service(s.Name).CostOf(s) > littleElements, "50 port ranges exceed the work of a round of little work")
 }
 
 // A built Service knows its cost: it changes at most a few elements for each unit, whether it is created, changed or
@@ -74,9 +89,13 @@ func TestCostsOfFeatures(t *testing.T) {
 			first, second := feature.build(0), feature.build(1)
 			for i, s := range []*model.Service{first, second, nil} {
 				old := p.Service(first.Name)
-				cost := max(old.Elements(), old.Needs(s))
+				estimate := old.CostOf(s)
+				cost := max(old.Cost(), estimate)
 				changed = 0
 				p.Set(first.Name, s)
+				if cost := p.Service(first.Name).Cost(); cost < estimate || cost > 2*estimate { // endpoints that left may count
+					t.Errorf("step %d: the cost is %d, the estimate was %d", i, cost, estimate)
+				}
 				if int(changed) > perUnit*cost+constant {
 					t.Errorf("step %d changes %d elements, its cost is %d", i, changed, cost)
 				}

@@ -126,7 +126,7 @@ func (p *Proxy) reportConflicts(c conflictLister) {
 			if _, waits := b.losing[l.NamespacedName]; !waits {
 				b.arrivals++
 				b.losing[l.NamespacedName] = struct{}{}
-				b.losers.add(&waiting{name: l.NamespacedName, cost: max(leastCost, l.Elements), arrived: b.arrivals})
+				b.losers.add(&waiting{name: l.NamespacedName, cost: max(leastCost, l.Cost), arrived: b.arrivals})
 			}
 		}
 	}

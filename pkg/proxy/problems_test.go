@@ -86,7 +86,7 @@ type fakeConflicts map[types.NamespacedName][]plan.Conflict
 
 func (c fakeConflicts) TakeLosers() (losers []plan.Loser, more bool) {
 	for name := range c {
-		losers = append(losers, plan.Loser{NamespacedName: name, Elements: 1})
+		losers = append(losers, plan.Loser{NamespacedName: name, Cost: 1})
 	}
 	return losers, false
 }
@@ -125,7 +125,7 @@ type fakeClaims map[types.NamespacedName]int
 
 func (c fakeClaims) TakeLosers() (losers []plan.Loser, more bool) {
 	for _, name := range slices.SortedFunc(maps.Keys(c), model.CompareNames) {
-		losers = append(losers, plan.Loser{NamespacedName: name, Elements: c[name]})
+		losers = append(losers, plan.Loser{NamespacedName: name, Cost: c[name]})
 	}
 	return losers, false
 }

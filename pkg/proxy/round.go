@@ -63,7 +63,7 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q.begin(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
 		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
-		w.cost = max(w.cost, old.Needs(service))
+		w.cost = max(w.cost, old.CostOf(service))
 		switch {
 		case w.cost > mostOf[of]:
 			q.enlarge(w) // the estimate does not know the slots of an algorithm
@@ -113,7 +113,7 @@ func (p *Proxy) planWaiting() {
 func (p *Proxy) enqueue(names []types.NamespacedName) {
 	const least = 8 // the work for a Service without elements
 	for _, name := range names {
-		p.queue.push(name, max(least, p.Planner.Service(name).Elements(), p.Source.Get(name).Size()))
+		p.queue.push(name, max(least, p.Planner.Service(name).Cost(), p.Source.Get(name).Size()))
 	}
 }
 
