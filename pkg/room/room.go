@@ -80,7 +80,7 @@ func (r *Room) Lacks(namespace string, was, now int) Shortage {
 	switch {
 	case after > r.Most():
 		return OfNamespace
-	case r.total-was+now > r.limit, r.above(after) > 0 && extra > r.shared():
+	case r.total-was+now > r.limit, extra > r.shared():
 		return OfNode
 	}
 	return None
