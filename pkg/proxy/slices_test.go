@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -357,6 +358,8 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		b := newBench()
 		turn := &fakeTurn{ready: make(chan struct{}), changed: make(chan struct{}, 1)}
 		b.Turn = turn
+		serves := false
+		b.Listeners = append(b.Listeners, beside.Listener{Serve: func(on bool) { serves = on }})
 		defer b.start(t)()
 		synctest.Wait()
 		select {
@@ -378,8 +381,8 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		turn.grant(false, "kube-proxy, pid 7")
 		synctest.Wait()
 		_, before := b.kernel.held()
-		if !turn.stopped.Load() {
-			t.Error("the process does not confirm that it has stopped")
+		if !turn.stopped.Load() || serves {
+			t.Errorf("the process confirms that it has stopped: %t; its listeners serve: %t", turn.stopped.Load(), serves)
 		}
 		for i := range 10 {
 			b.set(i, 2)
