@@ -224,7 +224,7 @@ func TestNotes(t *testing.T) {
 		{args: "", want: []string{"mode", "nodePortAddresses"}},
 		{args: "--proxy-mode=iptables --nodeport-addresses=primary", want: []string{"mode"}},
 		{args: "--proxy-mode=ipvs --ipvs-scheduler=rr", want: []string{"mode", "nodePortAddresses", "ipvs"}},
-		{args: "--proxy-mode=nftables --feature-gates=AllowServiceExternalIPs=false,NativeHistograms=true,WinDSR=true,AllAlpha=false",
+		{args: "--proxy-mode=nftables --feature-gates=AllowServiceExternalIPs=false,NativeHistograms=true,WinDSR=true,AllAlpha=false,AllBeta=true",
 			want: []string{"featureGates.WinDSR"}},
 		{args: "--proxy-mode=nftables --nodeport-addresses=all,10.0.0.0/8,primary"},
 		{args: "--proxy-mode=nftables --nodeport-addresses=primary,localhost --feature-gates=NoSuchGate=true",

@@ -36,6 +36,9 @@ func TestInherit(t *testing.T) {
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))
 		lab.Must(t, err)
+		if sync, _ := Periods(Effective(program.Config)); sync != defaultSyncPeriod || strings.Count(string(text), defaultSyncPeriod.String()) != 1 {
+			t.Errorf("mode %s: the effective configuration has not only the period of this mode:\n%s", mode, text)
+		}
 		running := &Running{Node: "node-1", Config: string(text), TableFlags: program.TableFlags}
 		for _, change := range []string{
 			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
