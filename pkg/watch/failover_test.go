@@ -81,6 +81,11 @@ func TestFailover(t *testing.T) {
 	check("c is down", http.MethodGet, "a true", http.StatusOK, a)
 	a.Close()
 	check("all are down", http.MethodGet, "", 0, a)
+	s := &servers{all: []string{"a", "b", "c"}, current: "a", logger: klog.Background()}
+	for _, failed := range []string{"a", "b", "a"} { // the last failure is late
+		s.switchFrom(failed, nil, io.EOF)
+	}
+	lab.Same(t, "c", s.at(), "the server in use after a late failure")
 }
 
 func TestOneServerHasNoFailover(t *testing.T) {
