@@ -62,6 +62,7 @@ func TestFailuresWithTheSameFixAreOneFinding(t *testing.T) {
 	list := []view.WatchFailure{
 		{Resource: "a", Error: "a is forbidden", Forbidden: true}, {Resource: "b", Error: "no route"}, {Resource: "c", Error: "c is forbidden", Forbidden: true},
 		{Resource: "d", Error: "no route"}, {Resource: "e", Error: "refused"},
+		{Resource: "f", Error: "refused", Over: true},
 	}
 	var got [][]string
 	for _, g := range alikeFailures(list) {
@@ -71,7 +72,7 @@ func TestFailuresWithTheSameFixAreOneFinding(t *testing.T) {
 		}
 		got = append(got, names)
 	}
-	lab.Same(t, [][]string{{"a", "c"}, {"b", "d"}, {"e"}}, got, "")
+	lab.Same(t, [][]string{{"a", "c"}, {"b", "d"}, {"e"}, {"f"}}, got, "")
 }
 
 // TestUnmetConfiguration: a gate of another version is a finding, and an intended difference is none.
@@ -271,6 +272,8 @@ func TestCauseBeforeSymptom(t *testing.T) {
 			What: "a kube-proxy runs; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "the first rule wins; no probes"}}},
 		{"an older instance", []view.Finding{inUse, older}, []view.Finding{{Severity: view.Wrong, Reason: view.OlderInstance,
 			What: "an older instance stands by; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "; no probes"}}},
+		{"a newer instance", []view.Finding{{Severity: view.Note, Reason: view.StandingBy}, inUse}, []view.Finding{{Severity: view.Wrong,
+			Reason: view.StandingBy, What: "; so the program cannot listen at 0.0.0.0:10256: address already in use", Impact: "; no probes"}}},
 		{"another process", []view.Finding{inUse, full}, []view.Finding{inUse, full}},
 		{"another error", []view.Finding{denied, proxy}, []view.Finding{denied, proxy}},
 	} {

@@ -155,6 +155,7 @@ func TestFindings(t *testing.T) {
 	if got := nodePort(&ports[0]); got.Impact != "it gets nothing" || got.Fix != "move it" || got.Object != "Service default/web" {
 		t.Errorf("the collision: %+v", got)
 	}
+	lab.Same(t, view.Note, nodePort(&model.Problem{Event: "NodePortInEphemeralRange"}).Severity, "severity of the ephemeral range")
 }
 
 // TestChecksThatFail: the error of a check is a finding.
