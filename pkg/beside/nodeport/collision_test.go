@@ -89,8 +89,8 @@ func TestCollisions(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
-		any := s.ephemeral(Ephemeral{Range: Range{1, 65535}})
-		lab.Same(t, len(c.addrs[0]) == 0, len(any) == 0, "%s: no node port in the ephemeral range is served", c.name)
+		overlap := s.ephemeral(Ephemeral{Range: Range{1, 65535}})
+		lab.Same(t, len(c.addrs[0]) == 0, len(overlap) == 0, "%s: no node port in the ephemeral range is served", c.name)
 	}
 }
 
