@@ -257,6 +257,18 @@ func TestValues(t *testing.T) {
 				}
 			},
 			batches, map[string]float64{"full": 1, "partial": 2}},
+		{"only a start adopts", nil,
+			func(m *Metrics) {
+				for _, first := range []bool{true, false} {
+					synced(m, &beside.Sync{First: first, Start: at, End: at, Result: apply.Result{Kind: apply.Adopted}})
+				}
+			},
+			"kubenftproxy_restarts_adopted_total", map[string]float64{"": 1}},
+		{"a comparison is a full sync", nil,
+			func(m *Metrics) {
+				synced(m, &beside.Sync{Start: at.Add(-3 * time.Second), End: at, Result: apply.Result{Kind: apply.Adopted}})
+			},
+			"kubeproxy_sync_full_proxy_rules_duration_seconds", map[string]float64{"IPv4": 3, "IPv6": 3}},
 		{"answers by code", nil,
 			func(m *Metrics) { m.HealthAnswered("/healthz", 503) },
 			"kubeproxy_proxy_healthz_total", map[string]float64{"200": 0, "503": 1}},
