@@ -160,6 +160,8 @@ func TestEventsDoNotNameServicesOfOthers(t *testing.T) {
 		}
 		lab.Same(t, want, problem.EventReason, "%s: reason in the Event", namespace)
 	}
+	unnamed := conflictProblem(&plan.Conflict{Kind: model.ExternalIP, Loser: model.PortName{NamespacedName: types.NamespacedName{Namespace: "shop"}}})
+	lab.Same(t, "", unnamed.EventReason, "a cluster IP: reason in the Event")
 }
 
 // A tenant with very many conflicts does not delay the report of another tenant's conflict, or much of one sync.
