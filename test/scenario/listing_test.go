@@ -87,7 +87,7 @@ func canonical(listing string) []string {
 			table = line
 		}
 		block += line
-		if line == "\t}\n" {
+		if line == "\t}\n" || strings.HasPrefix(line, "\tcomment ") { // the end of an object, or the table's comment
 			blocks = append(blocks, strings.TrimSuffix(table, "\n")+" "+strings.TrimSpace(strings.TrimPrefix(block, table)))
 			block = ""
 		}
