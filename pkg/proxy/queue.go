@@ -76,8 +76,7 @@ func newQueue() queue {
 // push adds a Service with its estimated cost. A Service that already waits keeps its position.
 func (q *queue) push(name types.NamespacedName, cost int) {
 	if w := q.services[name]; w != nil {
-		q.kinds[w.kind].cost += max(0, cost-w.cost)
-		w.cost = max(w.cost, cost)
+		q.kinds[w.kind].cost += q.grow(w, cost)
 		return
 	}
 	if len(q.services) == 0 {
@@ -111,9 +110,23 @@ func (q *queue) postpone(w *waiting, age model.Age) {
 	q.kinds[releasing].add(w)
 }
 
-// enlarge puts a Service among those of its kind, or of a later kind if its cost is too great.
+// grow raises the cost of a Service, also to the account of its namespace, and returns the difference.
+func (q *queue) grow(w *waiting, cost int) (more int) {
+	more = max(0, cost-w.cost)
+	if w.cost += more; w.kind == little {
+		q.spent[w.name.Namespace] += more
+	}
+	return more
+}
+
+// fits reports whether the cost of a Service allows its kind.
+func (q *queue) fits(w *waiting) bool {
+	return w.cost <= mostOf[w.kind] && (w.kind != little || q.spent[w.name.Namespace] <= littleElements)
+}
+
+// enlarge puts a Service among those of its kind, or of a later kind if it does not fit.
 func (q *queue) enlarge(w *waiting) {
-	for w.cost > mostOf[w.kind] {
+	for !q.fits(w) {
 		w.kind++
 	}
 	q.services[w.name] = w
@@ -143,7 +156,7 @@ func (q *queue) next(begun bool) *waiting {
 // take removes and returns the next Service of a kind, or nil.
 func (q *queue) take(of kind) *waiting {
 	w := q.kinds[of].next(q.isReady)
-	for ; w != nil && w.cost > mostOf[of]; w = q.kinds[of].next(q.isReady) {
+	for ; w != nil && !q.fits(w); w = q.kinds[of].next(q.isReady) {
 		q.enlarge(w) // it has grown since its arrival
 	}
 	if w != nil {

@@ -63,9 +63,9 @@ func (p *Proxy) planRound() (planned []types.NamespacedName) {
 	q.begin(begun)
 	for w := q.next(false); w != nil; w = q.next(len(planned) > 0) {
 		of, service, old := w.kind, p.builder.build(w.name, p.Now()), p.Planner.Service(w.name)
-		w.cost = max(w.cost, old.CostOf(service))
+		q.grow(w, old.CostOf(service))
 		switch {
-		case w.cost > mostOf[of]:
+		case !q.fits(w):
 			q.enlarge(w) // the estimate does not know the slots of an algorithm
 		case of != releasing && q.waits(w.name.Namespace) && old.Releases(service):
 			q.postpone(w, old.Age())

@@ -45,6 +45,7 @@ func TestOrderOfTurns(t *testing.T) {
 		{"little work is first", "a/1:900 a/2:900 a/3:900 a/4:900 a/5:900 a/6:900 b/7:1", "7 | 6 1 5 2 4 3"},
 		{"one round if all have room", "a/1:100 a/2:100 a/3:100 b/4:1", "2 1 4 3"},
 		{"a Service that has grown is not little any more", "a/1:1 b/2:300 a/1:300 c/3:2 c/3:2000", "2 1 | 3"},
+		{"a namespace whose Services grow has not little work", "a/1:1 a/2:1 a/1:200 a/2:200 b/3:300", "3 2 1"},
 		{"small Services before large ones, in rounds of their own", "a/1:2000 b/2:10 a/3:10", "2 3 | 1"},
 		{"large Services have turns and rounds of their own", "a/1:1200 a/2:1200 b/3:1300", "2 | 3 | 1"},
 		{"a round ends at its size", "a/1:900 b/2:900 c/3:900 d/4:900 e/5:900 f/6:900 g/7:900", "1 2 3 4 5 6 | 7"},
