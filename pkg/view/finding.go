@@ -69,6 +69,7 @@ const (
 	NodeBeingDeleted     Reason = "NodeBeingDeleted"
 	NodeAddressElsewhere Reason = "NodeAddressElsewhere"
 	NodeAddressUnknown   Reason = "NodeAddressUnknown"
+	NodeOutsideNetworks  Reason = "NodeOutsideNetworks"
 
 	// The node.
 	ForwardingDisabled          Reason = "ForwardingDisabled"

@@ -43,7 +43,9 @@ func (c *Console) identity(s *view.Status, o *objects, used []inet.Family) view.
 		return view.Findings{c.addressMissing(missing)}
 	}
 	unknown := c.Loop.Facts().Node.IPs == ([2]netip.Addr{})
-	return c.unaddressed(everywhere, unknown, fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName, strings.Join(view.Texts(c.fallbacks(used)), " and ")))
+	why := fmt.Sprintf("Node %s has no InternalIP and no ExternalIP of %s", c.NodeName,
+		strings.Join(view.Texts(c.fallbacks(used)), " and "))
+	return append(c.outsideNetworks(), c.unaddressed(everywhere, unknown, why)...)
 }
 
 // fallbacks returns the IP families whose node ports are served on all addresses because the address of the Node is
@@ -141,6 +143,30 @@ func (c *Console) addressMissing(missing []netip.Addr) view.Finding {
 		fmt.Sprintf("on node %s: add the address to an interface (IPv6 may be disabled there, or another "+
 			"host has the address: ip -6 address), or correct status.addresses of the Node (--node-ip of the kubelet)", c.NodeName),
 		"packets from and to these addresses")
+}
+
+// outsideNetworks reports addresses of this node whose node ports have no direct server return, unlike those of other
+// nodes of the same family.
+func (c *Console) outsideNetworks() view.Findings {
+	if !c.DirectReturn {
+		return nil
+	}
+	var outside []netip.Addr
+	for f, networks := range c.PlanOptions(nil).NodeNetworks {
+		addr := c.Loop.Facts().Node.IPs[f]
+		contains := func(p netip.Prefix) bool { return p.Contains(addr) }
+		if addr.IsValid() && len(networks) > 0 && !slices.ContainsFunc(networks, contains) {
+			outside = append(outside, addr)
+		}
+	}
+	if len(outside) == 0 {
+		return nil
+	}
+	return view.Findings{view.NewFinding(view.Warning, view.NodeOutsideNetworks, c.node(),
+		"--direct-server-return-node-cidrs does not contain "+view.Names(view.Texts(outside), 0),
+		"node ports at this address use NAT, also those of Services with direct server return",
+		"add the network of the address to the flag on all nodes",
+		"node ports of Services with direct server return")}
 }
 
 // nodesAt returns the names of the Nodes with an internal address of this host.

@@ -71,6 +71,24 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
+// TestNodeOutsideNetworks: direct server return of node ports is for addresses in the networks of the flag. A family
+// without a network has none on purpose.
+func TestNodeOutsideNetworks(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--direct-server-return --direct-server-return-node-cidrs=203.0.113.0/24": "192.0.2.1",
+		"--direct-server-return --direct-server-return-node-cidrs=192.0.2.0/24":   "",
+		"--direct-server-return --direct-server-return-node-cidrs=2001:db8::/64":  "",
+		"--direct-server-return-node-cidrs=203.0.113.0/24":                        "",
+	} {
+		con := newConsole(t, "", strings.Fields(flags)...)
+		con.Loop = &idleLoop{facts: proxy.Facts{Node: model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}}}}
+		list := con.outsideNetworks()
+		if (len(list) == 0) != (want == "") || want != "" && !strings.HasSuffix(list[0].What, want) {
+			t.Errorf("%s: %+v, want %q", flags, list, want)
+		}
+	}
+}
+
 // TestMissingFamily: a host without IPv6 is a finding if the Node has an IPv6 address. Otherwise the host may lack it on purpose.
 func TestMissingFamily(t *testing.T) {
 	for addresses, want := range map[string]view.Severity{
