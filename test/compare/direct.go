@@ -25,32 +25,42 @@ import (
 // directServices is the number of Services of a node, and directEndpoints the number of endpoints of each.
 const directServices, directEndpoints = 1000, 10
 
-// directNodes are ingress nodes without and with direct server return. All Services have Maglev and a load-balancer IP,
-// and all endpoints are on other nodes.
+// directNodes are ingress nodes without and with direct server return. All Services have Maglev, a load-balancer IP and a
+// node port, and all endpoints are on other nodes.
 var directNodes = []struct {
 	name string
-	// proxied is false for a node without rules, and direct is true with direct server return.
-	proxied, direct bool
+	// proxied is false for a node without rules, direct is true with direct server return, and nodePorts also with that
+	// of node ports.
+	proxied, direct, nodePorts bool
 }{
 	{name: "plain forwarding"},
 	{name: "NAT", proxied: true},
 	{name: "direct server return", proxied: true, direct: true},
+	{name: "also of node ports", proxied: true, direct: true, nodePorts: true},
 }
 
 // directKinds are the packets.
 var directKinds = []struct {
 	name string
 	// bare is true if a node without rules forwards the packet, too.
-	bare  bool
-	frame func(t *timer, s *site) []byte
+	bare bool
+	// beside is the index of the kind of packets to no Service with which this one is compared.
+	beside int
+	frame  func(t *timer, s *site) []byte
 }{
-	{"a packet of an established flow to a Service", false, (*timer).ofServiceFlow},
-	{"the first packet of a connection to a Service", false, func(t *timer, s *site) []byte {
+	{"a packet of an established flow to a Service", false, 2, (*timer).ofServiceFlow},
+	{"the first packet of a connection to a Service", false, 3, func(t *timer, s *site) []byte {
 		return t.syn(s, t.balancerIP(rand.IntN(t.services)), servicePort)
 	}},
-	{"a packet of an established flow, no Service", true, (*timer).ofFlow},
-	{"the first packet of a connection, no Service", true, (*timer).toEndpoint},
+	{"a packet of an established flow, no Service", true, 2, (*timer).ofFlow},
+	{"the first packet of a connection, no Service", true, 3, (*timer).toEndpoint},
+	{"the first packet of a connection to a node port", false, 3, func(t *timer, s *site) []byte {
+		return t.syn(s, s.lab.Node.Addrs()[t.family], directNodePort(rand.IntN(t.services)))
+	}},
 }
+
+// directNodePort is the node port of a Service.
+func directNodePort(i int) uint16 { return uint16(30_000 + i) }
 
 // balancerIP is the load-balancer IP of a Service.
 func (z size) balancerIP(i int) netip.Addr { return z.addr(97, byte(1+i/250), byte(1+i%250)) }
@@ -68,6 +78,7 @@ func directObjects(w *world, direct bool) (list []runtime.Object) {
 		s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
 		s.Spec.TrafficDistribution = nil
+		s.Spec.Ports[0].NodePort = int32(directNodePort(i))
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: w.balancerIP(i).String()}}
 		s.Annotations["kube-nftproxy.io/lb-algorithm"] = "maglev"
 		if direct {
@@ -192,6 +203,11 @@ func (t *timer) startDirect(ctx context.Context, s settings, dir string, n int, 
 	if node.direct {
 		flags = append(flags, "--direct-server-return")
 	}
+	if node.nodePorts {
+		addrs := at.lab.Node.Addrs()
+		networks := fmt.Sprintf("%s/32,%s/128", addrs[inet.IPv4], addrs[inet.IPv6])
+		flags = append(flags, "--direct-server-return-node-cidrs="+networks)
+	}
 	p, err := t.start(ctx, at.lab.Node, s.ours, manifests, flags...)
 	if p != nil {
 		at.stop = append(at.stop, p.Kill)
@@ -224,7 +240,7 @@ func (f *Figures) direct(family inet.Family, b *strings.Builder) {
 	b.WriteString("\n" + head + "\n" + line + "\n")
 	for kind, k := range directKinds {
 		b.WriteString("| " + k.name + " |")
-		bare, _ := f.median(directQuantity(kind|2, 0))
+		bare, _ := f.median(directQuantity(k.beside, 0))
 		for n := range directNodes {
 			q := directQuantity(kind, n)
 			if v, ok := f.median(q); ok {
