@@ -37,7 +37,7 @@ var bounds = []bound{
 	against(flipPolicy, 50, "a single change costs more than its elements"),
 	against(addService, 50, "a single change costs more than its elements"),
 	against(deleteService, 50, "a single change costs more than its elements"),
-	against(followEndpoint, 10, "a change waits before it is taken up"),
+	against(followEndpoint, 6, "a change waits before it is taken up"),
 	against(burst, 2.5, "many changes cost more than their elements, or more than one batch"),
 	against(peakMemory, 1, "more memory than kube-proxy"),
 	against(pssMemory, 1, "more memory than kube-proxy"),
