@@ -20,6 +20,11 @@ type node struct {
 	crowded []Number
 }
 
+// inNetworks reports whether an address is in the networks of all nodes.
+func (n *node) inNetworks(a netip.Addr) bool {
+	return slices.ContainsFunc(n.networks, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	p.setNode(f, func(n *node) { n.addresses = slices.Clone(addrs) })

@@ -73,8 +73,9 @@ func (l *layout) keepPort(ls list) []nft.Rule {
 
 // SinglePortsBeside calls f for the frontends of single ports that may take precedence over a range or a node port in
 // keys. For a range, these have the same address and protocol, or are node ports of the protocol, if the address may
-// serve node ports. For a node port, these have its number, at an address that serves node ports. f may add to keys. For
-// ranges, it visits the frontends of the Services at their addresses once, or those of all Services: 1 ms for 50,000.
+// serve node ports. For a node port, these have its number, at an address that serves node ports, of this or another
+// node. f may add to keys. For ranges, it visits the frontends of the Services at their addresses once, or those of all
+// Services: 1 ms for 50,000. For node ports of other nodes, it visits those of the Services with an address of a node.
 func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) {
 	p := fs.planner
 	places, shared, services := map[model.AddrProtocol]bool{}, map[netip.Addr]bool{}, map[*service]struct{}{}
@@ -82,10 +83,11 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 	for family := range near {
 		near[family] = p.sharedNodeAddresses(inet.Family(family))
 	}
-	all := false
+	nodePorts, all := map[model.Key]bool{}, false
 	for k := range keys {
 		if k.Last == 0 {
 			if !k.Addr.IsValid() {
+				nodePorts[k] = true
 				fs.beside(k, near[k.Family], f)
 			}
 			continue
@@ -100,10 +102,15 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 		}
 		all = all || p.claims.isClusterIP(k.Family, k.Addr) && (c.service == nil || c.elsewhere())
 	}
+	elsewhere := func(k model.Key) bool { // like a node port in keys, at the address of any node
+		nodePort := k
+		nodePort.Addr = netip.Addr{}
+		return nodePorts[nodePort] && p.nodes[k.Family].inNetworks(k.Addr)
+	}
 	visit := func(s *service) {
 		s.eachFrontend(func(c claim) {
 			k := c.frontend.Key
-			if k.Last == 0 && places[k.AddrProtocol()] && p.claims.winner(k).service == s {
+			if k.Last == 0 && (places[k.AddrProtocol()] || elsewhere(k)) && p.claims.winner(k).service == s {
 				f(k)
 			}
 		})
@@ -116,6 +123,13 @@ func (fs Flows) SinglePortsBeside(keys map[model.Key]string, f func(model.Key)) 
 	}
 	for a := range shared {
 		maps.Copy(services, p.claims.places.sharing[a])
+	}
+	if len(nodePorts) > 0 && len(p.nodes[inet.IPv4].networks)+len(p.nodes[inet.IPv6].networks) > 0 {
+		for a, of := range p.claims.places.sharing {
+			if p.nodes[inet.FamilyOf(a)].inNetworks(a) {
+				maps.Copy(services, of)
+			}
+		}
 	}
 	for s := range services {
 		visit(s)
@@ -132,19 +146,11 @@ func (fs Flows) beside(nodePort model.Key, addresses []netip.Addr, f func(model.
 	}
 }
 
-// sharedNodeAddresses returns the addresses of a family that serve node ports, of this and of other nodes, and that are
-// addresses of Services.
+// sharedNodeAddresses returns the addresses of a family that serve node ports and are addresses of Services.
 func (p *Planner) sharedNodeAddresses(f inet.Family) (shared []netip.Addr) {
 	for _, a := range p.nodes[f].addresses {
 		if _, is := p.claims.places.sharing[a]; is {
 			shared = append(shared, a)
-		}
-	}
-	for _, network := range p.nodes[f].networks {
-		for a := range p.claims.places.sharing {
-			if network.Contains(a) {
-				shared = append(shared, a)
-			}
 		}
 	}
 	return shared
