@@ -92,9 +92,18 @@ func TestLargestServiceWithDirectReturn(t *testing.T) {
 		}
 		return first, (lab.ProcessorTime(t) - start - first) / changes
 	}
+	// The garbage collector may run in any of them, so the least times count.
+	least := func(direct bool) (first, change time.Duration) {
+		first, change = plan(direct)
+		for range 4 {
+			f, c := plan(direct)
+			first, change = min(first, f), min(change, c)
+		}
+		return first, change
+	}
 	plan(true) // allocates memory
-	first, change := plan(false)
-	directFirst, directChange := plan(true)
+	first, change := least(false)
+	directFirst, directChange := least(true)
 	t.Logf("%d ports: %v and %v for a change with NAT, %v and %v with direct server return",
 		ports, first, change, directFirst, directChange)
 	if directFirst > most*first || directChange > most*change {
