@@ -31,7 +31,8 @@ func TestInherit(t *testing.T) {
 	}
 	const list = "--nodeport-addresses=192.0.2.0/24,primary"
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
-		flags := "--hostname-override=node-1 --refuse-unused-ports=all --answer-ping=ready --count-connections=false --direct-server-return-node-cidrs=10.0.0.0/24 --limits=pairs=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
+		flags := "--hostname-override=node-1 --refuse-unused-ports=all --answer-ping=ready --count-connections=false " +
+			"--direct-server-return-node-cidrs=10.0.0.0/24 --limits=pairs=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
 			"--iptables-masquerade-bit=3 --feature-gates=A=true --proxy-mode=" + mode + " " + list + " "
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))

@@ -34,9 +34,10 @@ import (
 // it passes their segments on once more, to the node of the earlier endpoint, which knows them. The earlier endpoint is
 // a function of the present and the terminating endpoints, so the plan needs no memory, see [port.findEarlier].
 //
-// A node port has the address of the ingress node, which the endpoint's node does not know. So the program must know the
-// networks of all nodes. The endpoint's node claims a packet to such an address if another node has passed it on. The
-// ingress node decides after conntrack: a masqueraded connection of a pod has the node's address and may have the port.
+// A node port has the address of the ingress node, which the endpoint's node does not know. So the program must know
+// the networks of all nodes. The endpoint's node claims a packet to such an address if another node has passed it on.
+// The ingress node decides after conntrack: a masqueraded connection of a pod has the node's address and may have the
+// port.
 // No packet of a connection that the ingress node knows is passed on, apart from invalid ones.
 
 const (

@@ -63,5 +63,6 @@ func (r *Oracle) passes(c claim, p Packet, e endpoint) bool {
 	ofNode := func(a netip.Addr) bool {
 		return slices.ContainsFunc(r.machine.NodeNetworks, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
-	return r.direct(c, p.To.Addr()) && (!c.onNode || ofNode(p.To.Addr()) && !ofNode(p.From)) && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
+	intoNetworks := !c.onNode || ofNode(p.To.Addr()) && !ofNode(p.From)
+	return r.direct(c, p.To.Addr()) && intoNetworks && !e.local && !e.nodeless && !r.isLocalPod(p) && !r.isNode(p)
 }

@@ -89,10 +89,7 @@ func TestConnectionsWithPoliciesAndZones(t *testing.T) {
 				for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 					lab.Same(t, map[string]int{seen: 5}, f.ask(family, p, 5), "%s %s", family, p)
 				}
-				list := make([]*opened, connections)
-				for i := range list {
-					list[i] = f.open(family)
-				}
+				list := f.openAll(family, connections)
 				again := f.passed(2)
 				f.endpoints("2 3")
 				for i, o := range list {

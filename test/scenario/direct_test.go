@@ -233,8 +233,8 @@ func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]
 	return out
 }
 
-// flows returns the number of entries of the Service in connection tracking: those of its address, or of its node ports. It reads them twice: before 6.18,
-// the kernel skips the entry behind an expired one, which it deletes.
+// flows returns the number of entries of the Service in connection tracking: those of its address, or of its node ports.
+// It reads them twice: before 6.18, the kernel skips the entry behind an expired one, which it deletes.
 func (f *fabric) flows(node int) (n int) {
 	f.Helper()
 	f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
@@ -450,10 +450,7 @@ func TestOpenConnectionsWithDirectReturn(t *testing.T) {
 	} {
 		f.entries(c.name, func(f *fabric, family inet.Family) {
 			f.endpoints(c.before)
-			list := make([]*opened, each)
-			for i := range list {
-				list[i] = f.open(family)
-			}
+			list := f.openAll(family, each)
 			f.endpoints(c.after)
 			lost := 0
 			for _, o := range list {
@@ -475,6 +472,16 @@ type opened struct {
 	net.Conn
 	r      *bufio.Reader
 	server string
+}
+
+// openAll opens a number of connections.
+func (f *fabric) openAll(family inet.Family, n int) []*opened {
+	f.Helper()
+	list := make([]*opened, n)
+	for i := range list {
+		list[i] = f.open(family)
+	}
+	return list
 }
 
 // open opens a connection to an endpoint, and closes it at the end of the test.
@@ -556,10 +563,7 @@ func TestErrorsAfterAChange(t *testing.T) {
 	f.entries("", func(f *fabric, family inet.Family) {
 		t := f.T
 		f.endpoints("2")
-		list := make([]*opened, connections)
-		for i := range list {
-			list[i] = f.open(family)
-		}
+		list := f.openAll(family, connections)
 		f.endpoints("2 3")
 		again := f.passed(2)
 		moved := slices.IndexFunc(list, func(o *opened) bool {
@@ -588,10 +592,7 @@ func TestResetsAfterAChange(t *testing.T) {
 	f.entries("", func(f *fabric, family inet.Family) {
 		t := f.T
 		f.endpoints("2")
-		list := make([]*opened, connections)
-		for i := range list {
-			list[i] = f.open(family)
-		}
+		list := f.openAll(family, connections)
 		f.endpoints("2 3")
 		for _, o := range list {
 			lab.Must(t, errors.Join(o.Conn.(*net.TCPConn).SetLinger(0), o.Close()))

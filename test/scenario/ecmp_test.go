@@ -76,10 +76,7 @@ func (f *fabric) hashPorts() {
 func (f *fleet) play(e incident, family inet.Family, connections int) (lost, of int) {
 	f.Helper()
 	f.spread(e.before)
-	list := make([]*opened, connections)
-	for i := range list {
-		list[i] = f.open(family)
-	}
+	list := f.openAll(family, connections)
 	if e.happen != nil {
 		e.happen(f)
 	}

@@ -20,7 +20,8 @@ func TestFlowsOfRanges(t *testing.T) {
 	d.Frontend(key(100, 200), serving([]netip.AddrPort{netip.AddrPortFrom(pod, 0)}))
 	d.Frontend(key(150, 0), serving([]netip.AddrPort{netip.AddrPortFrom(other, 150)}))
 	d.Frontend(key(300, 400), plan.FlowPolicy{
-		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)}, Sources: &model.Sources{Allowed: []model.AddrRange{}}, BeforeNodePorts: true,
+		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)},
+		Sources:   &model.Sources{Allowed: []model.AddrRange{}}, BeforeNodePorts: true,
 	})
 	d.nodes[inet.IPv4] = []netip.Addr{vip}
 	for _, port := range []uint16{180, 310} {
@@ -81,7 +82,8 @@ func TestFlowsOfRanges(t *testing.T) {
 	if f := (&Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(vip, 555), Server: netip.AddrPortFrom(pod, 555), DNAT: true}); d.Stale(f) {
 		t.Error("a flow to a forgotten range is stale")
 	}
-	if f := (&Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(vip, 180), Server: netip.AddrPortFrom(other, 180), DNAT: true}); d.Stale(f) {
+	to, server := netip.AddrPortFrom(vip, 180), netip.AddrPortFrom(other, 180)
+	if f := (&Flow{Protocol: inet.UDP, Destination: to, Server: server, DNAT: true}); d.Stale(f) {
 		t.Error("a flow to a node port is stale after a request without addresses of the node")
 	}
 }

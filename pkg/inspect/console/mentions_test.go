@@ -27,7 +27,8 @@ func TestMentions(t *testing.T) {
 	slice.Endpoints[0].Addresses = []string{"10.244.0.8"}
 	web.Redirect = []*model.Slice{model.NewSlice(slice, model.Limits{}, model.Stored{})}
 	for text, want := range map[string]bool{
-		"10.244.0.8:8080": true, "10.96.0.1:0": true, "10.96.0.1:80": true, "10.96.0.1:81": false, "203.0.113.1:80": true, "10.244.0.9:0": true, "10.244.0.9:8080": true,
+		"10.244.0.8:8080": true, "10.96.0.1:0": true, "10.96.0.1:80": true, "10.96.0.1:81": false, "203.0.113.1:80": true,
+		"10.244.0.9:0": true, "10.244.0.9:8080": true,
 		"10.244.0.9:80": false, "10.96.0.2:0": false, "192.0.2.1:30080": true, "192.0.2.1:80": false, "192.0.2.2:30080": false,
 	} {
 		at := netip.MustParseAddrPort(text)

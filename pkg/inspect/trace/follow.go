@@ -33,7 +33,8 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	case p.Own && p.NoRoute:
 		advice := "Add a route, such as a default route"
 		if !c.Table.Exists {
-			advice = fmt.Sprintf("kube-nftproxy has no table for %s either: kube-nftproxy status shows the reason", c.Table.Family)
+			advice = fmt.Sprintf("kube-nftproxy has no table for %s either: kube-nftproxy status shows the reason",
+				c.Table.Family)
 		}
 		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" "+
 			"before any rule is evaluated. %s", p.To.Addr(), advice)
