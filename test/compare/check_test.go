@@ -89,6 +89,17 @@ func failedIn(t *testing.T, file string) (failed []string) {
 	return failed
 }
 
+// TestCheckOfSingleChanges expects that most of a program's short syncs may have waited for a processor.
+func TestCheckOfSingleChanges(t *testing.T) {
+	r, _, ours := healthy()
+	for _, q := range []quantity{replaceEndpoint, addEndpoint, flipPolicy, addService, deleteService, followEndpoint} {
+		ours.Values[q] = []float64{100, 1, 100}
+	}
+	if err := r.check(&bytes.Buffer{}, ""); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCheckOfNothing checks a report without measurements.
 func TestCheckOfNothing(t *testing.T) {
 	if err := (&Report{}).check(&bytes.Buffer{}, ""); err == nil {
