@@ -2,7 +2,7 @@
 # Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes two hours.
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
-#   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
+#   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; 15 minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   VIPS=1             only new connections beside 10,000 load-balancer IPs and 1,000 port ranges; ten minutes
 #   PACKETS=1          only first packets, with rules from none to kube-proxy's; 40 minutes. TURNS=9 loads the rules
@@ -23,7 +23,7 @@ hack/build.sh
 [ -n "${GROWTH:-}" ] || hack/kubernetes.sh etcd kube-apiserver kube-proxy
 go build -o bin/compare ./test/compare
 limits() {
-  REQUIRE_NETNS=1 go test -run '^$' -bench 'Limits|Room' -benchtime 1x ./pkg/proxy
+  REQUIRE_NETNS=1 go test -run '^$' -bench 'Limits|Room|Turns' -benchtime 1x ./pkg/proxy
   bin/compare -limits
 }
 if [ -n "${CILIUM:-}" ]; then

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"fmt"
+	"net/netip"
+	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -11,7 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -28,96 +33,188 @@ func (s *lockedSource) Get(n types.NamespacedName) model.Objects {
 	return s.storedSource.Get(n)
 }
 
-// BenchmarkTurns measures the time from a change of one namespace to its commit, while another namespace changes 66
-// Services of 2,000 ports, in ms.
+// crowds are namespaces that do their worst together: each has Services, whose two versions differ in all elements.
+var crowds = []struct {
+	name                 string
+	namespaces, services int
+	make                 func(i, version int) hostile
+}{
+	{"2000-ports", 1, 66, func(_, v int) hostile {
+		return hostile{hostileService(2_000, func(s *corev1.Service) {
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].Port += int32(2_000 * v)
+			}
+		}), nil}
+	}},
+	{"connection-limits", 20, 100, func(_, v int) hostile {
+		return hostile{hostileService(1, annotated("max-connections", fmt.Sprint(100+v))), hostileSlices(v, 1, 1, 10)}
+	}},
+	{"maglev", 20, 100, func(_, v int) hostile {
+		return hostile{hostileService(1, annotated("lb-algorithm", "maglev")), hostileSlices(v, 1, 1, 10)}
+	}},
+	{"source-ranges", 20, 1, func(_, v int) hostile {
+		return hostile{hostileService(1, sourceRanges(v, 500)), hostileSlices(v, 1, 1, 10)}
+	}},
+	{"udp-ports", 20, 100, func(_, v int) hostile {
+		h := hostile{hostileService(20, func(s *corev1.Service) {
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].Protocol = corev1.ProtocolUDP
+			}
+		}), hostileSlices(v, 1, 20, 10)}
+		for i := range h.slices[0].Ports {
+			h.slices[0].Ports[i].Protocol = new(corev1.ProtocolUDP)
+		}
+		return h
+	}},
+	{"port-ranges", 20, 2, func(_, v int) hostile {
+		return hostile{hostileService(1, portRanges(v, 30)), hostileSlices(v, 1, 1, 10)}
+	}},
+}
+
+// BenchmarkTurns measures the time from a change of one namespace to its commit, while other namespaces create, change
+// and delete their Services, up to 1,000 in a second, in ms. It also measures the time from a flush of the ruleset,
+// while they change, until the Service of this namespace is served again.
 func BenchmarkTurns(b *testing.B) {
-	const services, ports = 66, 2_000
-	evil := func(i int) types.NamespacedName {
-		return types.NamespacedName{Namespace: "aevil", Name: fmt.Sprintf("wide-%d", i)}
-	}
-	var versions [3][services]*corev1.Service
-	for v := range versions {
-		for i := range services {
-			s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: evil(i).Namespace, Name: evil(i).Name, CreationTimestamp: metav1.Unix(int64(i), 0)}}
-			s.Spec.ClusterIP = fmt.Sprintf("10.90.1.%d", i+1)
-			for port := range ports {
-				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", port), Protocol: corev1.ProtocolTCP, Port: int32(1 + v*ports + port)})
+	for _, crowd := range crowds {
+		b.Run(crowd.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				lab.EnterNamespace(b)
+				s := &lockedSource{storedSource: newStoredSource(1_000, 10)}
+				var names []types.NamespacedName
+				versions := [2]map[types.NamespacedName]model.Objects{{}, {}}
+				for i := range crowd.namespaces * crowd.services {
+					name := types.NamespacedName{Namespace: fmt.Sprint("aevil-", i%crowd.namespaces), Name: fmt.Sprint("web-", i)}
+					names = append(names, name)
+					for v := range versions {
+						versions[v][name] = crowd.make(i, v).at(name, i)
+					}
+				}
+				measureTurns(b, s, names, versions)
+				b.StartTimer()
 			}
-			versions[v][i] = s
-		}
+		})
 	}
-	for b.Loop() {
-		b.StopTimer()
-		lab.EnterNamespace(b)
-		s := &lockedSource{storedSource: newStoredSource(1_000, 10)}
-		bank := s.put(1_000_000, 10, 0)
-		kernel := openKernel(b)
-		p := proxyOn(b, s, s.objects, kernel)
-		p.Report = func(model.Problem) {}
-		settle(b, p)
-		l, stop := startLoop(b, p)
-		change := func(version int) func(i int) {
-			return func(i int) {
-				s.mu.Lock()
-				if delete(s.objects, evil(i)); version >= 0 {
-					s.objects[evil(i)] = model.Objects{Service: versions[version][i]}
-				}
-				s.mu.Unlock()
-				p.Tracker.MarkService(evil(i))
-			}
+}
+
+// at returns the objects with a name and addresses of their own.
+func (h hostile) at(name types.NamespacedName, i int) (o model.Objects) {
+	s := h.service
+	s.Namespace, s.Name, s.CreationTimestamp = name.Namespace, name.Name, metav1.Unix(int64(1_000+i), 0)
+	s.Spec.ClusterIP = fmt.Sprintf("10.90.%d.%d", i/250, i%250+1)
+	for n := range s.Status.LoadBalancer.Ingress {
+		s.Status.LoadBalancer.Ingress[n].IP = fmt.Sprintf("203.0.%d.%d", 100+i/250, i%250+1)
+	}
+	o.Service = s
+	for _, slice := range h.slices {
+		slice.Namespace = name.Namespace
+		o.Slices = append(o.Slices, stored(slice))
+	}
+	return o
+}
+
+// measureTurns reports the times of each phase of the named Services, which have two versions.
+func measureTurns(
+	b *testing.B, s *lockedSource, names []types.NamespacedName, versions [2]map[types.NamespacedName]model.Objects,
+) {
+	const least, pause = 3 * time.Second, time.Millisecond
+	bank := s.put(1_000_000, 10, 0)
+	kernel := openKernel(b)
+	p := proxyOn(b, s, s.objects, kernel)
+	p.Report = func(model.Problem) {}
+	settle(b, p)
+	l, stop := startLoop(b, p)
+	change := func(name types.NamespacedName, version int) {
+		s.mu.Lock()
+		if delete(s.objects, name); version >= 0 {
+			s.objects[name] = versions[version][name]
 		}
-		round := 0
-		b.StartTimer()
-		for _, phase := range []struct {
-			name  string
-			do    func(i int)
-			pause time.Duration
-		}{
-			{"quiet", func(int) {}, 50 * time.Millisecond},
-			{"created", change(0), 100 * time.Millisecond},
-			{"changed", change(1), 100 * time.Millisecond},
-			{"at-once", change(2), 0},
-			{"deleted", change(-1), 0},
-		} {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				for i := range services {
-					phase.do(i)
-					time.Sleep(phase.pause)
+		s.mu.Unlock()
+		p.Tracker.MarkService(name)
+	}
+	// Each phase changes all Services, and the one that changes them goes on until the end of its time.
+	changing := func(n int) int { return n % 2 }
+	for _, phase := range []struct {
+		name    string
+		version func(n int) int
+		again   bool
+		flushes int
+	}{
+		{"quiet", nil, false, 0},
+		{"created", func(int) int { return 0 }, false, 0},
+		{"changed", func(n int) int { return changing(n + 1) }, true, 0},
+		{"flushed", changing, true, 5},
+		{"deleted", func(int) int { return -1 }, false, 0},
+	} {
+		done, over := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			end := time.Now().Add(least)
+			for n := 0; phase.version != nil && (n == 0 || phase.again); n++ {
+				for _, name := range names {
+					change(name, phase.version(n))
+					time.Sleep(pause)
 				}
-				if phase.pause == 0 {
-					time.Sleep(3 * time.Second)
-				}
-			}()
-			for running := true; running; {
-				round++
-				s.mu.Lock()
-				s.put(1_000_000, 10, round)
-				s.mu.Unlock()
-				l.mark(bank)
-				p.Tracker.MarkSlice(bank, track.Trigger{})
-				time.Sleep(time.Duration(200+round*37%100) * time.Millisecond) // longer than --min-sync-period
 				select {
-				case <-done:
-					running = false
+				case <-over:
+					return
 				default:
 				}
 			}
-			time.Sleep(time.Second)
-			l.mu.Lock()
-			slices.Sort(l.list)
-			b.ReportMetric(float64(len(l.list)), phase.name+"-n")
-			b.ReportMetric(millis(l.list[len(l.list)/2]), phase.name+"-median-ms")
-			b.ReportMetric(millis(l.list[len(l.list)-1]), phase.name+"-longest-ms")
-			l.list = nil
-			l.mu.Unlock()
+			time.Sleep(time.Until(end))
+		}()
+		for round, end := 0, time.Now().Add(least); ; round++ {
+			s.mu.Lock()
+			s.put(1_000_000, 10, round+1)
+			s.mu.Unlock()
+			l.mark(bank)
+			p.Tracker.MarkSlice(bank, track.Trigger{})
+			time.Sleep(time.Duration(200+round*37%100) * time.Millisecond) // longer than --min-sync-period
+			if time.Now().After(end) {
+				break
+			}
 		}
-		b.StopTimer()
-		stop()
-		lab.Must(b, kernel.Close())
-		b.StartTimer()
+		repairs := repairTimes(b, phase.flushes)
+		close(over)
+		<-done
+		time.Sleep(time.Second)
+		l.mu.Lock()
+		if phase.flushes > 0 {
+			l.list = repairs
+		}
+		slices.Sort(l.list)
+		b.ReportMetric(millis(l.list[len(l.list)/2]), phase.name+"-median-ms")
+		b.ReportMetric(millis(l.list[len(l.list)-1]), phase.name+"-longest-ms")
+		l.list = nil
+		l.mu.Unlock()
 	}
+	stop()
+	lab.Must(b, kernel.Close())
+}
+
+// repairTimes flushes the ruleset a number of times, and returns the times until a Service is served again.
+func repairTimes(b *testing.B, n int) (list []time.Duration) {
+	conn, err := nft.Open()
+	lab.Must(b, err)
+	defer conn.Close() //nolint:errcheck // read only
+	set := &nft.Set{
+		Family: inet.IPv4, Table: plan.TableName, Name: plan.ServicesSet, Counter: true,
+		Key: []nft.Field{nft.DstAddr(inet.IPv4), nft.L4Proto(), nft.DstPort()}, Data: []nft.Field{nft.Priority()},
+	}
+	key := nft.Value{}.Addr(netip.MustParseAddr("10.96.0.1")).Proto(inet.TCP).Port(80)
+	for range n {
+		time.Sleep(2 * time.Second)
+		lab.Must(b, exec.CommandContext(b.Context(), "nft", "flush", "ruleset").Run())
+		start := time.Now()
+		for {
+			if found, err := conn.Get(set, []nft.Value{key}); err == nil && found[0] != nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		list = append(list, time.Since(start))
+	}
+	return list
 }
 
 // BenchmarkNamespaces puts one Service of each of many namespaces into a queue, and takes all of them.
