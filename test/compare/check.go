@@ -53,7 +53,9 @@ func against(q quantity, least float64, why string) bound { return againstQuanti
 
 // againstLeast returns a bound for kube-proxy's least value divided by kube-nftproxy's. It is for a change whose sync takes less
 // than a millisecond after a quiet time: a processor that wakes up, or other work on the machine, doubles the median.
-func againstLeast(q quantity, least float64, why string) bound { return againstQuantile(q, 0, least, why) }
+func againstLeast(q quantity, least float64, why string) bound {
+	return againstQuantile(q, 0, least, why)
+}
 
 // againstQuantile returns a bound for a quantile of kube-proxy's values divided by the same quantile of kube-nftproxy's.
 func againstQuantile(q quantity, share, least float64, why string) bound {
