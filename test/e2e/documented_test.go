@@ -367,7 +367,8 @@ kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s`)
 	return r
 }
 
-// command prepares a script to run on a host as in a reader's shell. It has its own /run with the program's socket.
+// command prepares a script to run on a host as in a reader's shell. It has a /run of its own, because programs of other
+// tests have their sockets in that of the machine.
 func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.Cmd {
 	path := r.inPod
 	if r.pods() == 0 {
@@ -483,14 +484,18 @@ func (r *reader) saveObjects(command string) {
 	r.sh(command + " > objects.yaml")
 }
 
-// diffConfig shows the effect of another clusterCIDR on the node.
+// diffConfig shows the effect of another clusterCIDR on the node, without the program.
 func (r *reader) diffConfig(command string) {
+	diff := func() (string, error) {
+		out, err := r.command(r.Context(), r.Node, "PATH=bin:$PATH; "+command).CombinedOutput()
+		return string(out), err
+	}
 	r.sh("cp deploy/base/config.conf new.conf")
-	if out, err := r.try("PATH=bin:$PATH; " + command); err != nil || out != "" {
+	if out, err := diff(); err != nil || out != "" {
 		r.Errorf("with the present configuration: %v\n%s", err, out)
 	}
 	r.sh("sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' new.conf")
-	out, err := r.try("PATH=bin:$PATH; " + command)
+	out, err := diff()
 	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
 		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
 	}
