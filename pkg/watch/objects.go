@@ -124,17 +124,15 @@ func (s *objects) set(name types.NamespacedName, after *object) {
 	}
 }
 
-// replace stores the objects of a list that are not stored yet, and removes all objects that are not in the list.
-func (s *objects) replace(list []*object) {
-	wanted := make(map[types.NamespacedName]bool, len(list))
-	for _, o := range list {
-		wanted[o.NamespacedName] = true
-		if s.get(o.NamespacedName) != o {
-			s.set(o.NamespacedName, o)
+// replace stores the wanted objects that are not stored yet, and removes all other objects.
+func (s *objects) replace(wanted map[types.NamespacedName]*object) {
+	for name, o := range wanted {
+		if s.get(name) != o {
+			s.set(name, o)
 		}
 	}
 	for _, o := range s.list() {
-		if !wanted[o.NamespacedName] {
+		if wanted[o.NamespacedName] == nil {
 			s.set(o.NamespacedName, nil)
 		}
 	}
@@ -171,13 +169,14 @@ func (s *objects) Delete(item any) error {
 // Replace implements cache.ReflectorStore. It removes objects that are not in the list, because they were deleted
 // while no watch ran.
 func (s *objects) Replace(list []any, _ string) error {
-	all := make([]*object, len(list))
-	for i, item := range list {
+	all := make(map[types.NamespacedName]*object, len(list))
+	for _, item := range list {
 		stored, err := s.transform(item)
 		if err != nil {
 			return err
 		}
-		all[i] = stored.(*object)
+		o := stored.(*object)
+		all[o.NamespacedName] = o
 	}
 	s.replace(all)
 	if !s.resumed.Load() {

@@ -2,7 +2,6 @@ package watch
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -125,28 +125,18 @@ type Object = object
 
 // Kind has the objects of one kind in a [Store], for a source that is not an API server.
 type Kind struct {
-	Name    string
-	objects *objects
+	Name string
+	// Encode returns the stored form of a decoded object of any kind, an [Object].
+	Encode cache.TransformFunc
+	// Publish replaces all objects of the kind, and marks the names of the objects that differ.
+	Publish func(map[types.NamespacedName]*Object)
 }
 
 // Kinds returns the kinds of the objects in the store.
 func (s *Store) Kinds() (services, slices, nodes, serviceCIDRs, pods Kind) {
-	return Kind{"Service", s.services}, Kind{"EndpointSlice", s.slices},
-		Kind{"Node", s.nodes}, Kind{"ServiceCIDR", s.serviceCIDRs}, Kind{"Pod", s.pods}
-}
-
-// Encode returns the stored form of a decoded object of any kind.
-func (k Kind) Encode(item any) (*Object, error) {
-	encoded, err := k.objects.transform(item)
-	if err != nil {
-		return nil, err
-	}
-	return encoded.(*Object), nil
-}
-
-// Publish replaces all objects of the kind, and marks the names of the objects that differ.
-func (k Kind) Publish(wanted map[types.NamespacedName]*Object) {
-	k.objects.replace(slices.Collect(maps.Values(wanted)))
+	kind := func(name string, o *objects) Kind { return Kind{name, o.transform, o.replace} }
+	return kind("Service", s.services), kind("EndpointSlice", s.slices), kind("Node", s.nodes),
+		kind("ServiceCIDR", s.serviceCIDRs), kind("Pod", s.pods)
 }
 
 // marker turns changes of objects into marks. Its methods take the states before and after the change; nil means that

@@ -288,8 +288,9 @@ func storeOf(t testing.TB, service, slice []byte) *watch.Store {
 // put replaces all objects of a kind by one.
 func put(t testing.TB, kind watch.Kind, item metav1.Object) {
 	t.Helper()
-	stored, err := kind.Encode(item)
+	encoded, err := kind.Encode(item)
 	lab.Must(t, err)
+	stored := encoded.(*watch.Object)
 	kind.Publish(map[types.NamespacedName]*watch.Object{stored.NamespacedName: stored})
 }
 

@@ -249,7 +249,7 @@ func (m *Source) parse(path string, data []byte, into *file) {
 			into.problems, result.unread = append(into.problems, fileProblem(path, err)), result.unread+1
 			continue
 		}
-		o := fileObject{k, encoded}
+		o := fileObject{k, encoded.(*watch.Object)}
 		into.objects = append(into.objects, o)
 		known[identity{k, o.NamespacedName}] = struct{}{}
 	}
