@@ -94,8 +94,8 @@ func (i *Instance) Reclaim() bool {
 	return true
 }
 
-// Granted reports whether this process may serve.
-func (i *Instance) Granted() bool { return i.granted.Load() }
+// Granted is true while this process may serve.
+func (i *Instance) Granted() *atomic.Bool { return &i.granted }
 
 // Changed returns a channel of capacity one that has a value when Granted may have changed.
 func (i *Instance) Changed() <-chan struct{} { return i.changed }
@@ -326,7 +326,7 @@ func (i *Instance) yield(ctx context.Context, l net.Listener, c claim) {
 	case <-i.stopped: // of an earlier yield
 	default:
 	}
-	granted := i.Granted()
+	granted := i.granted.Load()
 	i.set(false, &other)
 	if granted {
 		select {
@@ -391,7 +391,7 @@ func (i *Instance) visit(ctx context.Context) error {
 	if m.prove(i.name) != nil {
 		return errRefused // it may be about to exit
 	}
-	if !i.Granted() || m.newer(own.Record) {
+	if !i.granted.Load() || m.newer(own.Record) {
 		i.set(false, &m.Record)
 		i.setSaid("")
 	}

@@ -62,7 +62,7 @@ func (c *crowd) start(name string, started int64, ready bool) *process {
 
 func (c *crowd) loop(ctx context.Context, p *process) {
 	for ctx.Err() == nil {
-		granted := p.Granted()
+		granted := p.Granted().Load()
 		c.serve(p, granted)
 		if !granted {
 			p.Stopped()

@@ -246,7 +246,7 @@ func TestReclaim(t *testing.T) {
 	c.mu.Lock()
 	c.several = true // until b notices
 	c.mu.Unlock()
-	if !a.Reclaim() || !a.Granted() {
+	if !a.Reclaim() || !a.Granted().Load() {
 		t.Error("a does not serve again")
 	}
 	c.awaitOther(b, "a")

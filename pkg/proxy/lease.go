@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -97,16 +98,17 @@ func (p *Proxy) responsible() bool { return p.Turn == nil || p.Turn.Alone() }
 // Turn decides which instance of the program serves. Its methods do not block.
 type Turn interface {
 	// Ready announces that this process can serve. Stopped confirms that this process commits nothing until Granted
-	// returns true again.
+	// is true again.
 	Ready()
 	Stopped()
-	Granted() bool
+	// Granted is true while this process serves.
+	Granted() *atomic.Bool
 	// Alone reports whether no other process is known: this process is responsible for the tables of an earlier one.
 	Alone() bool
 	// Reclaim lets this process serve again, because the process that serves does not work. It returns false, and
 	// changes nothing, if this process is not ready or serves already.
 	Reclaim() bool
-	// Changed returns a channel that has a value when the result of Granted may have changed.
+	// Changed returns a channel that has a value when Granted may have changed.
 	Changed() <-chan struct{}
 	// Other names the process that serves instead of this one, or "" if none is known.
 	Other() string
@@ -131,7 +133,7 @@ func (p *Proxy) standBy(ctx context.Context) {
 		question()
 	case <-p.Turn.Changed():
 	}
-	if p.maySend() {
+	if p.granted.Load() {
 		p.resume(ctx)
 	}
 }

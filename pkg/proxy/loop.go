@@ -39,7 +39,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.Turn.Ready()
 	}
 	for ctx.Err() == nil {
-		if p.maySend() {
+		if p.granted.Load() {
 			p.step(ctx)
 		} else {
 			p.standBy(ctx)
@@ -149,7 +149,7 @@ const attempts = 3
 // instance serves, or if the sync fails.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
 	p.guard.doubtIfTouched()
-	if !p.maySend() {
+	if !p.granted.Load() {
 		return false
 	}
 	for attempt := 1; ; attempt++ {
@@ -177,9 +177,6 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 		start = p.Now()
 	}
 }
-
-// maySend reports whether this process serves.
-func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
 
 // announce reports the outcome of a sync: first to the loop's own parts, so that health and metrics are current, then
 // to the listeners. After a success, it also starts the work of listeners to some kinds of Services.

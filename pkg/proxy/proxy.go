@@ -126,9 +126,10 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
-	// heard has a value after an announcement of a foreign change. turned has a value when maySend may have changed;
-	// nil without Turn.
+	// heard has a value after an announcement of a foreign change. granted is true while this process serves. turned has
+	// a value when granted may have changed. Without Turn, granted is always true, and turned is nil.
 	heard, turned <-chan struct{}
+	granted       *atomic.Bool
 	lease         lease
 	// alarm wakes the loop at the time of the next task.
 	alarm *time.Timer
@@ -157,8 +158,9 @@ const addressesRetry = 2 * time.Second
 func New(c Config) *Proxy {
 	p := &Proxy{
 		Config: c, problems: newProblemBook(), queue: newQueue(), questions: make(chan func()),
-		kinds: map[types.NamespacedName]beside.Kinds{}, changed: beside.AllKinds,
+		kinds: map[types.NamespacedName]beside.Kinds{}, changed: beside.AllKinds, granted: new(atomic.Bool),
 	}
+	p.granted.Store(true)
 	p.builder = builder{
 		source: c.Source, options: c.Model, node: &p.facts.Node,
 		starts: map[types.NamespacedName]*model.Starts{},
@@ -171,6 +173,6 @@ func (p *Proxy) connect() {
 	p.guard = guard{kernel: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 	p.heard = p.Kernel.Heard()
 	if p.Turn != nil {
-		p.turned = p.Turn.Changed()
+		p.granted, p.turned = p.Turn.Granted(), p.Turn.Changed()
 	}
 }

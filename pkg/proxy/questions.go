@@ -277,7 +277,7 @@ func (p *Proxy) Forget(ctx context.Context, clients []nft.Element) (int, error) 
 		err error
 	}
 	o, err := ask(ctx, p, func() (o outcome) {
-		if p.started && p.maySend() {
+		if p.started && p.granted.Load() {
 			o.n, o.err = p.Kernel.Forget(clients)
 		}
 		return o

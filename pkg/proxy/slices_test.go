@@ -335,7 +335,7 @@ type fakeTurn struct {
 
 func (f *fakeTurn) Ready()                   { close(f.ready) }
 func (f *fakeTurn) Stopped()                 { f.stopped.Store(true) }
-func (f *fakeTurn) Granted() bool            { return f.granted.Load() }
+func (f *fakeTurn) Granted() *atomic.Bool    { return &f.granted }
 func (f *fakeTurn) Alone() bool              { return f.granted.Load() }
 func (f *fakeTurn) Reclaim() bool            { return false }
 func (f *fakeTurn) Changed() <-chan struct{} { return f.changed }
