@@ -30,10 +30,14 @@ func (p *Planner) noteFlows(c contest, namespace string) {
 }
 
 // Flows answers which flows to the planned frontends may continue.
-type Flows struct{ planner *Planner }
+type Flows struct {
+	planner *Planner
+	// NodeNetworks are those of all nodes whose node ports may have direct server return.
+	NodeNetworks [2][]netip.Prefix
+}
 
 // Flows returns the flows to the planned frontends.
-func (p *Planner) Flows() Flows { return Flows{p} }
+func (p *Planner) Flows() Flows { return Flows{p, p.rules.options.NodeNetworks} }
 
 // Take returns the changed frontends since the last call, and forgets them. Each has the namespace of the Service whose
 // change concerns it; "" if this was in an earlier process or is [Conflicts.Settle], or for the following frontends. For
@@ -108,9 +112,6 @@ func (fs Flows) Of(k model.Key) (flows FlowPolicy, exists bool) {
 	}
 	return FlowPolicy{c.port.Name, c.port.Serving, c.frontend.Sources, c.precedesNodePorts()}, true
 }
-
-// NodeNetworks returns the networks of all nodes whose node ports may have direct server return.
-func (fs Flows) NodeNetworks() [2][]netip.Prefix { return fs.planner.rules.options.NodeNetworks }
 
 // Each calls f for every planned frontend of all protocols, with the result of [Flows.Of].
 func (fs Flows) Each(f func(k model.Key, flows FlowPolicy, exists bool)) {

@@ -209,6 +209,6 @@ func (d *Departures) Serve(on bool) {
 		return
 	}
 	d.Planner.Flows().SinglePortsBeside(terminated, request.Exempt)
-	request.OfNode(d.addresses, d.Planner.Flows())
+	request.Nodes, request.Networks = d.addresses, d.Planner.Flows().NodeNetworks
 	d.To.Request(request)
 }

@@ -93,7 +93,7 @@ func (f *Flows) Synced(s *beside.Sync) {
 	if len(changed) == 0 && !all && !added {
 		return
 	}
-	d := &Desired{Urgent: all || added}
+	d := &Desired{Urgent: all || added, Nodes: f.addresses, Networks: f.Planned.NodeNetworks}
 	var deleted []model.Key
 	add := func(k model.Key) {
 		if flows, exists := f.Planned.Of(k); exists {
@@ -127,7 +127,6 @@ func (f *Flows) Synced(s *beside.Sync) {
 		add(k)
 	}
 	f.Earlier = nil
-	d.OfNode(f.addresses, f.Planned)
 	request := f.To.Request(d)
 	for _, k := range deleted {
 		f.owed[k] = request

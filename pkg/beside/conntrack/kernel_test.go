@@ -150,7 +150,7 @@ func (n *node) restrict(f inet.Family, p inet.Protocol, allowed []model.AddrRang
 	for _, fe := range sp.Frontends {
 		d.Frontend(fe.Key, plan.FlowPolicy{Endpoints: endpoints, Sources: fe.Sources})
 	}
-	d.nodes[f] = []netip.Addr{nodeAddresses[f]}
+	d.Nodes[f] = []netip.Addr{nodeAddresses[f]}
 	return d
 }
 
@@ -441,7 +441,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 		for _, k := range earlier {
 			d.Gone(k)
 		}
-		d.nodes[f] = []netip.Addr{nodeAddresses[f]}
+		d.Nodes[f] = []netip.Addr{nodeAddresses[f]}
 		n.pass(f, d, len(clients))
 		n.expect(clients[:2], noAnswer)
 		n.expect(clients[2:], refused)

@@ -23,7 +23,7 @@ func TestFlowsOfRanges(t *testing.T) {
 		Endpoints: []netip.AddrPort{netip.AddrPortFrom(pod, 0)},
 		Sources:   &model.Sources{Allowed: []model.AddrRange{}}, BeforeNodePorts: true,
 	})
-	d.nodes[inet.IPv4] = []netip.Addr{vip}
+	d.Nodes[inet.IPv4] = []netip.Addr{vip}
 	for _, port := range []uint16{180, 310} {
 		d.Frontend(model.Key{Port: port, Protocol: inet.UDP}, serving([]netip.AddrPort{netip.AddrPortFrom(other, port)}))
 	}

@@ -214,7 +214,7 @@ func (s *Spreads) round() *round {
 		}
 	}
 	s.Planner.Flows().SinglePortsBeside(keys, r.desired.Exempt)
-	r.desired.OfNode(s.addresses, s.Planner.Flows())
+	r.desired.Nodes, r.desired.Networks = s.addresses, s.Planner.Flows().NodeNetworks
 	return r
 }
 

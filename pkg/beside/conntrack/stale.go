@@ -51,14 +51,15 @@ type Desired struct {
 	// not evaluate the rules for its later packets. A UDP flow stays untranslated while the client sends, and a TCP
 	// flow while the client repeats its SYN. See kubernetes issue 126468.
 	Urgent bool
+	// Nodes are the addresses of this node that serve node ports, sorted. A flow to another address does not belong to a
+	// node port, even if its port is the same. (kube-proxy compares only the port.) Networks are those of all nodes,
+	// whose node ports may have direct server return, see [plan.Flows.NodeNetworks].
+	Nodes    [2][]netip.Addr
+	Networks [2][]netip.Prefix
 
 	frontends map[model.Key]frontend
 	// namespaces are the namespaces of the request; "" stands for none.
 	namespaces map[string]struct{}
-	// nodes holds the node's addresses that serve node ports, sorted. networks are those of all nodes, whose node ports
-	// may have direct server return.
-	nodes    [2][]netip.Addr
-	networks [2][]netip.Prefix
 	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone
 	// the number of deleted frontends.
 	count        [2]int
@@ -146,21 +147,14 @@ func (d *Desired) set(k model.Key, f frontend) {
 	}
 }
 
-// OfNode sets the addresses of this node that serve node ports, and the networks of all nodes. The lists of addresses
-// must be sorted. Do not change them. A flow to another address does not belong to a node port, even if its port is the
-// same. (kube-proxy compares only the port.)
-func (d *Desired) OfNode(addresses [2][]netip.Addr, planned plan.Flows) {
-	d.nodes, d.networks = addresses, planned.NodeNetworks()
-}
-
 // servesNodePorts reports whether a flow can be to a node port: at an address of this node, or translated at the
 // address of another node, which has passed its packets on. This node only forwards other flows to such an address.
 func (d *Desired) servesNodePorts(flow *Flow) bool {
 	addr := flow.Destination.Addr()
 	family := inet.FamilyOf(addr)
-	_, local := slices.BinarySearchFunc(d.nodes[family], addr, netip.Addr.Compare)
+	_, local := slices.BinarySearchFunc(d.Nodes[family], addr, netip.Addr.Compare)
 	contains := func(p netip.Prefix) bool { return p.Contains(addr) }
-	return local || flow.translated() && slices.ContainsFunc(d.networks[family], contains)
+	return local || flow.translated() && slices.ContainsFunc(d.Networks[family], contains)
 }
 
 // families returns the families with frontends.
@@ -200,18 +194,18 @@ func (d *Desired) merge(later *Desired) {
 			d.set(k, f)
 		}
 	}
-	for f, addrs := range later.nodes {
+	for f, addrs := range later.Nodes {
 		if addrs != nil {
-			d.nodes[f] = addrs
+			d.Nodes[f] = addrs
 		}
 	}
-	d.networks = later.networks
+	d.Networks = later.Networks
 }
 
 // forgetGone removes the deleted frontends from the state.
 func (d *Desired) forgetGone() {
 	rest := Desired{
-		Urgent: d.Urgent, namespaces: d.namespaces, nodes: d.nodes, networks: d.networks, terminates: d.terminates,
+		Urgent: d.Urgent, namespaces: d.namespaces, Nodes: d.Nodes, Networks: d.Networks, terminates: d.terminates,
 	}
 	for k, f := range d.frontends {
 		if !f.gone {

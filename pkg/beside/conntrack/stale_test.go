@@ -49,8 +49,8 @@ func desired() *Desired {
 		d.Gone(key(p, "10.96.0.3:53"))
 		d.Gone(key(p, "0.0.0.0:30055"))
 	}
-	d.nodes[inet.IPv4] = []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")}
-	d.networks[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	d.Nodes[inet.IPv4] = []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")}
+	d.Networks[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	return d
 }
 

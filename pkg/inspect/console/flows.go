@@ -86,7 +86,7 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 		return nil, err
 	}
 	facts := c.Loop.Facts()
-	desired := &conntrack.Desired{}
+	desired := &conntrack.Desired{Nodes: facts.NodeAddresses, Networks: p.Flows().NodeNetworks}
 	s := &search{
 		endpoints: map[types.NamespacedName]map[netip.Addr]bool{}, stale: found{ids: map[uint32]bool{}}, removed: found{ids: map[uint32]bool{}},
 	}
@@ -96,7 +96,6 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 	p.Flows().Each(func(k model.Key, flows plan.FlowPolicy, _ bool) {
 		desired.Frontend(k, flows)
 	})
-	desired.OfNode(facts.NodeAddresses, p.Flows())
 	table, err := conntrack.OpenNetlink()
 	if err != nil {
 		return nil, fmt.Errorf("open connection tracking: %w", err)
