@@ -54,36 +54,29 @@ func (s PlannedService) Releases(next *model.Service) bool {
 	return released
 }
 
-// Cost returns the cost of all changes of the Service, in elements.
-func (s PlannedService) Cost() int {
-	n := s.sources.count()
-	for _, p := range s.ports {
-		n += costOf(p.ServicePort, p.elements)
-	}
-	return n
-}
+// Cost returns the cost of all changes of the Service, see [PlannedService.CostOf].
+func (s PlannedService) Cost() int { return s.cost }
 
-// CostOf returns the Cost of the Service after [Planner.Set] has replaced it by next, if there is room for all of it;
-// nil stands for a deleted Service.
-func (s PlannedService) CostOf(next *model.Service) int {
+// CostOf returns the Cost of the Service after [Planner.Set] has replaced it by next: the number of elements that it asks
+// for, also of those for which there is no room. nil stands for a deleted Service.
+func (s PlannedService) CostOf(next *model.Service) (n int) {
 	if next == nil {
 		return 0
 	}
+	const portRange = 6 // the kernel takes six times as long for a port range as for another element
 	var sources sourcesOfService
-	n := 0
 	for _, sp := range next.Ports {
-		n += costOf(sp, s.planner.formsOf(sp)[0].elements(sp))
+		frontends := len(sp.Frontends)
+		n += max(s.planner.formsOf(sp)[0].elements(sp), frontends)
+		if sp.Ranged() {
+			n += (portRange - 1) * frontends
+		}
 		sources.add(sp)
 	}
-	return n + sources.count()
-}
-
-// costOf returns the cost of a service port, of which some elements count for [Room].
-func costOf(sp *model.ServicePort, elements int) int {
-	const portRange = 6 // the kernel takes six times as long for a port range as for another element
-	n := max(elements, len(sp.Frontends))
-	if sp.Ranged() {
-		n += (portRange - 1) * len(sp.Frontends)
+	for _, of := range sources {
+		if of != nil {
+			n += of.count()
+		}
 	}
 	return n
 }

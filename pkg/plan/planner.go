@@ -149,8 +149,9 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 // Service, then its elements, and those of each key that has another winner now. It reports whether parts of the
 // Service are left out, see [PlannedService.Excess].
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) (excess bool) {
-	old := p.Service(name).service
-	now := p.newService(name, s, old)
+	planned := p.Service(name)
+	old, now := planned.service, p.newService(name, s, planned.service)
+	now.cost = planned.CostOf(s)
 	if p.services[name] = now; s == nil {
 		delete(p.services, name)
 	}

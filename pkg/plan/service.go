@@ -24,6 +24,8 @@ type service struct {
 	index   map[portID]*port
 	sources sourcesOfService
 	takes   takes
+	// cost is the result of [PlannedService.CostOf].
+	cost int
 	// reserved is the cluster IP of each family without a frontend.
 	reserved [2]netip.Addr
 	// lacks are the parts without room, nil if there are none.

@@ -156,16 +156,6 @@ func (s *sourcesOfService) add(sp *model.ServicePort) {
 }
 
 // count is the number of source ranges.
-func (s *sourcesOfService) count() (n int) {
-	for _, of := range s {
-		if of != nil {
-			n += of.count()
-		}
-	}
-	return n
-}
-
-// count does the same for one family.
 func (s *sources) count() (n int) {
 	for _, ranges := range s.lists {
 		n += len(ranges)

@@ -93,9 +93,7 @@ func TestCostsOfFeatures(t *testing.T) {
 				cost := max(old.Cost(), estimate)
 				changed = 0
 				p.Set(first.Name, s)
-				if cost := p.Service(first.Name).Cost(); cost < estimate || cost > 2*estimate { // endpoints that left may count
-					t.Errorf("step %d: the cost is %d, the estimate was %d", i, cost, estimate)
-				}
+				lab.Same(t, estimate, p.Service(first.Name).Cost(), "cost of the planned Service")
 				if int(changed) > perUnit*cost+constant {
 					t.Errorf("step %d changes %d elements, its cost is %d", i, changed, cost)
 				}
