@@ -296,23 +296,18 @@ func (t *turns) next(ready func(*waiting) bool) (w *waiting) {
 	l.first = !t.byAge && !l.first
 	l.spent += w.cost
 	t.cost -= w.cost
-	switch {
-	case len(l.list) == 0:
-		delete(t.lines, namespace)
-		t.leave(first)
-	case l.spent >= turnElements:
-		l.spent = 0
-		t.leave(first)
+	if len(l.list) > 0 && l.spent < turnElements {
+		return w
+	}
+	// Only the namespaces before this one move, which are not ready: there may be thousands behind it.
+	copy(t.order[1:first+1], t.order[:first])
+	t.order = t.order[1:]
+	if l.spent = 0; len(l.list) > 0 {
 		t.order = append(t.order, namespace)
+	} else {
+		delete(t.lines, namespace)
 	}
 	return w
-}
-
-// leave removes a namespace from the order. Only the namespaces before it move, which are not ready: there may be
-// thousands behind it.
-func (t *turns) leave(at int) {
-	copy(t.order[1:at+1], t.order[:at])
-	t.order = t.order[1:]
 }
 
 // endTurn ends the turn of a namespace at the end of a round.
