@@ -58,7 +58,7 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
-	if p.guard.due(now) {
+	if p.Kernel.Known() && !now.Before(p.guard.checkAt) {
 		p.periodic(ctx, now)
 		return
 	}

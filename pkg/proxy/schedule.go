@@ -111,8 +111,8 @@ func (s *Schedule) Failed(end time.Time) (retryAt time.Time) {
 }
 
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next
-// sync compares the tables with the plan before it writes. The methods due and touched change nothing. All other
-// methods act.
+// sync compares the tables with the plan before it writes. The method touched changes nothing. All other methods
+// act.
 type guard struct {
 	kernel Kernel
 	// doubted counts doubts.
@@ -127,9 +127,6 @@ type guard struct {
 
 // checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
 const checkEvery = 500 * time.Millisecond
-
-// due reports whether it is time for a check.
-func (g *guard) due(now time.Time) bool { return g.kernel.Known() && !now.Before(g.checkAt) }
 
 // touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes
 // them continuously, it returns true at most twice a second.
