@@ -64,18 +64,18 @@ func (s PlannedService) CostOf(next *model.Service) (n int) {
 		return 0
 	}
 	const portRange = 6 // the kernel takes six times as long for a port range as for another element
-	var sources sourcesOfService
+	counted := map[*model.Sources]bool{}
 	for _, sp := range next.Ports {
 		frontends := len(sp.Frontends)
 		n += max(s.planner.formsOf(sp)[0].elements(sp), frontends)
 		if sp.Ranged() {
 			n += (portRange - 1) * frontends
 		}
-		sources.add(sp)
-	}
-	for _, of := range sources {
-		if of != nil {
-			n += of.count()
+		for i := range sp.Frontends {
+			if of := sp.Frontends[i].Sources; of != nil && !counted[of] {
+				counted[of] = true
+				n += len(of.Allowed) + len(of.Denied)
+			}
 		}
 	}
 	return n
