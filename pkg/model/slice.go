@@ -171,13 +171,16 @@ func NewSlice(s *discoveryv1.EndpointSlice, l Limits, stored Stored) *Slice {
 
 // newEndpoint reads a missing condition as ready, serving and not terminating, as the API defines.
 func newEndpoint(in *discoveryv1.Endpoint, zone bool) Endpoint {
-	at := location{node: value(in.NodeName)}
+	var at location
+	if in.NodeName != nil {
+		at.node = Cut(*in.NodeName, LongestText)
+	}
+	if zone && in.Zone != nil {
+		at.zone = Cut(*in.Zone, LongestText)
+	}
 	if h := in.Hints; h != nil {
 		at.hints.zones = lines(h.ForZones, func(z discoveryv1.ForZone) string { return z.Name })
 		at.hints.nodes = lines(h.ForNodes, func(n discoveryv1.ForNode) string { return n.Name })
-	}
-	if zone {
-		at.zone = value(in.Zone)
 	}
 	e := Endpoint{at: unique.Make(at), weight: 1}
 	if c := in.Conditions.Ready; c == nil || *c {
@@ -190,13 +193,6 @@ func newEndpoint(in *discoveryv1.Endpoint, zone bool) Endpoint {
 		e.conditions |= terminating
 	}
 	return e
-}
-
-func value(name *string) string {
-	if name == nil {
-		return ""
-	}
-	return Cut(*name, LongestText)
 }
 
 // cut returns a copy of a text, cut at the limit.
