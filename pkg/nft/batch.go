@@ -433,7 +433,7 @@ func (b *encoder) value(typ uint16, v *Value) {
 func (b *encoder) element(e *Element, added bool) {
 	el := b.Nest(unix.NFTA_LIST_ELEM)
 	b.value(unix.NFTA_SET_ELEM_KEY, &e.Key)
-	if !e.KeyEnd.Empty() {
+	if e.KeyEnd != (Value{}) {
 		b.value(setElemKeyEnd, &e.KeyEnd)
 	}
 	if e.IntervalEnd {

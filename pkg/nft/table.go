@@ -251,7 +251,7 @@ func (e *Element) ID() ID {
 // String returns the element in nft's syntax, preceded by the name of its set.
 func (e *Element) String() string {
 	s := e.Set.Family.Keyword() + " " + e.Set.Name + " { " + e.Key.Text(e.Set.Key)
-	if !e.KeyEnd.Empty() {
+	if e.KeyEnd != (Value{}) {
 		s += " - " + e.KeyEnd.Text(e.Set.Key)
 	}
 	if e.IntervalEnd {

@@ -16,7 +16,7 @@ import (
 const maxValue = 40
 
 // Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit
-// words. It is comparable. Append the fields in the order of the set's fields.
+// words. It is comparable, and the zero Value has no fields. Append the fields in the order of the set's fields.
 type Value struct {
 	n byte
 	b [maxValue]byte
@@ -33,9 +33,6 @@ func ValueOf(b []byte) (v Value, err error) {
 
 // Bytes returns the encoded value. Do not change it.
 func (v *Value) Bytes() []byte { return v.b[:v.n] }
-
-// Empty reports whether the value has no fields.
-func (v *Value) Empty() bool { return v.n == 0 }
 
 // Addr appends an IP address of 4 or 16 bytes.
 func (v Value) Addr(a netip.Addr) Value {

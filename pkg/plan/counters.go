@@ -170,7 +170,7 @@ func FrontendID(k model.Key) (inet.Family, nft.Value) {
 
 // ElementID returns the same values as [FrontendID], from an element of the frontend.
 func ElementID(e *nft.Element) (inet.Family, nft.Value) {
-	if e.KeyEnd.Empty() {
+	if e.KeyEnd == (nft.Value{}) {
 		return e.Set.Family, e.Key
 	}
 	n := len(e.KeyEnd.Bytes())

@@ -197,7 +197,7 @@ func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.I
 // keyOf returns an element's key in nft's form.
 func keyOf(e *nft.Element) string {
 	key := e.Key.Text(e.Set.Key)
-	if !e.KeyEnd.Empty() {
+	if e.KeyEnd != (nft.Value{}) {
 		key += " - " + e.KeyEnd.Text(e.Set.Key)
 	}
 	if e.IntervalEnd {

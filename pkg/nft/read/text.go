@@ -612,7 +612,7 @@ func List(s *nft.Set, elements []nft.Element) []string {
 
 func elementText(e *nft.Element) string {
 	s := e.Key.Text(e.Set.Key)
-	if !e.KeyEnd.Empty() {
+	if e.KeyEnd != (nft.Value{}) {
 		s = printRanges(e.Set.Key, &e.Key, &e.KeyEnd)
 	}
 	if e.MaxConnections > 0 {
