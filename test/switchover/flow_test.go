@@ -137,9 +137,7 @@ func (f *flow) noteTCP(err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sent++
-	if n, failed := retransmitted(f.conn.(*net.TCPConn)); failed == nil {
-		f.retransmitted = n
-	}
+	f.countRetransmitted()
 	if err != nil {
 		f.lost++
 		f.err = fmt.Errorf("%s with %s: %w", f, f.server, err)
@@ -163,11 +161,22 @@ func (f *flow) noteUDP(server string, err error) {
 	}
 }
 
-// counts returns the flow's counts so far, and the reason if it is broken.
+// counts returns the flow's counts so far, and the reason if it is broken. They include the segments that the kernel has sent again
+// in an exchange that is still under way.
 func (f *flow) counts() (flowCounts, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.countRetransmitted()
 	return f.flowCounts, f.err
+}
+
+// countRetransmitted reads the kernel's count, unless the connection is closed. The caller must hold mu.
+func (f *flow) countRetransmitted() {
+	if conn, is := f.conn.(*net.TCPConn); is {
+		if n, failed := retransmitted(conn); failed == nil {
+			f.retransmitted = n
+		}
+	}
 }
 
 // forget returns and clears the losses since the last call.

@@ -153,7 +153,8 @@ func TestTrafficNoticesFailures(t *testing.T) {
 		lossy bool
 	}{
 		{name: "no fault"},
-		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f meta l4proto udp reject",
+		// The rule for UDP matches only requests: the client of a rejected answer would wait, and not notice a refusal.
+		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f udp dport 8080 reject",
 			map[inet.Protocol]string{inet.TCP: "refused", inet.UDP: "refused"}, true},
 		{"refused by ICMP", "add rule inet x f tcp flags & (syn|ack) == syn reject",
 			map[inet.Protocol]string{inet.TCP: "refused"}, false},
@@ -175,16 +176,14 @@ func TestTrafficNoticesFailures(t *testing.T) {
 				want := map[string]int{}
 				if kind := tc.kinds[proto]; kind != "" {
 					want[kind] = tally.kinds()[kind]
-					if want[kind] < 10 || want[kind] > tally.made*2/3 {
-						t.Errorf("%s: %d of %d failed, want about a third", proto, want[kind], tally.made)
+					if want[kind] < 10 || tally.made-len(tally.failures) < 10 {
+						t.Errorf("%s: %d of %d failed, want failures during the fault, and answers before and after it", proto,
+							want[kind], tally.made)
 					}
 				}
 				got := tally.kinds()
 				if tc.kinds[proto] == "reset" {
 					delete(got, "segment lost") // the client ignored an early reset, and its retransmission succeeded after the rule was deleted
-				}
-				if tc.kinds[proto] == "refused" && got["timeout"] <= got["refused"]/20 {
-					delete(got, "timeout") // the kernel's rate limit suppressed some ICMP errors
 				}
 				lab.Same(t, want, got, "%s: failures", proto)
 				if got := tally.servers[server.Name] + len(tally.failures); got != tally.made || tally.made < 100 {
@@ -194,7 +193,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 			if lossy := figures.lost+figures.retransmitted > 0; lossy != tc.lossy {
 				t.Errorf("flows: lost %d messages, sent %d segments again; want some: %t", figures.lost, figures.retransmitted, tc.lossy)
 			}
-			if figures.sent < 50 || figures.flows != 8 {
+			if figures.flows != 8 || figures.sent < figures.flows { // a busy machine sends fewer messages than the pace permits
 				t.Errorf("%d flows, %d messages", figures.flows, figures.sent)
 			}
 		})
