@@ -180,10 +180,11 @@ type daemon struct {
 	// server.
 	ports    ports
 	rejected func() []model.Problem
-	// fromSnapshot returns the time of the snapshot that is served without confirmation, and turn the longest wait for
-	// the first list while it lasts; nil without an API server.
-	fromSnapshot func() time.Time
-	turn         func() time.Duration
+	// snapshot returns the time of the snapshot that is served without confirmation, and the reason why a snapshot cannot
+	// be read or written. turn returns the longest wait for the first list while it lasts. Both are nil without an API
+	// server.
+	snapshot func() (saved time.Time, err error)
+	turn     func() time.Duration
 	// adopts is true if an earlier process served just before the start.
 	adopts bool
 }
@@ -349,6 +350,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api, d.client = console.NewAPI(withProxy(server, connection), client,
 		func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client
+	d.api.TokenFile = connection.BearerTokenFile
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)
@@ -362,7 +364,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return err
 	}
-	d.source, d.fromSnapshot, d.turn = informers, informers.FromSnapshot, informers.Turn
+	d.source, d.snapshot, d.turn = informers, informers.Snapshot, informers.Turn
 	return nil
 }
 
@@ -527,7 +529,7 @@ func (d *daemon) newConsole() *console.Console {
 		Clients:    d.clients.States,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
-		FromSnapshot: d.fromSnapshot, Turn: d.turn,
+		Snapshot: d.snapshot, Turn: d.turn,
 		Ports: func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
 		Instances: func() (older, newer []string, unreachable string) {
 			older, newer = d.instance.Guests()

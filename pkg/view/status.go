@@ -160,13 +160,16 @@ type API struct {
 	Since    *time.Time `json:"unansweredSince,omitempty"`
 	Answered bool       `json:"hasAnswered,omitempty"`
 	Remedy   string     `json:"-"`
-	// Proxy is the HTTP proxy of the requests, or empty.
-	Proxy string `json:"proxy,omitempty"`
+	// Proxy is the HTTP proxy of the requests, or empty. TokenFile is the file with their token, or empty.
+	Proxy     string `json:"proxy,omitempty"`
+	TokenFile string `json:"-"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
 	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if
 	// it has sent or confirmed all objects.
 	FromSnapshot *time.Time `json:"fromSnapshot,omitempty"`
+	// SnapshotError is the reason why the last attempt to read or write a snapshot failed.
+	SnapshotError string `json:"snapshotError,omitempty"`
 	// Failures are the last failures to list or watch, by resource. They are absent after the resource is watched
 	// again.
 	Failures []WatchFailure `json:"failures,omitempty"`

@@ -36,8 +36,6 @@ type Informers struct {
 	clock     endingClock
 	past      *past
 	turn      turn
-	// unsaved is true if the last snapshot could not be written.
-	unsaved bool
 	// optional are the kinds of objects without which the program serves Services, too.
 	optional []optional
 	// synced is closed when objects can be served, and confirmed when the API server has sent or confirmed them.

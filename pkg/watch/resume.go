@@ -54,19 +54,33 @@ type past struct {
 	header *snapshot.Header
 
 	mu sync.Mutex
+	// failure is the reason why the last attempt to read or write the snapshot failed, or nil.
+	failure error
 	// lists has the objects until a watch continues from them, by resource.
 	lists map[string]*storedList
 }
 
 func newPast() *past { return &past{silent: make(chan struct{}), judged: make(chan struct{})} }
 
-// FromSnapshot returns the time of the snapshot whose objects are served until the API server confirms them, and the
-// zero time if there is no such snapshot.
-func (i *Informers) FromSnapshot() (saved time.Time) {
+// Snapshot returns the time of the snapshot whose objects are served until the API server confirms them, and the
+// zero time if there is no such snapshot. err is the reason why the last attempt to read or write a snapshot failed.
+func (i *Informers) Snapshot() (saved time.Time, err error) {
 	if at := i.past.saved.Load(); at != 0 {
 		saved = time.Unix(0, at)
 	}
-	return saved
+	i.past.mu.Lock()
+	defer i.past.mu.Unlock()
+	return saved, i.past.failure
+}
+
+// note sets the reason why the last attempt to read or write the snapshot failed, or nil. It reports whether the
+// reason of the attempt before was another one.
+func (p *past) note(failure error) (changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed = fmt.Sprint(failure) != fmt.Sprint(p.failure)
+	p.failure = failure
+	return changed
 }
 
 func (i *Informers) setUnconfirmed(saved int64) {
@@ -123,6 +137,7 @@ func (i *Informers) load(ctx context.Context) {
 		err = errors.New("the file does not have exactly one Node")
 	}
 	if err != nil {
+		p.note(fmt.Errorf("cannot use the snapshot %s: %w", path, err))
 		klog.FromContext(ctx).Info("Cannot use the snapshot; all objects are listed", "file", path, "err", err)
 		return
 	}
@@ -297,13 +312,12 @@ func (i *Informers) save(ctx context.Context) {
 	}
 	path := i.cfg.snapshotPath()
 	if err := snapshot.Write(path, h, i.encoded); err != nil {
-		if !i.unsaved {
-			klog.FromContext(ctx).Error(err, "Cannot write the snapshot, will retry", "file", path, "interval", saveEvery)
+		if i.past.note(fmt.Errorf("cannot write the snapshot %s: %w", path, err)) {
+			klog.FromContext(ctx).Error(err, "Cannot write the snapshot", "file", path)
 		}
-		i.unsaved = true
 		return
 	}
-	i.unsaved = false
+	i.past.note(nil)
 	klog.FromContext(ctx).V(2).Info("Wrote the snapshot", "file", path)
 	if i.cfg.Saved != nil {
 		i.cfg.Saved(h.Saved)

@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -215,8 +217,9 @@ func (r *resuming) confirmed(t *testing.T, lists int64) {
 	t.Helper()
 	await(t, "confirmation", r.Confirmed())
 	await(t, "objects", r.Loaded())
-	if r.lists.Load() != lists || r.Get(web).Service == nil || len(r.Get(web).Slices) != 1 || !r.FromSnapshot().IsZero() {
-		t.Errorf("%d lists, want %d; objects %+v; from a snapshot of %v", r.lists.Load(), lists, r.Get(web), r.FromSnapshot())
+	saved, _ := r.Snapshot()
+	if r.lists.Load() != lists || r.Get(web).Service == nil || len(r.Get(web).Slices) != 1 || !saved.IsZero() {
+		t.Errorf("%d lists, want %d; objects %+v; from a snapshot of %v", r.lists.Load(), lists, r.Get(web), saved)
 	}
 	r.stop()
 }
@@ -229,8 +232,9 @@ func TestResume(t *testing.T) {
 	t.Run("without an API server", func(t *testing.T) {
 		r := newResuming(t, folder, true, false)
 		await(t, "objects", r.Loaded())
-		if r.Get(web).Service == nil || len(r.Get(web).Slices) != 1 || r.Node() == nil || r.FromSnapshot().IsZero() {
-			t.Errorf("objects %+v, Node %v, from a snapshot of %v", r.Get(web), r.Node(), r.FromSnapshot())
+		saved, _ := r.Snapshot()
+		if r.Get(web).Service == nil || len(r.Get(web).Slices) != 1 || r.Node() == nil || saved.IsZero() {
+			t.Errorf("objects %+v, Node %v, from a snapshot of %v", r.Get(web), r.Node(), saved)
 		}
 		select {
 		case <-r.Confirmed():
@@ -256,6 +260,31 @@ func TestResume(t *testing.T) {
 		lab.Must(t, os.WriteFile(filepath.Join(folder, "objects"), []byte("broken"), 0o600))
 		newResuming(t, folder, false, true).confirmed(t, 3)
 	})
+}
+
+// TestSnapshotFailures: the reason why a snapshot cannot be read or written stays until one has been written.
+func TestSnapshotFailures(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "snapshots")
+	lab.Must(t, os.WriteFile(folder, nil, 0o600)) // a file instead of the folder
+	failure := func(r *resuming, want string) {
+		t.Helper()
+		_, err := r.Snapshot()
+		if text := fmt.Sprint(err); !strings.HasPrefix(text, want) {
+			t.Errorf("the reason is %q, want %q", text, want)
+		}
+	}
+	r := newResuming(t, folder, false, false)
+	r.confirmed(t, 3)
+	failure(r, "cannot write the snapshot "+folder+"/objects: ")
+
+	lab.Must(t, errors.Join(os.Remove(folder), os.Mkdir(folder, 0o700)))
+	lab.Must(t, os.WriteFile(filepath.Join(folder, "objects"), []byte("broken"), 0o600))
+	r = newResuming(t, folder, true, false)
+	await(t, "answer", r.past.silent)
+	failure(r, "cannot use the snapshot "+folder+"/objects: the file is damaged")
+	r.silent.Store(false)
+	r.confirmed(t, 3)
+	failure(r, "<nil>")
 }
 
 // TestSnapshotsOfOtherSettings: settings that change the stored form of objects change the identity.

@@ -34,7 +34,10 @@ type API struct {
 	server func() (address, proxy string)
 	client *kubeapi.Client
 	// user returns the name by which the API server knows this program.
-	user     func(context.Context) (string, error)
+	user func(context.Context) (string, error)
+	// TokenFile is the file with the token of the requests, or empty.
+	TokenFile string
+
 	mu       sync.Mutex
 	failures map[string]view.WatchFailure
 	// answered is true after the first answer. lost is the time since when there is no answer; zero while the API
@@ -142,7 +145,7 @@ func withSteps(ctx context.Context) (request context.Context, step func() string
 // recorded returns the address in use and the recorded failures, without a query.
 func (a *API) recorded() view.API {
 	address, proxy := a.server()
-	s := view.API{Source: config.WithoutSecrets(address), Proxy: config.WithoutSecrets(proxy)}
+	s := view.API{Source: config.WithoutSecrets(address), Proxy: config.WithoutSecrets(proxy), TokenFile: a.TokenFile}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s.Answered = a.answered; !a.lost.IsZero() {
@@ -227,6 +230,9 @@ func remedy(err error) string {
 	case errors.As(err, &certificate):
 		return "correct the certificate authority or tls-server-name in the kubeconfig, or renew the certificate of " +
 			"the API server"
+	case strings.Contains(err.Error(), `invalid header field value for "Authorization"`): // of net/http, without a type
+		return "correct the token in the kubeconfig, or in its file: it has characters that HTTP does not permit, such as " +
+			"the end of a line"
 	case errors.As(err, &noTLS), errors.Is(err, http.ErrSchemeMismatch):
 		return "correct the address in the kubeconfig: the program at this port does not use TLS"
 	case errors.As(err, &remote) && remote.Op == tlsAlert:

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
@@ -146,7 +148,7 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) view.Findings {
 	pods := podsAmong(o.local, c.Loop.Facts().ServiceCIDRs)
 	return slices.Concat(
-		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), fromSnapshot(&s.API), c.unbound(s),
+		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), c.snapshots(&s.API), c.unbound(s),
 		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods),
 		c.bridged(pods),
 	)
@@ -267,13 +269,20 @@ func (c *Console) unbound(s *view.Status) (list view.Findings) {
 			impact = "probes and load balancers get no answer from this program: the kubelet may restart it, and " +
 				"load balancers may avoid this node"
 		}
-		_, port, _ := net.SplitHostPort(p.Address) // the address has been validated
+		host, port, _ := net.SplitHostPort(p.Address) // the address has been validated
+		fix := fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it "+
+			"to another port", c.NodeName, port)
+		affects := "only this process. The program tries again every 5 seconds"
+		if p.Error == unix.EADDRNOTAVAIL.Error() {
+			fix = fmt.Sprintf("on node %s: add the address %s to an interface, or set another %sBindAddress in the "+
+				"configuration", c.NodeName, host, p.Name)
+			affects = "only the clients of this port. The program tries again every 5 seconds"
+		}
 		list.Add(view.Wrong, view.PortNotBound, c.node(),
 			fmt.Sprintf("the program cannot listen at %s for %s: %s", p.Address, p.Name, p.Error),
 			impact,
-			fmt.Sprintf("on node %s: ss -ltnp sport = :%s shows the process that has the port. Stop it, or move it "+
-				"to another port", c.NodeName, port),
-			"only this process. The program tries again every 5 seconds")
+			fix,
+			affects)
 	}
 	return list
 }
@@ -315,6 +324,16 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		add(view.Wrong, view.APIServerFailing, "the API server answers with an error: "+s.API.Error, server, "nothing")
 		return list
 	}
+	fault := tokenFault(s.API.TokenFile, s.Time)
+	if rejected := func(f view.WatchFailure) bool { return f.Unauthorized && !f.Over }; fault != "" &&
+		!slices.ContainsFunc(s.API.Failures, rejected) {
+		list.Add(view.Warning, view.TokenUnusable, "API server "+s.API.Source,
+			fault,
+			"none while the API server accepts the token that the program has read before. Then the program sees no "+
+				"changes, and does not start",
+			tokenFix(s.API.TokenFile),
+			users)
+	}
 	for _, same := range alikeFailures(s.API.Failures) {
 		f := same[0]
 		if !waits && s.Time.Sub(f.Last) > lately {
@@ -343,6 +362,11 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 		case f.Forbidden:
 			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
+		case f.Unauthorized && s.API.TokenFile != "":
+			if fault != "" {
+				what += "; " + fault
+			}
+			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token: "+tokenFix(s.API.TokenFile), users)
 		case f.Unauthorized:
 			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token or the client certificate: "+
 				"put a valid one into the kubeconfig", users)
@@ -363,18 +387,28 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 // podsResource is the resource with the host ports. The ClusterRole system:node-proxier does not permit it.
 const podsResource = "pods"
 
-// fromSnapshot reports that the objects of a snapshot are served.
-func fromSnapshot(api *view.API) view.Findings {
-	if api.FromSnapshot == nil {
-		return nil
+// snapshots reports that the objects of a snapshot are served, and that a snapshot cannot be read or written.
+func (c *Console) snapshots(api *view.API) (list view.Findings) {
+	if api.SnapshotError != "" {
+		list.Add(view.Warning, view.SnapshotFailed, c.node(),
+			api.SnapshotError,
+			"none while the API server answers. If this node boots while it does not, no Services are served, or those "+
+				"of an older snapshot",
+			fmt.Sprintf("on node %s: give the program a writable folder with free space (df, ls -la). It writes the next "+
+				"snapshot within 5 minutes", c.NodeName),
+			"only the snapshot")
 	}
-	return view.Findings{view.NewFinding(view.Warning, view.ServingSnapshot, "API server "+api.Source,
+	if api.FromSnapshot == nil {
+		return list
+	}
+	list.Add(view.Warning, view.ServingSnapshot, "API server "+api.Source,
 		"the Services and endpoints are those of a snapshot of "+api.FromSnapshot.UTC().Format(time.RFC3339)+
 			": the API server has not confirmed them since the start of this process",
 		"connections fail if they are sent to an endpoint that was removed since then. "+
 			"Pods of this node have other addresses after a reboot",
 		"none on this node: the program gets the changes since the snapshot as soon as the API server answers",
-		"nothing")}
+		"nothing")
+	return list
 }
 
 // users are the programs that a change of a kubeconfig affects.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,9 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -213,10 +217,75 @@ func TestRemedies(t *testing.T) {
 		"if the clock of this node is":     failed(&tls.CertificateVerificationError{Err: expired}),
 		"correct the certificate author":   failed(&tls.CertificateVerificationError{Err: x509.HostnameError{}}),
 		"correct the address in the kube":  failed(tls.RecordHeaderError{}),
+		"correct the token in the kubecon": failed(errors.New(`net/http: invalid header field value for "Authorization"`)),
 		"correct the client certificate i": failed(&net.OpError{Op: "remote error", Err: tls.AlertError(116)}),
 	} {
 		if got := remedy(err); !strings.HasPrefix(got, want) || want == "" && got != "" {
 			t.Errorf("%v: %q, want %q", err, got, want)
+		}
+	}
+}
+
+// TestFolderHasNoAPIServer: without an API server, none of its findings apply.
+func TestFolderHasNoAPIServer(t *testing.T) {
+	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}
+	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in /m", Answers: true}, Loop: &view.Loop{}}
+	if list := con.unread(s, nil); len(list) > 0 {
+		t.Errorf("findings %+v", list)
+	}
+}
+
+// TestPortsThatCannotBeOpened: the fix for an address that the node does not have is not to stop a process.
+func TestPortsThatCannotBeOpened(t *testing.T) {
+	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}
+	for text, want := range map[string]string{
+		"address already in use":          "on node n: ss -ltnp sport = :10256 shows the process",
+		"cannot assign requested address": "on node n: add the address 192.0.2.7 to an interface, or set another healthzBindAddress",
+	} {
+		list := con.unbound(&view.Status{Ports: []view.Port{{Name: "healthz", Address: "192.0.2.7:10256", Error: text}}})
+		if len(list) != 1 || list[0].Reason != view.PortNotBound || !strings.HasPrefix(list[0].Fix, want) {
+			t.Errorf("%s: %+v, want the fix %q", text, list, want)
+		}
+	}
+}
+
+// TestTokenFiles: the reason why a token file is of no use is in the finding about rejected requests, and is a warning before that.
+func TestTokenFiles(t *testing.T) {
+	now := time.Now()
+	token := func(claims string) string {
+		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
+	}
+	folder := t.TempDir()
+	for i, c := range []struct{ content, want string }{
+		{token(fmt.Sprintf(`{"exp":%d}`, now.Add(time.Hour).Unix())), ""},
+		{token(`{"exp":1700000000}`) + "\n", "the token in FILE expired at 2023-11-14T22:13:20Z, by the clock of this node"},
+		{token(`{}`), ""}, {"opaque", ""}, {"a.%.c", ""}, {"a.e30.c", ""},
+		{" \n", "the token file FILE is empty"},
+		{"a\nb", "the token file FILE has more than one line, or characters that HTTP does not permit"},
+		{"none", "cannot read the token file: open FILE: no such file or directory"},
+	} {
+		path := filepath.Join(folder, strconv.Itoa(i))
+		if c.content != "none" {
+			lab.Must(t, os.WriteFile(path, []byte(c.content), 0o600))
+		}
+		want := strings.ReplaceAll(c.want, "FILE", path)
+		lab.Same(t, want, tokenFault(path, now), "%q", c.content)
+
+		a := NewAPI(func() (string, string) { return "https://10.0.0.1", "" }, nil, nil)
+		a.TokenFile = path
+		con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}, API: a}}
+		look := func() view.Findings {
+			s := &view.Status{Time: now, API: a.recorded(), Loop: &view.Loop{}}
+			s.API.Answers = true
+			return con.unread(s, nil)
+		}
+		if before := look(); (len(before) == 1) != (want != "") || len(before) == 1 && (before[0].Reason != view.TokenUnusable || before[0].What != want) {
+			t.Errorf("%q, before a rejection: %+v", c.content, before)
+		}
+		a.Failed("services", apierrors.NewUnauthorized("Unauthorized"))
+		if after := look(); len(after) != 1 || after[0].Reason != view.APIUnauthorized || !strings.HasSuffix(after[0].What, want) ||
+			!strings.Contains(after[0].Fix, "write a valid token to "+path) {
+			t.Errorf("%q, after a rejection: %+v", c.content, after)
 		}
 	}
 }

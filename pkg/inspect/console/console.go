@@ -95,9 +95,9 @@ type Parts struct {
 	Instances func() (older, newer []string, unreachable string)
 	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
 	Rejected func() []model.Problem
-	// FromSnapshot returns the time of the snapshot whose objects are served without confirmation by the API server, or
-	// the zero time. It is nil if the objects come from a folder.
-	FromSnapshot func() time.Time
+	// Snapshot returns the time of the snapshot whose objects are served without confirmation by the API server, or the
+	// zero time, and the reason why a snapshot cannot be read or written. It is nil if the objects come from a folder.
+	Snapshot func() (saved time.Time, err error)
 	// Turn returns the longest wait for the first list while it lasts, otherwise 0. It is nil if the objects come from
 	// a folder.
 	Turn func() time.Duration

@@ -27,9 +27,13 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
 		s.API = c.API.State(ctx)
 	}
-	if c.FromSnapshot != nil {
-		if at := c.FromSnapshot(); !at.IsZero() {
+	if c.Snapshot != nil {
+		at, err := c.Snapshot()
+		if !at.IsZero() {
 			s.API.FromSnapshot = &at
+		}
+		if err != nil {
+			s.API.SnapshotError = err.Error()
 		}
 	}
 	s.Features, s.Families = kernelFeatures(s.Kernel), view.Texts(c.Families)
