@@ -2,8 +2,13 @@ package host
 
 import (
 	"net/netip"
+	"os"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Bridge is a network bridge of this machine.
@@ -42,4 +47,21 @@ func Bridges() (list []Bridge, err error) {
 		}
 	}
 	return list, nil
+}
+
+// Bypassing returns the bridges whose packets between two ports bypass the rules of a family, and the sysctl that is
+// not 1.
+func Bypassing(f inet.Family) (list []Bridge, sysctl string, err error) {
+	sysctl = [...]string{"net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"}[f]
+	text, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(sysctl, ".", "/"))
+	if err == nil && strings.TrimSpace(string(text)) == "1" {
+		return nil, sysctl, nil
+	}
+	list, err = Bridges() // without the file, the module br_netfilter is not loaded
+	return list, sysctl, err
+}
+
+// Holds reports whether an address is in a subnet on the bridge.
+func (b *Bridge) Holds(addr netip.Addr) bool {
+	return slices.ContainsFunc(b.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

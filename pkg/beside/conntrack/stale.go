@@ -18,8 +18,9 @@ type Flow struct {
 	ID uint32
 	// Source and Destination are the addresses of the first packet, before any translation.
 	Source, Destination netip.AddrPort
-	// Server is the source of replies: the destination of packets after translation.
-	Server netip.AddrPort
+	// Server is the source of replies: the destination of packets after translation. Client is their destination: the
+	// source of packets, unless they are masqueraded.
+	Server, Client netip.AddrPort
 	// Replied is true after the first reply.
 	Replied bool
 	// Unconfirmed is true for a TCP connection whose server has answered, until the client confirms the answer.

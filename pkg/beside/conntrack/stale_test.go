@@ -64,7 +64,7 @@ func flow(p inet.Protocol, to, server string) Flow {
 	if f.Destination.Addr().Is6() {
 		f.Source = addrPort("[fd00::99]:4000")
 	}
-	f.DNAT = to != server
+	f.Client, f.DNAT = f.Source, to != server
 	return f
 }
 

@@ -274,8 +274,7 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 			e.tuple = v
 			f.Protocol = parseTuple(v, &f.Source, &f.Destination, &f.Zone)
 		case attrTupleReply:
-			var client netip.AddrPort
-			parseTuple(v, &f.Server, &client, &f.Zone)
+			parseTuple(v, &f.Server, &f.Client, &f.Zone)
 		case attrStatus:
 			status := netlink.Uint32(v)
 			f.Replied, f.DNAT = status&statusReplied != 0, status&statusDNAT != 0

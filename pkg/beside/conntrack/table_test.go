@@ -18,7 +18,7 @@ import (
 func attributes(f Flow) []byte {
 	var b netlink.Encoder
 	appendTuple(&b, attrTupleOrig, f.Protocol, f.Source, f.Destination)
-	appendTuple(&b, attrTupleReply, f.Protocol, f.Server, f.Source)
+	appendTuple(&b, attrTupleReply, f.Protocol, f.Server, f.Client)
 	var status uint32
 	if f.Replied {
 		status |= statusReplied

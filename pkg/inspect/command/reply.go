@@ -207,6 +207,9 @@ func (j *journey) answer(where netip.AddrPort) ending {
 				"was lost on the way back. A chain of another program may drop packets from %[1]s (nft list ruleset), "+
 				"or a route to %[3]s may be wrong (ip route get %[3]s).", where, replies, flow.Source.Addr()), true}
 		case !flow.Replied && time.Since(begin) > replies:
+			if why := bypassed(flow); why != "" {
+				return ending{fmt.Sprintf("%s has not answered by this node within %v: %s.", where, replies, why), true}
+			}
 			closed := ""
 			if j.protocol != inet.TCP { // connection tracking does not show a refusal, which is an ICMP error
 				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
@@ -215,6 +218,25 @@ func (j *journey) answer(where netip.AddrPort) ending {
 				"route, remote node), or a rule exempts the answer from connection tracking (notrack).", where, replies, closed), true}
 		}
 	}
+}
+
+// bypassed returns the reason why the answers of a flow bypass the rules of this node, or "".
+func bypassed(flow *conntrack.Flow) string {
+	client, server := flow.Source.Addr(), flow.Server.Addr()
+	if flow.Client != flow.Source || client == server {
+		return "" // masqueraded: the server answers to this node
+	}
+	bridges, sysctl, err := host.Bypassing(inet.FamilyOf(server))
+	if err != nil {
+		return ""
+	}
+	for _, b := range bridges {
+		if b.Holds(client) && b.Holds(server) {
+			return fmt.Sprintf("answers from %s to %s bypass the rules, because both are on bridge %s and %s is not 1 "+
+				"(kube-nftproxy status has the fix)", server, client, b.Name, sysctl)
+		}
+	}
+	return ""
 }
 
 // missed returns the error if no packet arrived, with possible causes.

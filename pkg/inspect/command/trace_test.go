@@ -385,6 +385,11 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 				"may drop packets from 10.244.0.10:8080 (nft list ruleset), or a route to 10.244.0.11 may be wrong (ip route get 10.244.0.11).\n", true},
 		{"the answer is exempt", "nft 'table ip z { chain c { type filter hook prerouting priority -300; ip saddr 10.244.0.10 notrack; }; }'",
 			"a rule exempts the answer from connection tracking (notrack).\n", true},
+		{"the answer bypasses the rules", "ip link add br0 type bridge && ip addr flush dev veth-pod0 && ip addr flush dev veth-pod1 && " +
+			"ip link set veth-pod0 master br0 && ip link set veth-pod1 master br0 && ip link set br0 up && ip addr add 10.244.0.1/24 dev br0 && " +
+			"{ ! test -e /proc/sys/net/bridge || sysctl -qw net.bridge.bridge-nf-call-iptables=0; }",
+			"10.244.0.10:8080 has not answered by this node within 1s: answers from 10.244.0.10 to 10.244.0.11 bypass the rules, because both are on bridge br0 " +
+				"and net.bridge.bridge-nf-call-iptables is not 1 (kube-nftproxy status has the fix).\n", true},
 		{"iptables-legacy", "iptables-legacy -A FORWARD -p tcp --dport 8080 -j DROP",
 			"A trace does not show the rules of iptables-legacy, which may drop it; to list them: iptables-legacy-save.\n", true},
 	} {
@@ -398,6 +403,9 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 					t.Skipf("without br_netfilter: %s", out)
 				}
 				t.Fatalf("%v: %s", err, out)
+			}
+			if strings.Contains(c.name, "bypasses") { // the pods are in one subnet
+				lab.Must(t, lab.Err(l.Pods[0].Command(t.Context(), "ip", "route", "replace", "10.244.0.11/32", "dev", "eth0").CombinedOutput()))
 			}
 			done := make(chan string, 1)
 			go func() {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -579,26 +578,25 @@ func (c *Console) clusterCIDRFix() string {
 // and the endpoint is another pod on the bridge, the reply is not translated back and has an unexpected source.
 // Masqueraded connections work, because their replies pass this node.
 func (c *Console) bridged(pods []netip.Addr) (list view.Findings) {
-	bridges, err := host.Bridges()
-	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
+	if all, _ := config.Masquerading(c.Config); all {
 		return nil
 	}
-	for f, name := range [...]string{"iptables", "ip6tables"} {
-		setting := "bridge-nf-call-" + name
-		if text, err := os.ReadFile("/proc/sys/net/bridge/" + setting); err == nil && strings.TrimSpace(string(text)) == "1" {
-			continue
+	for _, f := range inet.Families {
+		bridges, sysctl, err := host.Bypassing(f)
+		if err != nil {
+			return nil
 		}
 		for _, b := range bridges {
-			behind := func(addr netip.Addr) bool { return inet.FamilyOf(addr) == inet.Family(f) && within(b.Prefixes, addr) }
+			behind := func(addr netip.Addr) bool { return inet.FamilyOf(addr) == f && b.Holds(addr) }
 			if !slices.ContainsFunc(pods, behind) {
 				continue
 			}
 			list.Add(view.Wrong, view.BridgeBypassesRules, c.node(),
-				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not "+
-					"1)", b.Name, setting),
+				fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (%s is not 1)", b.Name,
+					sysctl),
 				fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the "+
-					"reply is not translated back", inet.Family(f)),
-				fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
+					"reply is not translated back", f),
+				fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w %s=1", c.NodeName, sysctl),
 				"the rules of all firewalls on this node apply to packets on all its bridges, until the next boot")
 		}
 	}
