@@ -406,7 +406,7 @@ func (d *daemon) run(ctx context.Context) error {
 	server("metrics", d.Config.MetricsBindAddress, d.metricsPort(), "FailedToStartMetricServer")
 	part("addresses", func(ctx context.Context) error {
 		return host.FollowAddresses(ctx, func() {
-			d.tracker.MarkNode()
+			d.tracker.MarkHost()
 			d.lookForFamilies()
 		})
 	})

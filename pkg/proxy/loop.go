@@ -33,7 +33,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return err
 	}
 	p.awaitAddresses(ctx)
-	p.Tracker.MarkNode()
+	p.Tracker.MarkHost()
 	p.Tracker.MarkServiceCIDRs()
 	if p.Turn != nil {
 		p.Turn.Ready()
@@ -239,7 +239,7 @@ func (p *Proxy) againDue(now time.Time) bool {
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
-		p.Tracker.MarkNode()
+		p.Tracker.MarkHost()
 	}
 	p.Listeners = slices.DeleteFunc(p.Listeners, func(l beside.Listener) bool { return l.Left() })
 	p.serve(beside.AllKinds, true)

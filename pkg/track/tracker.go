@@ -54,8 +54,8 @@ type Pending struct {
 	Others bool
 	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is the time of the first mark that waits. If none waits, it is the Since of the marks that were taken
-	// last; zero before the first mark.
+	// Latest is the time of the first mark of an object that waits. If none waits, it is this time of the marks that were
+	// taken last; zero before the first one. A change of the host's addresses is not a change of an object.
 	Latest time.Time
 }
 
@@ -72,15 +72,18 @@ type Tracker struct {
 
 	mu    sync.Mutex
 	dirty Dirty
-	// latest is [Dirty.Since] of the last taken set that was not empty. namespaces are those of the Services of the
-	// last taken set with Services. others is true if a Service of another namespace is dirty.
+	// received is true if the set has the mark of an object. latest is the time of the first one in this set, or in the
+	// last taken set that had one. namespaces are those of the Services of the last taken set with Services. others is
+	// true if a Service of another namespace is dirty.
+	received   bool
 	latest     time.Time
 	namespaces map[string]struct{}
 	others     bool
 }
 
 // New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the
-// downtime of the proxy, not the latency of programming. It reads the clock now only for [Dirty.Since].
+// downtime of the proxy, not the latency of programming. It reads the clock now only for the
+// times of [Pending].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }
@@ -105,9 +108,15 @@ func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
 	})
 }
 
-// MarkNode marks the proxy's own Node.
+// MarkNode marks the proxy's own Node after its object was added, changed or removed.
 func (t *Tracker) MarkNode() {
 	t.mark(func(d *Dirty) { d.Node = true })
+}
+
+// MarkHost marks the proxy's own Node without a change of its object, for example after a change of the host's
+// addresses.
+func (t *Tracker) MarkHost() {
+	t.markBy(false, func(d *Dirty) { d.Node = true })
 }
 
 // MarkServiceCIDRs marks the set of all ServiceCIDR objects.
@@ -133,11 +142,7 @@ func (t *Tracker) Ready() <-chan struct{} {
 func (t *Tracker) Pending() Pending {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := Pending{Services: len(t.dirty.Services), Others: t.others, Since: t.dirty.Since, Latest: t.dirty.Since}
-	if p.Latest.IsZero() {
-		p.Latest = t.latest
-	}
-	return p
+	return Pending{Services: len(t.dirty.Services), Others: t.others, Since: t.dirty.Since, Latest: t.latest}
 }
 
 // Take returns all marks and empties the set. It waits for a running [Tracker.Together]. The caller owns the result.
@@ -147,10 +152,7 @@ func (t *Tracker) Take() Dirty {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	taken := t.dirty
-	if !taken.Since.IsZero() {
-		t.latest = taken.Since
-	}
-	t.dirty, t.others = Dirty{}, false
+	t.dirty, t.others, t.received = Dirty{}, false, false
 	if len(taken.Services) > 0 {
 		t.namespaces = map[string]struct{}{}
 	}
@@ -170,10 +172,20 @@ func (t *Tracker) addService(name types.NamespacedName) {
 	}
 }
 
-func (t *Tracker) mark(change func(*Dirty)) {
+// mark makes a change that follows from a change of an object.
+func (t *Tracker) mark(change func(*Dirty)) { t.markBy(true, change) }
+
+func (t *Tracker) markBy(object bool, change func(*Dirty)) {
 	t.mu.Lock()
-	if t.dirty.Since.IsZero() {
-		t.dirty.Since = t.now()
+	first, newest := t.dirty.Since.IsZero(), object && !t.received
+	if first || newest {
+		now := t.now()
+		if first {
+			t.dirty.Since = now
+		}
+		if newest {
+			t.received, t.latest = true, now
+		}
 	}
 	change(&t.dirty)
 	t.mu.Unlock()

@@ -226,6 +226,14 @@ func TestPending(t *testing.T) {
 	if got, want := tr.Pending(), (Pending{Latest: first}); got != want {
 		t.Errorf("after they were taken: %+v, want %+v", got, want)
 	}
+	tr.MarkHost()
+	if got := tr.Pending(); got.Since.IsZero() || got.Latest != first {
+		t.Errorf("after a change of the host: %+v, want the last change of an object at %v", got, first)
+	}
+	tr.Take()
+	if got, want := tr.Pending(), (Pending{Latest: first}); got != want {
+		t.Errorf("after it was taken: %+v, want %+v", got, want)
+	}
 	tr.MarkService(web)
 	if got := tr.Pending(); got.Others {
 		t.Errorf("%+v: the set has no Service of another namespace than before", got)

@@ -20,7 +20,11 @@ type Services struct {
 	NodePortAddresses []string `json:"nodePortAddresses"`
 	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are
 	// incomplete.
-	Unread   []string  `json:"unread,omitempty"`
+	Unread []string `json:"unread,omitempty"`
+	// Unanswered is the time since when the API server has not answered, in seconds; 0 while it answers. The objects
+	// are those of the time before, or of a snapshot.
+	Unanswered int64 `json:"unansweredSeconds,omitempty"`
+
 	Services []Service `json:"services"`
 	// NotFound has a message for each requested name or address without a served Service.
 	NotFound []string `json:"notFound,omitempty"`
@@ -415,8 +419,12 @@ func (v *Services) tried() bool {
 	return false
 }
 
-// unread warns of objects that have not been read yet.
+// unread warns of objects that have not been read yet, or may have changed since.
 func (v *Services) unread(p *Printer) {
+	if since := time.Duration(v.Unanswered) * time.Second; since > 0 && len(v.Unread) == 0 && !p.NoHeaders {
+		p.Printf("%s: the API server has not answered for %s, so this output has no changes since then; kube-nftproxy status "+
+			"shows the reason\n\n", p.Paint(Warn, "MAY BE OUTDATED"), short(since))
+	}
 	if len(v.Unread) > 0 {
 		p.Printf("%s %s: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy "+
 			"status shows the reason\n\n",

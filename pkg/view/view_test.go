@@ -398,3 +398,20 @@ func TestJSON(t *testing.T) {
 		t.Errorf("%s, %v", b, err)
 	}
 }
+
+// TestOutdatedServices: in an outage of the API server, the output says that it has no changes since then.
+func TestOutdatedServices(t *testing.T) {
+	const want = "MAY BE OUTDATED: the API server has not answered for 1h0m0s, so this output has no changes since then"
+	for _, c := range []struct {
+		v    Services
+		want bool
+	}{{Services{}, false}, {Services{Unanswered: 3600}, true}, {Services{Unanswered: 3600, Unread: []string{"services"}}, false}} {
+		for name, text := range map[string]func(*Printer){"table": c.v.Text, "detail": c.v.Detail} {
+			var out bytes.Buffer
+			text(NewPrinter(&out))
+			if strings.HasPrefix(out.String(), want) != c.want {
+				t.Errorf("%s of %+v: %q", name, c.v, out.String())
+			}
+		}
+	}
+}

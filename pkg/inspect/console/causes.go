@@ -82,7 +82,7 @@ func (c *Console) readObjects(s *view.Status) *objects {
 			o.broken.add(name.String(), broken[0])
 		}
 	}
-	if p := c.Pending(); !p.Latest.IsZero() {
+	if p := c.Pending(); !p.Latest.IsZero() && s.API.FromSnapshot == nil {
 		s.API.LastEvent = &p.Latest
 	}
 	return o
@@ -393,8 +393,9 @@ func (c *Console) snapshots(api *view.API) (list view.Findings) {
 			api.SnapshotError,
 			"none while the API server answers. If this node boots while it does not, no Services are served, or those "+
 				"of an older snapshot",
-			fmt.Sprintf("on node %s: give the program a writable folder with free space (df, ls -la). It writes the next "+
-				"snapshot within 5 minutes", c.NodeName),
+			fmt.Sprintf("on node %s: if the file cannot be written, give the program a writable folder with free space "+
+				"(df, ls -la). It writes the next snapshot within 5 minutes, or as soon as it has read all objects, and "+
+				"replaces a damaged file", c.NodeName),
 			"only the snapshot")
 	}
 	if api.FromSnapshot == nil {

@@ -106,6 +106,9 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 		Node: c.NodeName, NodePortAddresses: view.Texts(slices.Concat(addresses[:]...)), Unread: c.unreadKinds(),
 		Services: []view.Service{},
 	}
+	if since := c.unanswered(); !since.IsZero() {
+		out.Unanswered = int64(time.Since(since).Seconds())
+	}
 	behaviours := c.behaviours(ctx, names)
 	var keys []model.Key
 	err := c.each(ctx, names, c.startsInTime(ctx), func(x *model.Explanation, s *view.Service) {
@@ -315,6 +318,21 @@ func (c *Console) addPods(ctx context.Context, s *view.Service) {
 type claim struct {
 	port model.PortName
 	key  model.Key
+}
+
+// unanswered returns the time since when the API server has not answered this process or, if it has not confirmed the
+// snapshot, the process that wrote the snapshot; zero while it answers.
+func (c *Console) unanswered() (since time.Time) {
+	if c.API == nil {
+		return since
+	}
+	if c.Snapshot != nil {
+		since, _ = c.Snapshot()
+	}
+	if lost := c.API.recorded().Since; since.IsZero() && lost != nil {
+		since = *lost
+	}
+	return since
 }
 
 // unreadKinds returns the required kinds of objects that the program has not read yet: those whose requests fail, or

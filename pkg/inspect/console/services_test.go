@@ -222,7 +222,7 @@ func TestPodsAndLabels(t *testing.T) {
 		t.Errorf("Services with the label: %+v, %v; want shop/web", v, err)
 	}
 	v, err = c.services(t.Context(), query{wanted: []string{"shop/web"}})
-	if err != nil || len(v.Services) != 1 {
+	if err != nil || len(v.Services) != 1 || v.Unanswered != 0 {
 		t.Fatalf("%+v, %v", v, err)
 	}
 	for want, says := range map[string]string{
@@ -241,6 +241,14 @@ func TestPodsAndLabels(t *testing.T) {
 	}
 	if pods["10.244.0.9:8080"] != "web-abc" || pods["10.244.0.10:8080"] != "" {
 		t.Errorf("pods of shop/web: %v, want web-abc for 10.244.0.9", pods)
+	}
+	c.API.lost = time.Now().Add(-time.Hour)
+	if v, err := c.services(t.Context(), query{wanted: []string{"shop/web"}}); err != nil || v.Unanswered != 3600 {
+		t.Errorf("an hour without the API server: %+v, %v", v, err)
+	}
+	c.Snapshot = func() (time.Time, error) { return time.Now().Add(-2 * time.Hour), nil }
+	if v, err := c.services(t.Context(), query{wanted: []string{"shop/web"}}); err != nil || v.Unanswered != 7200 {
+		t.Errorf("with a snapshot of two hours ago: %+v, %v", v, err)
 	}
 	if list, err := c.pod(t.Context(), "shop", "api-abc"); err != nil || !slices.Equal(list, []string{"10.244.0.10", "fd00::10"}) {
 		t.Errorf("addresses of pod api-abc: %q, %v", list, err)

@@ -41,8 +41,8 @@ func Follow(c Config, p Packet) (*Trace, error) {
 		w.end(Refused, "")
 	case !c.Table.Exists:
 		t.Why = fmt.Sprintf("there is no table %s %s on this node: this host has no %[3]s or had none when "+
-			"kube-nftproxy started, kube-nftproxy has not run, or another program has deleted the table. kube-nftproxy "+
-			"status shows the reason", c.Table.Family.Keyword(), c.Table.Name, c.Table.Family)
+			"kube-nftproxy started, kube-nftproxy has not run or has not read all objects yet, or another program has "+
+			"deleted the table. kube-nftproxy status shows the reason", c.Table.Family.Keyword(), c.Table.Name, c.Table.Family)
 	case c.Table.Dormant:
 		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not "+
 			"evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)
