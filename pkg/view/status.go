@@ -381,6 +381,47 @@ func features(list []Feature, wide bool) string {
 
 func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }
 
+// ByClock expresses all times by the clock as it is at the time of the status. The program measures ages with a clock
+// that is never set, but a reader of the JSON form has only the times.
+func (s *Status) ByClock() {
+	at := func(t *time.Time) {
+		if !t.IsZero() {
+			*t = s.Time.Add(t.Sub(s.Time))
+		}
+	}
+	copied := func(t **time.Time) { // another goroutine may read the old one
+		if *t != nil {
+			*t = new(**t)
+			at(*t)
+		}
+	}
+	at(&s.Started)
+	copied(&s.API.LastEvent)
+	copied(&s.API.Since)
+	for i := range s.API.Failures {
+		at(&s.API.Failures[i].Last)
+	}
+	l := s.Loop
+	if l == nil {
+		return
+	}
+	for _, sync := range []*Sync{l.Last, l.LastSent} {
+		if sync != nil {
+			at(&sync.Time)
+		}
+	}
+	if l.Failure != nil {
+		l.Failure = new(*l.Failure)
+		at(&l.Failure.Since)
+	}
+	for i := range l.Repairs {
+		at(&l.Repairs[i].Time)
+	}
+	copied(&l.OldestChange)
+	copied(&l.LeaseRenewed)
+	copied(&l.LeaseEnds)
+}
+
 // ago returns the time from then to now.
 func ago(now, then time.Time) string {
 	if then.IsZero() {

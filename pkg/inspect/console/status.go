@@ -63,6 +63,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 		node.Monitors = nil // the other instance monitors nftables
 	}
 	s.Findings = absorb(append(own, doctor.Look(ctx, node)...))
+	s.ByClock()
 	s.Conclude()
 	return s
 }
