@@ -163,6 +163,8 @@ type API struct {
 	// Proxy is the HTTP proxy of the requests, or empty. TokenFile is the file with their token, or empty.
 	Proxy     string `json:"proxy,omitempty"`
 	TokenFile string `json:"-"`
+	// TakenBy is the Service that has the address of the API server as a load-balancer IP or external IP, or empty.
+	TakenBy string `json:"-"`
 	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
 	// FromSnapshot is the time of the snapshot whose objects are served until the API server confirms them; absent if

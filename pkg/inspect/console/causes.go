@@ -1,10 +1,12 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +60,7 @@ func (a *affected) count() int { return len(a.names) + a.more }
 func (c *Console) readObjects(s *view.Status) *objects {
 	o := &objects{}
 	facts := c.Loop.Facts()
+	server := serverAt(s.API.Source)
 	for _, name := range c.Source.Services() {
 		of := c.Source.Get(name)
 		built := model.Build(of, facts.Node, c.ModelOptions())
@@ -73,6 +76,9 @@ func (c *Console) readObjects(s *view.Status) *objects {
 			o.families[f] = o.families[f] || built.Serves(f)
 		}
 		o.nodePorts = o.nodePorts || hasNodePort(built)
+		if takes(built, server) {
+			s.API.TakenBy = name.String()
+		}
 		broken := c.Broken(name)
 		if len(built.Problems)+len(broken) > 0 {
 			s.Counts.Problems++
@@ -99,6 +105,25 @@ func (o *objects) addProblems(name string, list []model.Problem) {
 			to.add(name, fmt.Sprintf("%s, %s: %s", doctor.Object(list[i]), list[i].Field, list[i].Reason))
 		}
 	}
+}
+
+// serverAt returns the address of an API server whose URL has an IP address; otherwise an invalid one.
+func serverAt(address string) netip.AddrPort {
+	u, err := url.Parse(address)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	at, _ := netip.ParseAddrPort(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+	return at
+}
+
+// takes reports whether a Service has the address of the API server as a load-balancer IP or external IP.
+func takes(s *model.Service, server netip.AddrPort) bool {
+	return server.IsValid() && slices.ContainsFunc(s.Ports, func(p *model.ServicePort) bool {
+		return slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool {
+			return f.Protocol == inet.TCP && f.Addr == server.Addr() && f.Port == server.Port() && !f.AtClusterIP()
+		})
+	})
 }
 
 func hasNodePort(s *model.Service) bool {
@@ -304,6 +329,15 @@ func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (l
 	now := func(f view.WatchFailure) bool { return !f.Over }
 	const server = "none on this node: check the API server, its etcd, and the load balancer in front of it"
 	switch {
+	case s.API.TakenBy != "" && (!s.API.Answers || s.API.Remedy != ""):
+		add(view.Wrong, view.APIServerUnreachable,
+			fmt.Sprintf("Service %s has the address of the API server, so this node sends the requests of this program to "+
+				"the endpoints of this Service: %s", s.API.TakenBy, s.API.Error),
+			fmt.Sprintf("from a machine that reaches the API server, remove the address from spec.externalIPs and the status "+
+				"of Service %s. The program on node %s cannot read this change: stop it, run kube-nftproxy --cleanup there, "+
+				"and start it", s.API.TakenBy, c.NodeName),
+			"the clients of this address. Until the start, this node serves no Service")
+		return list
 	case s.API.Remedy != "":
 		add(view.Wrong, view.APIServerUnreachable, "requests to the API server fail: "+s.API.Error, s.API.Remedy, users)
 		return list

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -223,6 +225,40 @@ func TestRemedies(t *testing.T) {
 		if got := remedy(err); !strings.HasPrefix(got, want) || want == "" && got != "" {
 			t.Errorf("%v: %q, want %q", err, got, want)
 		}
+	}
+}
+
+// TestServiceHasTheAddressOfTheAPIServer: the cause of an outage is the Service that gets the requests.
+func TestServiceHasTheAddressOfTheAPIServer(t *testing.T) {
+	at := func(kind model.Kind, address string) *model.Service {
+		f := model.Frontend{Kind: kind}
+		f.Protocol, f.Addr, f.Port = inet.TCP, netip.MustParseAddr(address), 6443
+		return &model.Service{Ports: []*model.ServicePort{{Frontends: []model.Frontend{f}}}}
+	}
+	for _, c := range []struct {
+		service *model.Service
+		server  string
+		want    bool
+	}{
+		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7:6443", true}, {at(model.LoadBalancer, "fd00::7"), "https://[fd00::7]:6443/x", true},
+		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7", false}, {at(model.ExternalIP, "192.0.2.8"), "https://192.0.2.7:6443", false},
+		{at(model.ClusterIP, "192.0.2.7"), "https://192.0.2.7:6443", false}, {at(model.ExternalIP, "192.0.2.7"), "https://api:6443", false},
+		{at(model.ExternalIP, "192.0.2.7"), "manifests in /m", false},
+	} {
+		if got := takes(c.service, serverAt(c.server)); got != c.want {
+			t.Errorf("%s, %+v: %t", c.server, c.service.Ports[0].Frontends, got)
+		}
+	}
+	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}
+	s := &view.Status{Time: time.Now(), API: view.API{TakenBy: "a/b", Error: "no TLS", Remedy: "correct the kubeconfig"}, Loop: &view.Loop{}}
+	list := con.unread(s, nil)
+	if len(list) != 1 || list[0].Reason != view.APIServerUnreachable || !strings.HasPrefix(list[0].What, "Service a/b has the address of the API server") ||
+		!strings.Contains(list[0].Fix, "of Service a/b. The program on node n cannot") {
+		t.Errorf("findings %+v", list)
+	}
+	s.API.Remedy, s.API.Error, s.API.Answers = "", "", true
+	if list := con.unread(s, nil); len(list) > 0 {
+		t.Errorf("while it answers: %+v", list)
 	}
 }
 
