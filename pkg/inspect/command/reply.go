@@ -91,6 +91,10 @@ func (j *journey) vanished(where netip.AddrPort) string {
 			}
 		}
 	}
+	if first.Hops == 1 {
+		return "It arrived with the TTL or hop limit 1, so this node does not forward it. Its sender gets the ICMP error " +
+			"\"time exceeded\"."
+	}
 	if err == nil && link.Type() == "bridge" {
 		return "It came by a bridge: with br_netfilter, the kernel does not report the rest of the path. A later chain, " +
 			"or the receiver, refuses or drops it."

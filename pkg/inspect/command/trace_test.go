@@ -487,6 +487,8 @@ func TestTraceLiveNamesTheRoute(t *testing.T) {
 		{"strict reverse path filtering", "ipv4/conf/veth-pod1/rp_filter", "1", "add 10.244.0.11/32 dev eth0 metric 0",
 			"The kernel drops it by strict reverse path filtering (rp_filter = 1 on veth-pod1): it arrives by veth-pod1, but the route back to 10.244.0.11 leaves by eth0. " +
 				"Correct the routes of this node or of the sender, or make the filter loose: sysctl -w net.ipv4.conf.veth-pod1.rp_filter=2.\n"},
+		{"the end of its hops", "ipv4/ip_default_ttl", "1", "",
+			"It arrived with the TTL or hop limit 1, so this node does not forward it. Its sender gets the ICMP error \"time exceeded\".\n"},
 		{"no forwarding", "ipv4/conf/veth-pod1/forwarding", "0", "",
 			"This node does not forward packets that arrive by veth-pod1 (forwarding = 0; kube-nftproxy status has the fix).\n"},
 		{"no route", "ipv4/conf/veth-pod1/rp_filter", "0", "add unreachable 10.244.0.10/32 metric 0", "This node has no route to 10.244.0.10, or one of type unreachable, prohibit or " +
@@ -494,7 +496,11 @@ func TestTraceLiveNamesTheRoute(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newTracedLab(t)
-			lab.Must(t, l.Node.Sysctl(c.key, c.value))
+			setter := l.Node
+			if strings.HasSuffix(c.key, "ttl") {
+				setter = l.Pods[1]
+			}
+			lab.Must(t, setter.Sysctl(c.key, c.value))
 			if c.route != "" {
 				args := append([]string{"route"}, strings.Fields(strings.Replace(c.route, "add", "replace", 1))...)
 				if out, err := l.Node.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {

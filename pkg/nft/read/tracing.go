@@ -49,6 +49,8 @@ type TraceEvent struct {
 	In uint32
 	// From and To are the addresses at that moment. They are invalid in events without headers.
 	From, To netip.AddrPort
+	// Hops is the TTL or hop limit; 0 in events without headers.
+	Hops uint8
 }
 
 // Trace adds a table with rules that mark the selected packets, and listens for their events. Close the tracer to
@@ -211,7 +213,19 @@ func parseTrace(b []byte) (e TraceEvent) {
 		}
 	}
 	e.From, e.To = addresses(network, transport)
+	e.Hops = hops(network)
 	return e
+}
+
+// hops reads the TTL or hop limit from a header; 0 if the header is missing.
+func hops(network []byte) uint8 {
+	switch {
+	case len(network) < 20:
+		return 0
+	case network[0]>>4 == 6:
+		return network[7]
+	}
+	return network[8]
 }
 
 // addresses reads the addresses from headers. They are invalid if the headers are missing.
