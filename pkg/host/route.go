@@ -39,6 +39,35 @@ func (Routes) Out(to netip.Addr) (device string, source netip.Addr, err error) {
 	return link.Attrs().Name, source.Unmap(), nil
 }
 
+// Silent returns the next hop of packets to an address, and its interface, if the next hop does not answer ARP or NDP;
+// otherwise an invalid address.
+func (Routes) Silent(to netip.Addr) (hop netip.Addr, device string) {
+	r, err := routeTo(to)
+	if err != nil {
+		return netip.Addr{}, ""
+	}
+	next := to
+	if gateway, is := netip.AddrFromSlice(r.Gw); is {
+		next = gateway.Unmap()
+	}
+	family := unix.AF_INET
+	if next.Is6() {
+		family = unix.AF_INET6
+	}
+	link, err := netlink.LinkByIndex(r.LinkIndex)
+	if err != nil {
+		return netip.Addr{}, ""
+	}
+	neighbours, _ := netlink.NeighList(r.LinkIndex, family) // none after an error
+	for _, n := range neighbours {
+		ip, _ := netip.AddrFromSlice(n.IP)
+		if ip.Unmap() == next && n.State&(netlink.NUD_INCOMPLETE|netlink.NUD_FAILED) != 0 {
+			return next, link.Attrs().Name
+		}
+	}
+	return netip.Addr{}, ""
+}
+
 func routeTo(addr netip.Addr) (netlink.Route, error) {
 	list, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {

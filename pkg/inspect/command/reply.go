@@ -214,6 +214,11 @@ func (j *journey) answer(where netip.AddrPort) ending {
 			if why := bypassed(flow); why != "" {
 				return ending{fmt.Sprintf("%s has not answered by this node within %v: %s.", where, replies, why), true}
 			}
+			if hop, device := (host.Routes{}).Silent(where.Addr()); hop.IsValid() {
+				return ending{fmt.Sprintf("%s has not answered within %v: its next hop %s does not answer ARP or NDP on %s. The "+
+					"host or the pod is gone, its link is down, or the route is wrong (ip route get %s).", where, replies, hop,
+					device, where.Addr()), true}
+			}
 			closed := ""
 			if j.protocol != inet.TCP { // connection tracking does not show a refusal, which is an ICMP error
 				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())

@@ -383,6 +383,9 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 		{"the answer is dropped", "nft 'table ip z { chain c { type filter hook forward priority 10; ip saddr 10.244.0.10 drop; }; }'",
 			"10.244.0.10:8080 answered, but the client has not confirmed the answer within 1s: the answer was lost on the way back. A chain of another program " +
 				"may drop packets from 10.244.0.10:8080 (nft list ruleset), or a route to 10.244.0.11 may be wrong (ip route get 10.244.0.11).\n", true},
+		{"the next hop is dead", "ip neigh del 10.244.0.10 dev veth-pod0; ip route replace 10.244.0.10/32 via 192.0.2.77 dev eth0 onlink",
+			"10.244.0.10:8080 has not answered within 1s: its next hop 192.0.2.77 does not answer ARP or NDP on eth0. The host or the pod is gone, its link is " +
+				"down, or the route is wrong (ip route get 10.244.0.10).\n", true},
 		{"the answer is exempt", "nft 'table ip z { chain c { type filter hook prerouting priority -300; ip saddr 10.244.0.10 notrack; }; }'",
 			"a rule exempts the answer from connection tracking (notrack).\n", true},
 		{"the answer bypasses the rules", "ip link add br0 type bridge && ip addr flush dev veth-pod0 && ip addr flush dev veth-pod1 && " +
