@@ -40,6 +40,7 @@ const (
 	ConfigurationIgnored   Reason = "ConfigurationIgnored"
 	ClusterCIDRMissing     Reason = "ClusterCIDRMissing"
 	PodsOutsideClusterCIDR Reason = "PodsOutsideClusterCIDR"
+	PodsByOtherInterfaces  Reason = "PodsByOtherInterfaces"
 	FamilyNotServed        Reason = "FamilyNotServed"
 	FamilyAppeared         Reason = "FamilyAppeared"
 	CheckFailed            Reason = "CheckFailed"

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inspect/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -173,7 +174,7 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 	pods := podsAmong(o.local, c.Loop.Facts().ServiceCIDRs)
 	return slices.Concat(
 		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), c.snapshots(&s.API), c.unbound(s),
-		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods),
+		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods), c.behindOthers(pods),
 		c.bridged(pods),
 	)
 }
@@ -596,6 +597,44 @@ func (c *Console) unrecognised(used []inet.Family, pods []netip.Addr) (list view
 			c.clusterCIDRFix())
 	}
 	return list
+}
+
+// behindOthers reports local pods behind interfaces by which the rules do not recognise them.
+func (c *Console) behindOthers(pods []netip.Addr) (list view.Findings) {
+	var strange []string
+	for _, pod := range pods {
+		device, _, err := host.Routes{}.Out(pod)
+		if of := c.LocalPods[inet.FamilyOf(pod)]; err == nil && isOther(of, device) {
+			strange = append(strange, fmt.Sprintf("%s (%s)", pod, device))
+		}
+	}
+	if all, _ := config.Masquerading(c.Config); all || len(strange) == 0 {
+		return nil
+	}
+	setting, value := "detectLocal.bridgeInterface (--pod-bridge-interface)", c.Config.DetectLocal.BridgeInterface
+	if c.Config.DetectLocalMode == config.InterfaceNamePrefix {
+		setting = "detectLocal.interfaceNamePrefix (--pod-interface-name-prefix)"
+		value = c.Config.DetectLocal.InterfaceNamePrefix
+	}
+	list.Add(view.Warning, view.PodsByOtherInterfaces, "configuration of node "+c.NodeName,
+		fmt.Sprintf("pods on this node are behind other interfaces than %s, %q: %s", setting, value, view.Names(strange, 0)),
+		"source addresses: the rules masquerade connections from these pods to Services as external traffic, so that "+
+			"endpoints see the node's address. With policy Local, these pods get no connection to external addresses of a "+
+			"Service without local endpoints",
+		fmt.Sprintf("set %s to the interfaces of pods, or set another detectLocalMode", setting),
+		"the source addresses of new connections, on all nodes that use the same configuration")
+	return list
+}
+
+// isOther reports whether the rules recognise local pods by their interface, and not by this one.
+func isOther(of plan.LocalPods, device string) bool {
+	switch {
+	case of.Interface == "":
+		return false
+	case of.InterfacePrefix:
+		return !strings.HasPrefix(device, of.Interface)
+	}
+	return device != of.Interface
 }
 
 // clusterCIDRFix returns the fix for a wrong clusterCIDR, with the prefixes of this Node's pods.

@@ -25,6 +25,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -259,6 +260,23 @@ func TestServiceHasTheAddressOfTheAPIServer(t *testing.T) {
 	s.API.Remedy, s.API.Error, s.API.Answers = "", "", true
 	if list := con.unread(s, nil); len(list) > 0 {
 		t.Errorf("while it answers: %+v", list)
+	}
+}
+
+// TestPodsBehindOtherInterfaces: a pod is recognised by the whole name of its interface, or by a prefix.
+func TestPodsBehindOtherInterfaces(t *testing.T) {
+	bridge, prefix := plan.LocalPods{Interface: "cni0"}, plan.LocalPods{Interface: "cali", InterfacePrefix: true}
+	for _, c := range []struct {
+		of     plan.LocalPods
+		device string
+		want   bool
+	}{
+		{bridge, "cni0", false}, {bridge, "cni01", true}, {bridge, "veth0", true}, {prefix, "cali12", false}, {prefix, "cal", true}, {prefix, "eni1", true},
+		{plan.LocalPods{}, "eth0", false},
+	} {
+		if got := isOther(c.of, c.device); got != c.want {
+			t.Errorf("%+v, %s: %t", c.of, c.device, got)
+		}
 	}
 }
 
