@@ -122,10 +122,12 @@ func (o *Options) addServices(fs *pflag.FlagSet) {
 		"Addresses of Services that refuse connections to ports that no Service has. \"cluster\": cluster IPs. "+
 			"\"all\": also load-balancer and external IPs, if the packet would leave by the interface by which it "+
 			"arrived. CIDRs: also load-balancer and external IPs in these CIDRs. See docs/vips.md.")
-	fs.BoolVar(&o.DirectReturn, "direct-server-return", false,
-		"Permit direct server return: a Service with the annotation kube-nftproxy.io/forwarding-mode=dsr gets its "+
-			"packets to load-balancer and external IPs with the client's address, and the endpoint's node sends the "+
-			"replies. The network must allow packets from these IPs from each node. See docs/dsr.md.")
+	addExtended(fs, "direct-server-return", extended{&o.DirectReturn, &o.DirectDefault, "all"},
+		"Direct server return: a Service gets its packets to load-balancer and external IPs with the client's address, "+
+			"and the endpoint's node sends the replies. \"true\" permits it to Services with the annotation "+
+			"kube-nftproxy.io/forwarding-mode=dsr. \"all\" makes it the default of all Services that can have it; the "+
+			"value nat of the annotation opts a Service out. The network must allow packets from these IPs from each "+
+			"node. See docs/dsr.md.")
 	fs.StringVar(&o.DirectNodeCIDRs, "direct-server-return-node-cidrs", "",
 		"CIDRs of the addresses of all nodes, without addresses of pods, of both IP families. With "+
 			"--direct-server-return, it then also applies to node ports at these addresses. The network must allow packets "+
@@ -194,11 +196,10 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.IntVar(&o.MetricsServices, "metrics-services", 100,
 		"Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include "+
 			"all.")
-	fs.Var((*counting)(o), "count-connections",
+	addExtended(fs, "count-connections", extended{&o.CountConnections, &o.CountZones, "zones"},
 		"\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of "+
 			"the machine. \"zones\" also counts them by the zone of the endpoint. Each endpoint then takes that "+
 			"memory, too. If \"false\", there are no metrics of connections.")
-	fs.Lookup("count-connections").NoOptDefVal = "true"
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false,
 		"Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")

@@ -18,8 +18,9 @@ type TableFlags struct {
 	// [model.Ping].
 	RefuseUnusedPorts string `json:"refuseUnusedPorts,omitempty"`
 	AnswerPing        string `json:"answerPing,omitempty"`
-	// DirectReturn permits direct server return.
-	DirectReturn bool `json:"directServerReturn,omitempty"`
+	// DirectReturn permits direct server return, and DirectDefault makes it the default of Services.
+	DirectReturn  bool `json:"directServerReturn,omitempty"`
+	DirectDefault bool `json:"directServerReturnDefault,omitempty"`
 	// DirectNodeCIDRs are the networks of all nodes, see [model.ParseNodeNetworks].
 	DirectNodeCIDRs string `json:"directServerReturnNodeCIDRs,omitempty"`
 	// HostPorts serves the host ports of this node's pods.
@@ -49,7 +50,7 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running *Running) error {
 		o.CountConnections, o.CountZones = running.CountConnections, running.CountZones
 	}
 	if !fs.Changed("direct-server-return") {
-		o.DirectReturn = running.DirectReturn
+		o.DirectReturn, o.DirectDefault = running.DirectReturn, running.DirectDefault
 	}
 	if !fs.Changed("host-ports") {
 		o.HostPorts = running.HostPorts

@@ -365,7 +365,6 @@ func (b *builder) readAnnotations() {
 			b.problem(annotationField(a.Name), quoted(text, err.Error()+"; "+a.Else))
 		}
 	}
-	b.checkDirect()
 	b.checkSpread()
 	if b.maximum > 0 && !b.limited() {
 		b.problem(MaximumField, quoted(b.svc.Annotations[annotationMaximum], "the Service has session affinity, so its "+

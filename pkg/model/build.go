@@ -29,9 +29,10 @@ type Options struct {
 	// UnusedPorts and Ping select the addresses that refuse unused ports, and the addresses that answer echo requests.
 	UnusedPorts UnusedPorts
 	Ping        Ping
-	// Direct permits direct server return, and DirectNodePorts that of the node ports of a family.
-	Direct          bool
-	DirectNodePorts [2]bool
+	// Direct permits direct server return, and DirectNodePorts that of the node ports of a family. DirectDefault makes
+	// it the default of Services without an annotation for it.
+	Direct, DirectDefault bool
+	DirectNodePorts       [2]bool
 	// Terminate is the default of Services without an annotation for it. Empty stands for TerminateOff.
 	Terminate Termination
 	// Limits bound the cost of one Service.
@@ -137,8 +138,7 @@ type builder struct {
 	denied               sourceList
 	// timeouts are the timeouts in connection tracking, at most one of each protocol.
 	timeouts []Timeouts
-	// direct is true with direct server return.
-	direct bool
+	forwarding
 	// redirect is the name of the Service whose endpoints on this node take precedence, or empty. excess is true if too
 	// many older Services have a local redirect to it.
 	redirect string
@@ -181,9 +181,11 @@ func (b *builder) service() {
 		return
 	}
 	ports, nodePorts := b.usablePorts()
+	b.direct = b.opts.DirectDefault
 	if len(b.svc.Annotations) > 0 {
 		b.readAnnotations()
 	}
+	b.checkDirect()
 	if b.elsewhere {
 		b.reserve(len(ports))
 		return
@@ -506,7 +508,7 @@ func (b *builder) setPorts(ports []port) {
 			sp := &ServicePort{
 				Name:     PortName{NamespacedName: b.out.Name, Port: p.name},
 				Protocol: p.protocol, Family: f,
-				Switches: b.out.Switches, Affinity: affinity, Method: b.method,
+				Switches: b.out.Switches, Affinity: affinity,
 				MaxConnections: b.maximum, AtMaximum: atMaximum,
 				Frontends: make([]Frontend, 0, len(b.fronts[f])+1),
 			}
@@ -521,6 +523,7 @@ func (b *builder) setPorts(ports []port) {
 					OnAllNodes: b.opts.DirectNodePorts[f],
 				})
 			}
+			sp.Method = b.methodOf(sp)
 			b.out.Ports = append(b.out.Ports, sp)
 		}
 		if len(ranges) > 0 {

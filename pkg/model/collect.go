@@ -312,7 +312,10 @@ type selection struct {
 
 // selectEndpoints selects the endpoints of each service port, and counts those on this node.
 func (b *builder) selectEndpoints() {
-	if hasTables := b.method.Key != balance.Chance || b.weighted || b.slow > 0; hasTables && b.applySlotLimit() {
+	b.limitDirect()
+	hasTables := b.weighted || b.slow > 0 ||
+		slices.ContainsFunc(b.out.Ports, func(sp *ServicePort) bool { return sp.Method.Key != balance.Chance })
+	if hasTables && b.applySlotLimit() {
 		for _, sp := range b.out.Ports {
 			sp.Method = balance.Method{}
 		}
@@ -347,7 +350,7 @@ func (b *builder) selectEndpoints() {
 		b.selections = append(b.selections, s)
 	}
 	if prevents != "" {
-		b.problem(ForwardingField, quoted(forwardDirect, prevents))
+		b.useNAT(prevents)
 	}
 	if ports > 0 {
 		b.reportExcess(limitPortEndpoints, "EndpointSlices", excess, most,

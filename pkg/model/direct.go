@@ -25,6 +25,17 @@ type Direct struct {
 	// Earlier has Elsewhere and the endpoints without a node. EarlierWeights are their weights; nil if they are equal.
 	Earlier        []netip.AddrPort
 	EarlierWeights []uint16
+	// Asked is true if an annotation of the Service asks for direct server return, and false if it is the default of
+	// the node. NAT is the algorithm of the service port without direct server return.
+	Asked bool
+	NAT   balance.Method
+}
+
+// WithoutDirect returns a service port that has direct server return as it is with NAT.
+func (sp *ServicePort) WithoutDirect() *ServicePort {
+	out := *sp
+	out.Method, out.Direct = sp.Direct.NAT, nil
+	return &out
 }
 
 // forwardDirect is the value of the annotation for direct server return. usesNAT is the effect of an invalid value,
@@ -34,25 +45,64 @@ const (
 	usesNAT       = "the Service uses NAT"
 )
 
-func (b *builder) setForwarding(name string) { b.direct = name == forwardDirect }
+// forwarding is the value of the annotation, or the default of the node.
+type forwarding struct {
+	// direct is true with direct server return, and asked if the annotation is the reason.
+	direct, asked bool
+	// nat is the reason why a Service without the annotation uses NAT, although the default of the node is direct
+	// server return.
+	nat string
+}
 
-// checkDirect adds a problem if the Service wants direct server return, and cannot have it. With direct server
-// return, all nodes must choose the same endpoint, so Maglev replaces the random algorithm.
+func (b *builder) setForwarding(name string) {
+	direct := name == forwardDirect
+	b.forwarding = forwarding{direct: direct, asked: direct, nat: "an annotation selects NAT"}
+}
+
+// useNAT records that the Service, or one of its ports, cannot have direct server return. This is a problem if an
+// annotation asks for it.
+func (b *builder) useNAT(reason string) {
+	if b.asked {
+		b.problem(ForwardingField, quoted(forwardDirect, reason))
+	} else {
+		b.nat = reason
+	}
+}
+
+// checkDirect decides whether the Service can have the direct server return that it wants.
 func (b *builder) checkDirect() {
 	if !b.direct {
 		return
 	}
-	reason := b.preventsDirect()
-	if reason != "" {
+	if reason := b.preventsDirect(); reason != "" {
 		b.direct = false
-		b.problem(ForwardingField, quoted(forwardDirect, reason+"; "+usesNAT))
+		b.useNAT(reason + "; " + usesNAT)
 	}
-	switch {
-	case b.method.Key != balance.Chance:
-	case b.direct:
-		b.method.Key = balance.Flow
-	default:
-		b.method = balance.Method{}
+}
+
+// methodOf returns the algorithm of a service port. With direct server return, all nodes must choose the same endpoint,
+// so Maglev replaces the random algorithm.
+func (b *builder) methodOf(sp *ServicePort) balance.Method {
+	m := b.method
+	if m.Key == balance.Chance {
+		if !b.direct || sp.Protocol == inet.SCTP || !slices.ContainsFunc(sp.Frontends, Frontend.MayBeDirect) {
+			return balance.Method{}
+		}
+		m.Key = balance.Flow
+	}
+	return m
+}
+
+// limitDirect disables direct server return if the tables of the Service exceed the limit with it.
+func (b *builder) limitDirect() {
+	if !b.direct || b.slots() <= b.limits.Slots {
+		return
+	}
+	b.direct = false
+	b.useNAT(fmt.Sprintf("its tables exceed the limit of %d slots; use smaller tables and weights, or divide the "+
+		"Service; %s", b.limits.Slots, usesNAT))
+	for _, sp := range b.out.Ports {
+		sp.Method = b.methodOf(sp)
 	}
 }
 
@@ -70,6 +120,8 @@ func (b *builder) preventsDirect() string {
 		return "the endpoints have a connection limit"
 	case b.slow > 0:
 		return "the Service has slow start"
+	case b.out.SpreadSilent > 0:
+		return "the connections of the Service are spread"
 	case len(b.ranges) > 0:
 		return "the Service has port ranges"
 	case b.selectsNodes:
@@ -103,14 +155,17 @@ func ParseNodeNetworks(text string) (networks [2][]netip.Prefix, err error) {
 // locate sets the places of the endpoints of a service port with direct server return. It returns the property of the
 // port that prevents direct server return, or "".
 func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
+	nat := b.method
+	if nat.Key == balance.Chance {
+		nat = balance.Method{}
+	}
 	switch {
-	case !slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.MayBeDirect() }):
+	case !slices.ContainsFunc(sp.Frontends, Frontend.MayBeDirect):
 		return ""
 	case sp.Protocol == inet.SCTP:
 		return "SCTP"
-	case sp.Method.Key == balance.Chance:
-		return "endpoints are chosen at random"
 	case s.forCluster&(thisNodeHint|thisZoneHint) != 0:
+		sp.Method = nat
 		return "hints select endpoints near this node"
 	}
 	mayHave := func(e *endpoint) bool { return e.has(s.forCluster) || e.has(terminating) }
@@ -120,6 +175,7 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 		Elsewhere:      pick(s.endpoints, func(e *endpoint) bool { return earlier(e) && !e.has(nodeless) }),
 		Earlier:        pick(s.endpoints, earlier),
 		EarlierWeights: sp.weightsOf(s.endpoints, earlier, false),
+		Asked:          b.asked, NAT: nat,
 	}
 	return ""
 }
@@ -128,7 +184,24 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 // return handles each packet to an address and a port, also replies to a process that has opened a connection from
 // there. So it does not apply to the primary address of this node: some load balancers use it, and the author of a
 // Service can write any address into spec.externalIPs. The rules of node ports handle no packet of a known connection.
-func (f *Frontend) MayBeDirect() bool {
+func (f Frontend) MayBeDirect() bool {
 	return (f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes) &&
 		!f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
+}
+
+// forwardingNotes returns the effect of the node's default on a Service without an annotation for direct server return.
+func forwardingNotes(b *builder) []string {
+	const isDefault = "direct server return is the default of this node"
+	outside := func(sp *ServicePort) bool {
+		return slices.ContainsFunc(sp.Frontends, func(f Frontend) bool {
+			return f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes
+		})
+	}
+	switch {
+	case !b.opts.DirectDefault || b.asked || !slices.ContainsFunc(b.out.Ports, outside):
+		return nil
+	case b.nat != "":
+		return []string{isDefault + ": " + b.nat}
+	}
+	return []string{isDefault + ", and the Service has no annotation for it"}
 }

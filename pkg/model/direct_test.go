@@ -18,7 +18,9 @@ import (
 func TestDirect(t *testing.T) {
 	const asked = annotationForwarding + "=dsr "
 	permitted := Options{Direct: true}
+	byDefault := Options{Direct: true, DirectDefault: true}
 	withNodePorts := Options{Direct: true, DirectNodePorts: [2]bool{true, true}}
+	allNodePorts := Options{Direct: true, DirectDefault: true, DirectNodePorts: [2]bool{true, true}}
 	onlyNodePort := func(s *corev1.Service) {
 		s.Spec.Type, s.Status = corev1.ServiceTypeNodePort, corev1.ServiceStatus{}
 		s.Spec.Ports[0].NodePort = 30080
@@ -33,7 +35,8 @@ func TestDirect(t *testing.T) {
 		hint        func(*discoveryv1.Endpoint)
 		direct      bool
 		key         balance.Key
-		problem     string
+		// problem is a part of the only problem, and note a part of a note.
+		problem, note string
 	}{
 		{name: "not asked", opts: permitted},
 		{name: "nat", words: annotationForwarding + "=nat " + "service.cilium.io/forwarding-mode=dsr", opts: permitted},
@@ -45,21 +48,50 @@ func TestDirect(t *testing.T) {
 		{name: "Cilium's name of NAT", words: annotationForwarding + "=snat", opts: permitted, problem: "must be dsr or nat"},
 		{name: "without the flag", words: asked, problem: "without --direct-server-return"},
 		{name: "a node port", words: asked, opts: withNodePorts, change: onlyNodePort, direct: true, key: balance.Flow},
-		{name: "a node port without networks of nodes", words: asked, opts: permitted, change: onlyNodePort, key: balance.Flow},
+		{name: "a node port without networks of nodes", words: asked, opts: permitted, change: onlyNodePort},
 		{name: "policy Local", words: asked, opts: permitted, problem: "externalTrafficPolicy is Local", change: func(s *corev1.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
 		}},
 		{name: "affinity", words: asked, opts: permitted, problem: "session affinity", change: func(s *corev1.Service) {
 			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}},
-		{name: "SCTP", words: asked, opts: permitted, key: balance.Flow, problem: "SCTP", change: func(s *corev1.Service) {
+		{name: "SCTP", words: asked, opts: permitted, problem: "SCTP", change: func(s *corev1.Service) {
 			s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
 		}},
 		{name: "maximum", words: asked + annotationMaximum + "=5", opts: permitted, problem: "connection limit"},
 		{name: "slow start", words: asked + prefix + "slow-start=5", opts: permitted, problem: "slow start"},
 		{name: "port ranges", words: asked + annotationPortRanges + "=tcp/90-99", opts: permitted, problem: "port ranges"},
 		{name: "a label of nodes", words: asked + annotationNodeSelector + "=!none", opts: permitted, problem: "only some nodes"},
-		{name: "hints", words: asked, opts: permitted, key: balance.Flow, hint: hinted, problem: "hints"},
+		{name: "hints", words: asked, opts: permitted, hint: hinted, problem: "hints"},
+		{name: "spread", words: asked + annotationTerminate + "=gone " + annotationSpread + "=60", opts: permitted, problem: "are spread"},
+		{name: "too many slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 501}}, problem: "limit of 501 slots"},
+		{name: "enough slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 502}}, direct: true, key: balance.Flow},
+
+		{name: "default", opts: byDefault, direct: true, key: balance.Flow, note: "the default of this node, and the Service has no annotation"},
+		{name: "default and asked", words: asked, opts: byDefault, direct: true, key: balance.Flow},
+		{name: "default and nat", words: annotationForwarding + "=nat", opts: byDefault, note: "an annotation selects NAT"},
+		{name: "default and Cilium's snat", words: "service.cilium.io/forwarding-mode=snat", opts: byDefault, note: "an annotation selects NAT"},
+		{name: "default and an invalid value", words: annotationForwarding + "=DSR", opts: byDefault, problem: "must be dsr or nat", note: "an annotation selects NAT"},
+		{name: "default, source hash", words: annotationAlgorithm + "=source-hash", opts: byDefault, direct: true, key: balance.Source, note: "default"},
+		{name: "default without external frontends", opts: byDefault, change: func(s *corev1.Service) {
+			s.Spec.Type, s.Status = corev1.ServiceTypeClusterIP, corev1.ServiceStatus{}
+		}},
+		{name: "default, a node port", opts: allNodePorts, change: onlyNodePort, direct: true, key: balance.Flow, note: "default"},
+		{name: "default, a node port without networks of nodes", opts: byDefault, change: onlyNodePort},
+		{name: "default, policy Local", opts: byDefault, note: "externalTrafficPolicy is Local; the Service uses NAT", change: func(s *corev1.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
+		}},
+		{name: "default, affinity", opts: byDefault, note: "session affinity", change: func(s *corev1.Service) {
+			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}},
+		{name: "default, slow start", words: prefix + "slow-start=5", opts: byDefault, note: "slow start"},
+		{name: "default, maximum", words: annotationMaximum + "=5", opts: byDefault, note: "connection limit"},
+		{name: "default, spread", words: annotationTerminate + "=gone " + annotationSpread + "=60", opts: byDefault, note: "are spread"},
+		{name: "default, SCTP", opts: byDefault, note: "SCTP", change: func(s *corev1.Service) {
+			s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
+		}},
+		{name: "default, hints", opts: byDefault, hint: hinted, note: "hints"},
+		{name: "default, too many slots", opts: Options{Direct: true, DirectDefault: true, Limits: Limits{Slots: 501}}, note: "limit of 501 slots"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			svc := annotated(tc.words)
@@ -78,7 +110,12 @@ func TestDirect(t *testing.T) {
 			}
 			s := slice("a", list...)
 			s.Ports[0].Protocol = &svc.Spec.Ports[0].Protocol
-			got := buildFrom(svc, []*discoveryv1.EndpointSlice{s}, here, tc.opts)
+			slicesOf := []*discoveryv1.EndpointSlice{s}
+			if notes := strings.Join(explainFrom(svc, slicesOf, here, tc.opts).Notes, "\n"); !strings.Contains(notes, tc.note) ||
+				tc.note == "" && strings.Contains(notes, "direct server return") {
+				t.Errorf("notes %q, want %q", notes, tc.note)
+			}
+			got := buildFrom(svc, slicesOf, here, tc.opts)
 			sp := got.Ports[0]
 			if (sp.Direct != nil) != tc.direct || sp.Method.Key != tc.key {
 				t.Errorf("direct %v, algorithm %v", sp.Direct, sp.Method)

@@ -20,8 +20,8 @@ type Explanation struct {
 	// Others are endpoints that no port can use. They have no usable address, or their slice has no usable port or is
 	// of a family that is not served.
 	Others []Candidate
-	// Notes list load-balancer addresses that are not served, with the reasons, and the termination of connections and
-	// their timeouts.
+	// Notes list load-balancer addresses that are not served, with the reasons, the termination of connections and
+	// their timeouts, and the reason why the Service has direct server return or NAT.
 	Notes []string
 }
 
@@ -61,7 +61,7 @@ func Explain(o Objects, node Node, opts Options) *Explanation {
 		return nil
 	}
 	notes := slices.Concat(exposureNotes(b), redirectNotes(b, o.Redirect), loadBalancerNotes(o.Service),
-		terminationNotes(o.Service, b.out), timeoutsNotes(b))
+		terminationNotes(o.Service, b.out), timeoutsNotes(b), forwardingNotes(b))
 	x := explainer{builder: b, slices: o.Slices, out: &Explanation{Service: b.out, Notes: notes}}
 	for i := range b.out.Ports {
 		x.out.Ports = append(x.out.Ports, x.port(i))

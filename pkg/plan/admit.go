@@ -23,13 +23,16 @@ const (
 	formEqual
 	// formWeighted has the weights and the algorithm of the Service.
 	formWeighted
-	// formAffine also has session affinity, a connection limit or port ranges.
+	// formDirect also has direct server return, and the algorithm that it needs.
+	formDirect
+	// formAffine has session affinity, a connection limit or port ranges in addition to formWeighted.
 	formAffine
 )
 
 // Forms in which the kinds of service ports are planned, the one that a port asks for first.
 var (
 	formsOfRanges   = []form{formAffine}
+	formsOfDirect   = []form{formDirect, formWeighted, formEqual, formSingle}
 	formsOfWeighted = []form{formAffine, formWeighted, formEqual, formSingle}
 	formsOfAffine   = []form{formAffine, formEqual, formSingle}
 )
@@ -43,6 +46,8 @@ func (p *Planner) formsOf(sp *model.ServicePort) []form {
 	switch {
 	case sp.Ranged():
 		return formsOfRanges
+	case sp.Direct != nil:
+		return formsOfDirect
 	case affine && weighted:
 		return formsOfWeighted
 	case affine:
@@ -61,8 +66,11 @@ func isOutside(f model.Frontend) bool { return f.Kind != model.ClusterIP }
 // reduce returns a service port without the properties that the form lacks.
 func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 	out := *sp
+	if f < formDirect && sp.Direct != nil {
+		out = *sp.WithoutDirect()
+	}
 	if f < formWeighted {
-		out.Method, out.ClusterWeights, out.LocalWeights, out.Direct = balance.Method{}, nil, nil, nil
+		out.Method, out.ClusterWeights, out.LocalWeights = balance.Method{}, nil, nil
 	}
 	if f < formAffine {
 		out.Affinity, out.MaxConnections = 0, 0
@@ -82,6 +90,10 @@ func (f form) elements(sp *model.ServicePort) int {
 		return 0
 	case formEqual:
 		return frontends + endpoints
+	case formWeighted, formDirect:
+		if sp.Direct != nil {
+			sp = sp.WithoutDirect()
+		}
 	case formAffine:
 		n := frontends + sp.Slots() + endpoints
 		if sp.MaxConnections > 0 && !sp.Limited() {
@@ -89,10 +101,16 @@ func (f form) elements(sp *model.ServicePort) int {
 		}
 		return n
 	}
-	if sp.Direct != nil {
-		return 3*frontends + 4*sp.Slots()
-	}
 	return frontends + sp.Slots()
+}
+
+// directElements returns the number of elements that a service port takes for direct server return, in addition to
+// elements. They have their own room, so that they take nothing from Services with NAT.
+func (f form) directElements(sp *model.ServicePort) int {
+	if f != formDirect {
+		return 0
+	}
+	return 3*len(sp.Frontends) + 4*sp.Slots() - f.elements(sp)
 }
 
 // quantity is a quantity of the node that Services share, an index of [rooms].
@@ -100,6 +118,7 @@ type quantity uint8
 
 const (
 	ofElements quantity = iota
+	ofDirect
 	ofSourceRanges
 	ofPortRanges
 	// ofNumbers are the numbers of service ports and source ranges that are not affine, ofAffine those of affine
@@ -123,20 +142,18 @@ type takes [quantities]int
 func (p *Planner) supported(s *service, sp *model.ServicePort) *model.ServicePort {
 	lacks := &p.rules.options.Lacks
 	limited := lacks.Connlimit != "" && sp.MaxConnections > 0
-	hashed := lacks.Hash != "" && sp.Method.Key != balance.Chance
-	prevents := ""
 	if sp.Direct != nil {
-		prevents = p.preventsDirect(sp)
+		if prevents := p.preventsDirect(sp); prevents != "" {
+			s.useNAT(sp, prevents)
+			sp = sp.WithoutDirect()
+		}
 	}
+	hashed := lacks.Hash != "" && sp.Method.Key != balance.Chance
 	timed := lacks.Timeouts != "" && sp.Timeouts != model.Timeouts{}
-	if !limited && !hashed && !timed && prevents == "" {
+	if !limited && !hashed && !timed {
 		return sp
 	}
 	out := *sp
-	if prevents != "" {
-		out.Direct = nil
-		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, prevents))
-	}
 	if timed {
 		out.Timeouts = model.Timeouts{}
 		s.leaveOut(model.TimeoutsField, fmt.Sprintf(
@@ -198,7 +215,7 @@ func (p *Planner) admit(s *service, n, before *port) bool {
 // tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
 // takes nothing.
 func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
-	needed, affine := f.elements(n.ServicePort), f == formAffine
+	needed, direct, affine := f.elements(n.ServicePort), f.directElements(n.ServicePort), f == formAffine
 	if p.recalled != nil && f > p.recalled.had(n.id(), n.ServicePort) {
 		return waitsForOthers
 	}
@@ -214,6 +231,11 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 	}
 	if needed > before.elements {
 		if reason = p.refusal(s, ofElements, before.elements, needed); reason != "" {
+			return reason
+		}
+	}
+	if direct > before.direct {
+		if reason = p.refusal(s, ofDirect, before.direct, direct); reason != "" {
 			return reason
 		}
 	}
@@ -234,7 +256,10 @@ func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
 	if needed != before.elements {
 		p.request(s, ofElements, before.elements, needed)
 	}
-	n.form, n.elements, n.counted = f, needed, count
+	if direct != before.direct {
+		p.request(s, ofDirect, before.direct, direct)
+	}
+	n.form, n.elements, n.direct, n.counted = f, needed, direct, count
 	return ""
 }
 
@@ -251,6 +276,16 @@ type lacking struct {
 	least map[quantity]int
 	// forOthers is true if a part waits only because the planner recalls numbers.
 	forOthers bool
+	// nat has service ports that use NAT instead of direct server return.
+	nat []NAT
+}
+
+// NAT is a service port that uses NAT instead of direct server return.
+type NAT struct {
+	Port     model.PortName
+	Protocol inet.Protocol
+	Family   inet.Family
+	Reason   string
 }
 
 // mostExcess is the number of parts that [PlannedService.Excess] lists for one Service.
@@ -273,6 +308,17 @@ func (s *service) leaveOut(field, reason string) *lacking {
 	return l
 }
 
+// useNAT records that a service port uses NAT instead of direct server return. The Service lacks something only if its
+// annotation asks for direct server return.
+func (s *service) useNAT(sp *model.ServicePort, reason string) {
+	if sp.Direct.Asked {
+		s.leaveOut(model.ForwardingField, fmt.Sprintf("%s port %q uses NAT: %s", sp.Family, sp.Name.Port, reason))
+	}
+	if l := s.lacking(); len(l.nat) < mostExcess {
+		l.nat = append(l.nat, NAT{sp.Name, sp.Protocol, sp.Family, reason})
+	}
+}
+
 // needs records a request of more units that was refused.
 func (l *lacking) needs(q quantity, more int) {
 	if least, known := l.least[q]; !known || more < least {
@@ -284,9 +330,21 @@ func (l *lacking) needs(q quantity, more int) {
 // then waits for the elements that the port would need in addition.
 func (p *Planner) lack(s *service, n *port, reason string) {
 	sp := n.ServicePort
+	l := s.lacking()
 	for _, f := range p.formsOf(sp) {
-		if p.rooms[ofElements].Lacks(s.name.Namespace, n.elements, f.elements(sp)) != room.None {
-			s.lacking().needs(ofElements, f.elements(sp)-n.elements)
+		for q, now := range map[quantity][2]int{
+			ofElements: {n.elements, f.elements(sp)}, ofDirect: {n.direct, f.directElements(sp)},
+		} {
+			if p.rooms[q].Lacks(s.name.Namespace, now[0], now[1]) != room.None {
+				l.needs(q, now[1]-now[0])
+			}
+		}
+	}
+	l.forOthers = l.forOthers || reason == waitsForOthers
+	if sp.Direct != nil {
+		s.useNAT(sp, reason)
+		if n.form == formWeighted {
+			return
 		}
 	}
 	field := "spec.ports"
@@ -302,8 +360,7 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 	default:
 		field, what = model.AlgorithmField, "has endpoints with equal shares, chosen at random"
 	}
-	l := s.lacking()
-	if l.forOthers = l.forOthers || reason == waitsForOthers; l.parts < mostExcess { // else it is only counted
+	if l.parts < mostExcess { // else it is only counted
 		reason = fmt.Sprintf("%s port %q %s: %s", n.Family, n.Name.Port, what, reason)
 	}
 	s.leaveOut(field, reason)
@@ -471,6 +528,7 @@ func (p *Planner) admitSources(s *service, before, out *sources) {
 func (s *service) uses() (n takes) {
 	for _, port := range s.ports {
 		n[ofElements] += port.elements
+		n[ofDirect] += port.direct
 		if port.number != 0 {
 			n[numbersOf(port.Family, port.ids != nil)]++
 		}

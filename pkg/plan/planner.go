@@ -189,7 +189,7 @@ func (p *Planner) enlist(s *service, n int) {
 	if keeps {
 		enlist(p.keeping, s.name, n > 0)
 	}
-	if s.lacks != nil && s.lacks.parts > 0 {
+	if s.lacks != nil && s.lacks.parts+len(s.lacks.nat) > 0 {
 		enlist(p.waiting, s.name, n > 0)
 	}
 }

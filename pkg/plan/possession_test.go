@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -33,8 +34,9 @@ type village struct {
 
 func newVillage(t *testing.T, seed uint64) *village {
 	v := &village{T: t, rand: rand.New(rand.NewPCG(seed, 40)), services: map[types.NamespacedName]*model.Service{}}
-	v.greedy = 1 + v.rand.IntN(20)                          // the reserved halves are enough for 24 namespaces
-	for _, own := range []int{60, 6, 6, 8, 8, 6, 6, 6, 6} { // enough for two Services of the other namespaces
+	v.greedy = 1 + v.rand.IntN(20) // the reserved halves are enough for 24 namespaces
+	// Enough for two Services of the other namespaces, and for a few ports with direct server return of the greedy ones.
+	for _, own := range []int{60, 120, 6, 6, 8, 8, 6, 6, 6, 6} {
 		v.limits = append(v.limits, 8*own*own+v.rand.IntN(100))
 	}
 	v.Planner = v.fresh()
@@ -85,6 +87,11 @@ func (v *village) service() *model.Service {
 			p.Cluster = nil // no frontend needs it
 		}
 		p.Hairpin, p.HasEndpoints = nil, hasEndpoints
+		if is && r.IntN(3) == 0 && slices.ContainsFunc(p.Frontends, model.Frontend.MayBeDirect) {
+			p.Affinity, p.MaxConnections = 0, 0
+			p.Direct = &model.Direct{Elsewhere: p.Cluster, Earlier: p.Cluster, Asked: r.IntN(2) == 0, NAT: p.Method}
+			p.Method.Key = balance.Flow
+		}
 		for j := range p.Frontends { // no Service loses an address: an address proves what its Service had
 			if front := &p.Frontends[j]; front.Kind == model.NodePort {
 				front.Port = uint16(10_000 + namespace*20 + i)
@@ -104,7 +111,7 @@ func (v *village) service() *model.Service {
 			continue
 		}
 		ranges := *p
-		ranges.Name.Port, ranges.Affinity, ranges.Frontends = model.RangesPort, 0, nil
+		ranges.Name.Port, ranges.Affinity, ranges.Direct, ranges.Frontends = model.RangesPort, 0, nil, nil
 		for k := range 1 + r.IntN(map[bool]int{false: 1, true: 3}[is]) {
 			ranges.Frontends = append(ranges.Frontends, model.Frontend{Kind: model.ClusterIP, Key: model.Key{
 				Addr: testAddr(f, 90, namespace*20+i), Port: uint16(1000 * (k + 1)), Last: uint16(1000*(k+1) + 9 + n), Protocol: inet.TCP, Family: f}})
@@ -181,7 +188,7 @@ func (v *village) recall(p *Planner) {
 //   - After a restart, the plan is the same, regardless of the order of Services, whether the numbers come from the earlier planner or the kernel.
 //   - Without an earlier process, age decides.
 func TestRoomIsFair(t *testing.T) {
-	lacks := 0
+	lacks, direct := 0, 0
 	// With seed 13, the elements of a port's frontends prove different forms. With seed 38, ports with ranges get room for
 	// these, but no number.
 	for _, seed := range []uint64{0, 1, 2, 3, 13, 38} {
@@ -194,6 +201,11 @@ func TestRoomIsFair(t *testing.T) {
 				has := after[id]
 				if id.name.NamespacedName != changed && (has.form < had.form || had.holds && !has.holds || had.number != 0 && has.number == 0) {
 					t.Fatalf("seed %d, step %d: %v had %+v, now %+v, after a change of %s", seed, step, id, had, has, changed)
+				}
+			}
+			for _, g := range after {
+				if g.form == formDirect {
+					direct++
 				}
 			}
 			for name := range v.waiting {
@@ -220,7 +232,7 @@ func TestRoomIsFair(t *testing.T) {
 			}
 		}
 	}
-	if lacks == 0 {
-		t.Error("there was room for all")
+	if lacks == 0 || direct == 0 {
+		t.Errorf("parts of Services lacked room %d times, ports had direct server return %d times", lacks, direct)
 	}
 }

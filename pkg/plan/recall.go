@@ -65,6 +65,9 @@ func (r *recalled) had(id portID, sp *model.ServicePort) form {
 		return formAffine
 	}
 	f := r.grants[id].form
+	if sp.Direct != nil {
+		sp = sp.WithoutDirect()
+	}
 	if f == formEqual && sp.Method.Key == balance.Chance {
 		return formWeighted // a table for random numbers does not show whether there were weights
 	}
@@ -209,21 +212,27 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 			continue
 		}
 		id, comment := portID{sp.Name, sp.Protocol, sp.Family}, nft.CutComment(sp.Name.String())
-		note := func(e *nft.Found) {
-			switch word := e.Data.AsUint32(); {
+		note := func(e *nft.Found, f *model.Frontend) {
+			word := e.Data.AsUint32()
+			g, k := grantOf(word), kindOf(word)
+			if f.MayBeDirect() && (k == kindDirect || k == kindTimed) { // NAT
+				g.form = min(g.form, formWeighted)
+			}
+			switch {
 			case e.Comment != comment:
-			case kindOf(word).restricts():
-				p.recalled.note(sourcesID(s.Name, sp.Family), grantOf(word))
+			case k.restricts():
+				p.recalled.note(sourcesID(s.Name, sp.Family), g)
 			default:
-				p.recalled.note(id, grantOf(word))
+				p.recalled.note(id, g)
 			}
 		}
 		for i := range sp.Frontends[:min(len(sp.Frontends), mostLookups)] {
 			f := &sp.Frontends[i]
 			set, restricted := l.mapsOf(f)
-			q.add(set, frontendKey(&f.Key), note)
+			found := func(e *nft.Found) { note(e, f) }
+			q.add(set, frontendKey(&f.Key), found)
 			if f.Sources != nil {
-				q.add(restricted, frontendKey(&f.Key), note)
+				q.add(restricted, frontendKey(&f.Key), found)
 			}
 		}
 	}
@@ -232,7 +241,7 @@ func (p *Planner) lookUpNumbers(q *lookups, s *model.Service) {
 // grantOf returns the room that an element proves. A number proves all that does not need an affine number, unless the
 // class of the element proves that the endpoints have equal shares.
 func grantOf(word uint32) grant {
-	k, g := kindOf(word), grant{number: word & portBits, form: formWeighted}
+	k, g := kindOf(word), grant{number: word & portBits, form: formDirect}
 	g.holds = k == kindHold
 	switch {
 	case g.number == topBit:

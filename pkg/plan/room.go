@@ -19,7 +19,8 @@ type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An
 	// endpoint has one slot, unless there is an algorithm or there are weights. It counts once more with session
 	// affinity, a connection limit or port ranges. An endpoint without a slot that keeps its count of connections
-	// counts twice. A service port with timeouts in connection tracking has up to six more elements.
+	// counts twice. A service port with timeouts in connection tracking has up to six more elements. The elements that
+	// direct server return adds have their own room of this size.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for the change of
 	// a range grows with this number.
@@ -48,6 +49,7 @@ type rooms [quantities]struct {
 func newRooms(r Room) (out rooms) {
 	set := func(q quantity, limit int, units string) { out[q].Room, out[q].units = room.New(limit), units }
 	set(ofElements, r.Elements, "elements (limit node-elements)")
+	set(ofDirect, r.Elements, "elements of direct server return (limit node-elements)")
 	set(ofSourceRanges, r.SourceRanges, "source ranges (limit node-source-ranges)")
 	set(ofPortRanges, r.PortRanges, "port ranges times addresses (limit node-port-ranges)")
 	for _, f := range inet.Families {
@@ -76,6 +78,15 @@ func (s PlannedService) Excess() []Excess {
 		return append(slices.Clip(s.lacks.list), Excess{"spec", rest})
 	}
 	return s.lacks.list
+}
+
+// NAT returns the first mostExcess service ports that use NAT instead of direct server return, because the node or the
+// namespace has no room for it, or the node does not support it.
+func (s PlannedService) NAT() []NAT {
+	if s.lacks == nil {
+		return nil
+	}
+	return s.lacks.nat
 }
 
 // fits reports whether there may be room now for at least one part of a Service that is left out.

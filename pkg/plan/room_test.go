@@ -63,7 +63,8 @@ func rowOf(t *testing.T, file, row, pattern string) []string {
 func elementsIn(s *model.Service) (n int) {
 	p := New(testOptions())
 	for _, sp := range s.Ports {
-		n += p.formsOf(sp)[0].elements(sp)
+		f := p.formsOf(sp)[0]
+		n += f.elements(sp) + f.directElements(sp)
 	}
 	return n
 }

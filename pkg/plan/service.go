@@ -56,10 +56,10 @@ var noPort = port{ServicePort: &model.ServicePort{}}
 type port struct {
 	// ServicePort is the service port in the form that has room: without the properties that this form lacks.
 	*model.ServicePort
-	// form is this form, and elements the room that it takes. number is 0 in the form formSingle.
-	form     form
-	elements int
-	number   uint32
+	// form is this form, and elements and direct the room that it takes. number is 0 in the form formSingle.
+	form             form
+	elements, direct int
+	number           uint32
 	// comment is the name in the comments of elements.
 	comment string
 	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is

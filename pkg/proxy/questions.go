@@ -206,9 +206,12 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
-// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and the
-// addresses that answer echo requests.
-type Behaviours struct{ Refused, Pinged []netip.Addr }
+// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, the
+// addresses that answer echo requests, and the service ports that use NAT instead of direct server return.
+type Behaviours struct {
+	Refused, Pinged []netip.Addr
+	NAT             []plan.NAT
+}
 
 // Behaviours returns the behaviours of the addresses of the named Services.
 func (p *Proxy) Behaviours(
@@ -219,6 +222,7 @@ func (p *Proxy) Behaviours(
 		for _, n := range names {
 			var b Behaviours
 			b.Refused, b.Pinged = p.Planner.Service(n).Behaviours()
+			b.NAT = p.Planner.Service(n).NAT()
 			out[n] = b
 		}
 		return out

@@ -99,7 +99,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 func (s *Settings) ModelOptions() model.Options {
 	options := model.Options{
 		IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
-		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn,
+		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Direct: s.DirectReturn, DirectDefault: s.DirectDefault,
 		Terminate: model.Termination(s.TerminateConnections), Limits: s.limits,
 	}
 	for f, networks := range s.nodeNetworks {

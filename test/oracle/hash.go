@@ -93,7 +93,7 @@ type Algorithm struct {
 
 // algorithm returns the algorithm of a Service for a number of endpoints; false if the choice is random
 // (docs/algorithms.md). The own annotation precedes those of Cilium and Calico. An invalid value means random, and
-// maglev with direct server return.
+// maglev if the port may have direct server return.
 func algorithm(s *corev1.Service, endpoints int, direct bool) (Algorithm, bool) {
 	random := false
 	a := Algorithm{Prefixes: [2]int{32, 128}, Slots: 16381}

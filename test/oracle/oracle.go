@@ -51,9 +51,10 @@ type Machine struct {
 	MasqueradeAll bool
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
 	IgnoreExternalIPs bool
-	// DirectServerReturn is the flag with this name, and NodeNetworks the prefixes of the flag
-	// direct-server-return-node-cidrs.
+	// DirectServerReturn is the flag with this name, DirectByDefault is true for its value all, and NodeNetworks are the
+	// prefixes of the flag direct-server-return-node-cidrs.
 	DirectServerReturn bool
+	DirectByDefault    bool
 	NodeNetworks       []netip.Prefix
 	// NodePortAddresses are prefixes; none means the Node's primary addresses.
 	NodePortAddresses []netip.Prefix
@@ -251,7 +252,7 @@ func (r *Oracle) Ask(p Packet) Verdict {
 		v.Endpoints = append(v.Endpoints, Endpoint{c.at(e.addr, p), r.sees(c, p, e), e.weight, r.passes(c, p, e)})
 	}
 	var a Algorithm
-	if a, v.Hashed = algorithm(c.service, len(all), r.wantsDirect(c.service)); v.Hashed {
+	if a, v.Hashed = algorithm(c.service, len(all), r.hashes(c, p.To.Addr().Is6())); v.Hashed {
 		v.Chosen = -1
 		if !a.Ports || p.Port != 0 {
 			v.Chosen = a.Endpoint(netip.AddrPortFrom(p.From, p.Port), addrs(all), weights(all))

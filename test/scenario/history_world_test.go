@@ -69,7 +69,8 @@ func newHistory(seed uint64, steps int, direct bool) *history {
 	w := newWorld(seed)
 	h := &history{flags: w.flags()}
 	if w.direct = direct; direct {
-		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64", "--direct-server-return",
+		h.flags = append(h.flags, "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64",
+			lab.One(w.rand, "--direct-server-return=true", "--direct-server-return=all"),
 			lab.One(w.rand, "--direct-server-return-node-cidrs=", "--direct-server-return-node-cidrs="+nodeCIDRs,
 				"--direct-server-return-node-cidrs="+nodeCIDRs))
 	}
@@ -512,13 +513,15 @@ func (w *world) redirect(m *member) {
 	}
 }
 
-// forwarding asks for direct server return, and removes most properties that prevent it. With source-hash, the oracle
+// forwarding asks for direct server return, or leaves it to the default of the node, and removes most properties that prevent it. With source-hash, the oracle
 // knows the endpoint of each client.
 func (w *world) forwarding(m *member) {
-	m.service.Annotations["kube-nftproxy.io/forwarding-mode"] = "dsr"
+	if m.service.Annotations["kube-nftproxy.io/forwarding-mode"] = "dsr"; w.rand.IntN(3) == 0 {
+		delete(m.service.Annotations, "kube-nftproxy.io/forwarding-mode") // the default of the node
+	}
 	m.service.Annotations["kube-nftproxy.io/lb-algorithm"] = lab.One(w.rand, "source-hash", "source-hash", "maglev",
 		"random")
-	for _, name := range []string{"max-connections", "slow-start", "port-ranges"} {
+	for _, name := range []string{"max-connections", "slow-start", "port-ranges", "spread-connections"} {
 		delete(m.service.Annotations, "kube-nftproxy.io/"+name)
 	}
 	delete(m.service.Annotations, "networking.cozystack.io/wholeIP")

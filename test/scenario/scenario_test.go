@@ -247,7 +247,10 @@ func parseSettings(args []string) (settings, error) {
 	ping := fs.String("answer-ping", "none", "")
 	mode := fs.String("proxy-mode", "nftables", "")
 	counted := fs.Bool("count-connections", true, "")
-	fs.BoolVar(&s.plan.DirectReturn, "direct-server-return", false, "")
+	fs.BoolFunc("direct-server-return", "", func(text string) error {
+		s.plan.DirectReturn, s.model.DirectDefault = text != "false", text == "all"
+		return nil
+	})
 	nodeCIDRs := fs.String("direct-server-return-node-cidrs", "", "")
 	if err := fs.Parse(args); err != nil {
 		return s, err

@@ -53,9 +53,7 @@ func portView(p *model.PortExplanation, asleep bool, facts *proxy.Facts, lost ma
 		}
 		v.Frontends = append(v.Frontends, f)
 	}
-	if p.Method.Key != balance.Chance {
-		v.Algorithm = p.Method.String()
-	}
+	v.Algorithm = algorithm(p.ServicePort)
 	v.DirectReturn = p.Direct != nil
 	if p.Limited() {
 		v.MaxConnections, v.AtMaximum = int(p.MaxConnections), string(p.AtMaximum)
@@ -69,6 +67,14 @@ func portView(p *model.PortExplanation, asleep bool, facts *proxy.Facts, lost ma
 		v.Endpoints = append(v.Endpoints, e)
 	}
 	return v
+}
+
+// algorithm returns the name of the algorithm; "" for random.
+func algorithm(p *model.ServicePort) string {
+	if p.Method.Key == balance.Chance {
+		return ""
+	}
+	return p.Method.String()
 }
 
 // sharesOf returns the share of new connections of each endpoint, in percent. It returns nil if all endpoints have the

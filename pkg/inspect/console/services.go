@@ -20,6 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/outcome"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -114,6 +115,7 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	err := c.each(ctx, names, c.startsInTime(ctx), func(x *model.Explanation, s *view.Service) {
 		of := behaviours[x.Name]
 		s.RefusesUnusedPorts, s.AnswersPing = texts(of.Refused), texts(of.Pinged)
+		addNAT(s, x, of.NAT)
 		out.Services = append(out.Services, *s)
 		for _, p := range x.Ports {
 			for i := range p.Frontends {
@@ -152,7 +154,7 @@ func (c *Console) each(
 // behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or
 // if the loop is busy.
 func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) map[types.NamespacedName]proxy.Behaviours {
-	if o := c.ModelOptions(); !o.UnusedPorts.Any() && !o.Ping.Answers() {
+	if o := c.ModelOptions(); !o.UnusedPorts.Any() && !o.Ping.Answers() && !o.Direct {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
@@ -169,6 +171,21 @@ func texts[T fmt.Stringer](all []T) (list []string) {
 		list = append(list, fmt.Sprintf("and %d more", more))
 	}
 	return list
+}
+
+// addNAT sets NAT for the ports of a Service that want direct server return, and adds the reasons.
+func addNAT(s *view.Service, x *model.Explanation, list []plan.NAT) {
+	for i := range x.Ports {
+		at := slices.IndexFunc(list, func(n plan.NAT) bool {
+			return n.Port == x.Ports[i].Name && n.Protocol == x.Ports[i].Protocol && n.Family == x.Ports[i].Family
+		})
+		if at < 0 || x.Ports[i].Direct == nil {
+			continue
+		}
+		p, nat := &s.Ports[i], x.Ports[i].WithoutDirect()
+		p.DirectReturn, p.Algorithm = false, algorithm(nat)
+		s.Notes = append(s.Notes, fmt.Sprintf("%s port %q uses NAT: %s", p.Family, p.Name, list[at].Reason))
+	}
 }
 
 // addUnserved sets the outcome of frontends whose IP family this node does not serve.
