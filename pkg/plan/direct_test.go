@@ -110,3 +110,70 @@ func TestLargestServiceWithDirectReturn(t *testing.T) {
 		t.Errorf("direct server return takes more than %d times the time of NAT", most)
 	}
 }
+
+// TestDirectReturnHasItsOwnRoom: a namespace has many Services with direct server return. Those without room for it use
+// NAT, with all of their endpoints, and other Services of the namespace lose nothing. Only a Service that asks for direct
+// server return lacks something.
+func TestDirectReturnHasItsOwnRoom(t *testing.T) {
+	const services = 400
+	p := New(testOptions())
+	record(t, p)
+	with := func(i int, asked bool) *model.Service {
+		s := directService(1, 1, 2, 0)
+		sp := s.Ports[0]
+		sp.Direct.Asked = asked
+		for j := range sp.Frontends {
+			if f := &sp.Frontends[j]; f.Addr.IsValid() {
+				f.Addr = netip.AddrFrom4([4]byte{10, byte(100 + f.Kind), byte(i >> 8), byte(i)})
+			} else {
+				f.Port = uint16(20_000 + i)
+			}
+		}
+		s.Name.Name = fmt.Sprint("s", i)
+		sp.Name.NamespacedName = s.Name
+		return s
+	}
+	direct := 0
+	for i := range services {
+		s := with(i, i%2 == 0)
+		excess := p.Set(s.Name, s)
+		planned := p.Service(s.Name)
+		port, nat := planned.ports[0], planned.NAT()
+		if port.Direct != nil {
+			direct++
+		}
+		switch {
+		case (port.Direct == nil) != (len(nat) == 1) || excess != (len(nat) == 1):
+			t.Fatalf("Service %d: direct %v, NAT %v, %v", i, port.Direct != nil, nat, excess)
+		case port.Direct == nil && (port.form != formWeighted || port.Method.Key != balance.Chance || len(port.slots[listCluster]) != 3):
+			t.Fatalf("Service %d uses NAT in form %d with %v and %d slots", i, port.form, port.Method, len(port.slots[listCluster]))
+		case port.Direct == nil && len(planned.Excess()) != 1-i%2:
+			t.Fatalf("Service %d: %v", i, planned.Excess())
+		}
+	}
+	if most := p.rooms[ofDirect].Most() / 1000; direct < most-5 || direct > most+5 {
+		t.Errorf("%d Services have direct server return, want about %d", direct, most)
+	}
+	// A Service that asks for nothing else has all of its endpoints.
+	plain := benchService(0, 3, 0)
+	plain.Name.Name = "plain"
+	if p.Set(plain.Name, plain); len(p.Service(plain.Name).Excess()) > 0 {
+		t.Errorf("a Service with NAT lacks %v", p.Service(plain.Name).Excess())
+	}
+	// A deleted Service leaves its room to one that waits.
+	gone := with(0, true)
+	p.Set(gone.Name, nil)
+	again := p.TakeWaiting(1)
+	if len(again) != 1 {
+		t.Fatal("no Service is planned again")
+	}
+	var waiting *model.Service
+	for i := range services {
+		if s := with(i, i%2 == 0); s.Name == again[0] {
+			waiting = s
+		}
+	}
+	if p.Set(waiting.Name, waiting); p.Service(waiting.Name).ports[0].Direct == nil {
+		t.Errorf("%s uses NAT: %v", waiting.Name, p.Service(waiting.Name).NAT())
+	}
+}

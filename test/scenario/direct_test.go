@@ -34,6 +34,8 @@ type fabric struct {
 	// index.
 	nodePorts bool
 	entry     int
+	// annotations are those of the Service.
+	annotations string
 }
 
 // vip are the load-balancer IPs.
@@ -81,7 +83,7 @@ func (f *fabric) stopProxy(node int) {
 // newNetwork makes the network of a number of nodes, without proxies.
 func newNetwork(t *testing.T, nodes int) *fabric {
 	t.Helper()
-	f := &fabric{T: t, lab: lab.ForTest(t, lab.Config{Pods: nodes, Remotes: nodes})}
+	f := &fabric{T: t, lab: lab.ForTest(t, lab.Config{Pods: nodes, Remotes: nodes}), annotations: dsr}
 	f.nodes, f.pods = f.lab.Remotes, f.lab.Pods
 	router := f.lab.Node
 	router.Run(t, "ip", "link", "add", "segment", "type", "bridge")
@@ -192,7 +194,7 @@ func (f *fabric) endpoints(endpoints string, nodes ...int) {
 		nodes = []int{0, 1, 2}[:len(f.nodes)]
 	}
 	for _, i := range nodes {
-		lab.Must(f, os.WriteFile(filepath.Join(f.proxies[i].folder, "web.yaml"), []byte(f.service(i, dsr, endpoints)), 0o600))
+		lab.Must(f, os.WriteFile(filepath.Join(f.proxies[i].folder, "web.yaml"), []byte(f.service(i, f.annotations, endpoints)), 0o600))
 		lab.Must(f, f.proxies[i].load())
 	}
 	var want []string
@@ -297,6 +299,17 @@ func (f *fabric) entries(name string, test func(f *fabric, family inet.Family)) 
 // A node without direct server return serves with NAT.
 func TestDirectReturn(t *testing.T) {
 	f := newFabric(t, withNodePorts, withNodePorts, "")
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
+		f.entries(p.String(), func(f *fabric, family inet.Family) { f.direct(family, p) })
+	}
+}
+
+// TestDirectReturnByDefault: direct server return is the default of two nodes, and the Service has no annotation for it.
+// The third node permits it, but its default is NAT.
+func TestDirectReturnByDefault(t *testing.T) {
+	all := strings.Replace(withNodePorts, "--direct-server-return", "--direct-server-return=all", 1)
+	f := newFabric(t, all, all, withNodePorts)
+	f.annotations = ""
 	for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 		f.entries(p.String(), func(f *fabric, family inet.Family) { f.direct(family, p) })
 	}
