@@ -173,18 +173,23 @@ func texts[T fmt.Stringer](all []T) (list []string) {
 	return list
 }
 
-// addNAT sets NAT for the ports of a Service that want direct server return, and adds the reasons.
+// addNAT shows the ports of a Service that the planner gives NAT instead of direct server return, and the reasons.
 func addNAT(s *view.Service, x *model.Explanation, list []plan.NAT) {
 	for i := range x.Ports {
+		p := &x.Ports[i]
 		at := slices.IndexFunc(list, func(n plan.NAT) bool {
-			return n.Port == x.Ports[i].Name && n.Protocol == x.Ports[i].Protocol && n.Family == x.Ports[i].Family
+			return n.Port == p.Name && n.Protocol == p.Protocol && n.Family == p.Family
 		})
-		if at < 0 || x.Ports[i].Direct == nil {
+		if at < 0 || p.Direct == nil {
 			continue
 		}
-		p, nat := &s.Ports[i], x.Ports[i].WithoutDirect()
-		p.DirectReturn, p.Algorithm = false, algorithm(nat)
-		s.Notes = append(s.Notes, fmt.Sprintf("%s port %q uses NAT: %s", p.Family, p.Name, list[at].Reason))
+		v, nat := &s.Ports[i], p.WithoutDirect()
+		v.DirectReturn, v.Algorithm = false, algorithm(nat)
+		shares := sharesOf(nat)
+		for j := range v.Endpoints {
+			v.Endpoints[j].Share = shares[p.Candidates[j].Addr]
+		}
+		s.Notes = append(s.Notes, fmt.Sprintf("%s port %q uses NAT: %s", v.Family, v.Name, list[at].Reason))
 	}
 }
 

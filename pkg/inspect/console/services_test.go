@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"fmt"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/affinity"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/beside/loopback"
@@ -264,5 +266,37 @@ func TestCrowdedMapsAreFindings(t *testing.T) {
 	list := newConsole(t, consoleObjects).crowded()
 	if len(list) != 1 || list[0].Reason != view.AffinityFull || list[0].Object != "Service evil/web" || !strings.Contains(list[0].What, "the limit of a namespace, 65,") {
 		t.Errorf("%+v", list)
+	}
+}
+
+// TestPortsWithoutDirectReturn: a service port for which the planner has no direct server return is shown with the
+// algorithm and the shares of NAT, and with the reason.
+func TestPortsWithoutDirectReturn(t *testing.T) {
+	name := model.PortName{Port: "http"}
+	endpoint := netip.MustParseAddrPort("10.244.0.1:80")
+	port := model.PortExplanation{
+		ServicePort: &model.ServicePort{
+			Name: name, Protocol: inet.TCP, Cluster: []netip.AddrPort{endpoint},
+			Method: balance.Method{Key: balance.Flow}, Direct: &model.Direct{},
+		},
+		Candidates: []model.Candidate{{Addr: endpoint}},
+	}
+	x := &model.Explanation{Ports: []model.PortExplanation{port}}
+	for _, c := range []struct {
+		protocol inet.Protocol
+		want     string
+	}{
+		{inet.UDP, `{true maglev 100} []`},
+		{inet.TCP, `{false  0} [IPv4 port "http" uses NAT: no room]`},
+	} {
+		s := &view.Service{Ports: []view.ServicePort{{
+			Name: "http", Family: "IPv4", DirectReturn: true, Algorithm: "maglev", Endpoints: []view.Endpoint{{Share: 100}},
+		}}}
+		addNAT(s, x, []plan.NAT{{Port: name, Protocol: c.protocol, Reason: "no room"}})
+		p := s.Ports[0]
+		got := fmt.Sprintf("{%v %s %v} %v", p.DirectReturn, p.Algorithm, p.Endpoints[0].Share, s.Notes)
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.protocol, got, c.want)
+		}
 	}
 }
