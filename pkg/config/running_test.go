@@ -32,7 +32,8 @@ func TestInherit(t *testing.T) {
 	const list = "--nodeport-addresses=192.0.2.0/24,primary"
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		flags := "--hostname-override=node-1 --refuse-unused-ports=all --answer-ping=ready --count-connections=false " +
-			"--direct-server-return-node-cidrs=10.0.0.0/24 --limits=pairs=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
+			"--direct-server-return=all --direct-server-return-node-cidrs=10.0.0.0/24 --limits=pairs=3 " +
+			"--cluster-cidr=10.244.0.0/16 --masquerade-all " +
 			"--iptables-masquerade-bit=3 --feature-gates=A=true --proxy-mode=" + mode + " " + list + " "
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))
@@ -43,7 +44,7 @@ func TestInherit(t *testing.T) {
 		running := &Running{Node: "node-1", Config: string(text), TableFlags: program.TableFlags}
 		for _, change := range []string{
 			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
-			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=zones", "--limits=pairs=4", "--feature-gates=B=true",
+			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=zones", "--direct-server-return", "--limits=pairs=4", "--feature-gates=B=true",
 			"--refuse-unused-ports=cluster", "--answer-ping=none", "--direct-server-return-node-cidrs=192.0.2.0/24",
 		} {
 			before := flags
