@@ -56,21 +56,43 @@ func (n *node) offer(endpoint [2]netip.Addr) {
 	}
 }
 
-// pass adds the Service passed, whose replies leave from the second node: kube-nftproxy runs there, too.
+// passedPort is the node port of the Service passed.
+const passedPort = 30071
+
+// pass adds the Service passed, whose replies leave from the second node: kube-nftproxy runs there, too. The client has a
+// link to the second node, because this node would drop replies with its own address as the source.
 func (n *node) pass(on *machine, endpoint [2]netip.Addr) {
 	n.t.Helper()
-	s := loadBalancer("passed", passedLBIPs, 30071)
-	s.Annotations = map[string]string{"kube-nftproxy.io/forwarding-mode": "dsr"}
-	s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.23", []string{"10.96.0.23", "fd00:10:96::23"}
+	n.Client.Run(n.t, "ip", "link", "add", "direct", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name",
+		"direct", "address", "02:00:00:00:00:02", "netns", on.host.Netns)
+	n.Client.Run(n.t, "ip", "link", "set", "direct", "up")
+	on.sh("ip link set direct up")
+	for _, a := range n.Client.Addrs() {
+		on.sh("ip route add %[1]s dev direct; ip neigh add %[1]s lladdr 02:00:00:00:00:01 dev direct nud permanent", a)
+	}
+	n.offerDirect(endpoint, world.OtherNode)
 	other := world.Node()
 	other.Name = world.OtherNode
 	for i := range other.Status.Addresses {
 		other.Status.Addresses[i].Address = underlays[1][i]
 	}
-	list := append(world.Slices("passed", backendPort, world.Endpoints(endpoint, world.OtherNode)), s, other)
-	lab.Must(n.t, world.Write(n.manifests(), "passed", list...))
-	n.args = []string{"--direct-server-return"}
+	lab.Must(n.t, world.Write(n.manifests(), "other", other))
 	n.startOn(on, world.OtherNode)
+}
+
+// offerDirect adds the Service passed, with direct server return at load-balancer IPs and node ports.
+func (n *node) offerDirect(endpoint [2]netip.Addr, on string) {
+	n.t.Helper()
+	s := loadBalancer("passed", passedLBIPs, passedPort)
+	s.Annotations = map[string]string{"kube-nftproxy.io/forwarding-mode": "dsr"}
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.23", []string{"10.96.0.23", "fd00:10:96::23"}
+	list := append(world.Slices("passed", backendPort, world.Endpoints(endpoint, on)), s)
+	lab.Must(n.t, world.Write(n.manifests(), "passed", list...))
+	networks := "198.51.100.0/24,2001:db8:64::/64"
+	for _, a := range n.Node.Addrs() {
+		networks += "," + netip.PrefixFrom(a, a.BitLen()).String()
+	}
+	n.args = []string{"--direct-server-return", "--direct-server-return-node-cidrs=" + networks}
 }
 
 // both returns a check for each family and for TCP and UDP.

@@ -76,9 +76,12 @@ func kubeRouter() neighbour {
 	}
 	return neighbour{
 		name: "kube-router (NetworkPolicy, iptables)", version: "kube-router --version 2>&1 | sed -n 's/.*version v\\([0-9.]*\\).*/\\1/p'",
-		policy: "a denied client reaches the pod neither directly, nor by load-balancer IPs, nor by node ports; a pod without egress reaches no Service. " +
+		policy: "a denied client reaches the pod neither directly, nor by load-balancer IPs, nor by node ports, also with [direct server return](dsr.md); a pod without egress reaches no Service. " +
 			"kube-router was run on a real API server, without its router and its service proxy, and for IPv4. With IPv6, its rules for this policy refer to an ipset that does not exist, and do not load",
-		prepare: func(n *node) { n.createPolicies(n.serveAPI()) },
+		prepare: func(n *node) {
+			n.createPolicies(n.serveAPI())
+			n.offerDirect(n.Pods[0].Addrs(), world.NodeName)
+		},
 		install: func(n *node, _ bool) { start(n) },
 		reload:  func(n *node) { n.end("kube-router"); start(n) },
 		remove: func(n *node) {
@@ -93,11 +96,18 @@ func kubeRouter() neighbour {
 				denied("denied client to pod", n.banned(), n.Pods[0].IPv4, backendPort),
 				denied("denied client to load-balancer IP with policy Local", n.banned(), localIPs[0], 80),
 				denied("denied client to node port with policy Local", n.banned(), n.Node.IPv4, localPort),
+				denied("denied client to load-balancer IP with direct server return", n.banned(), passedLBIPs[0], 80),
+				denied("denied client to node port with direct server return", n.banned(), n.Node.IPv4, passedPort),
 				denied("pod without egress to cluster IP", n.container(), clusterIPs[0], 80),
 			}
 		},
 		allowed: func(n *node) []check { return direct(n.Client, n.Pods[0], backendPort, "pod-0", "client to pod") },
-		leaves:  true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
+		services: func(n *node) []check {
+			own, client := n.Node.Addrs(), n.Client.Addrs()
+			list := both("load-balancer IP with direct server return", n.Client, passedLBIPs, 80, "pod-0", client)
+			return append(list, both("node port with direct server return", n.Client, own[:], passedPort, "pod-0", client)...)
+		},
+		leaves: true, lossless: []string{stepInstall, stepReload, stepRestart, stepRemove},
 	}
 }
 
