@@ -185,7 +185,9 @@ func (b *builder) service() {
 	if len(b.svc.Annotations) > 0 {
 		b.readAnnotations()
 	}
-	b.checkDirect()
+	if b.direct {
+		b.checkDirect()
+	}
 	if b.elsewhere {
 		b.reserve(len(ports))
 		return
@@ -508,7 +510,7 @@ func (b *builder) setPorts(ports []port) {
 			sp := &ServicePort{
 				Name:     PortName{NamespacedName: b.out.Name, Port: p.name},
 				Protocol: p.protocol, Family: f,
-				Switches: b.out.Switches, Affinity: affinity,
+				Switches: b.out.Switches, Affinity: affinity, Method: b.method,
 				MaxConnections: b.maximum, AtMaximum: atMaximum,
 				Frontends: make([]Frontend, 0, len(b.fronts[f])+1),
 			}
@@ -523,7 +525,9 @@ func (b *builder) setPorts(ports []port) {
 					OnAllNodes: b.opts.DirectNodePorts[f],
 				})
 			}
-			sp.Method = b.methodOf(sp)
+			if b.direct {
+				sp.Method = b.methodOf(sp)
+			}
 			b.out.Ports = append(b.out.Ports, sp)
 		}
 		if len(ranges) > 0 {

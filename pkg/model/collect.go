@@ -312,7 +312,9 @@ type selection struct {
 
 // selectEndpoints selects the endpoints of each service port, and counts those on this node.
 func (b *builder) selectEndpoints() {
-	b.limitDirect()
+	if b.direct {
+		b.limitDirect()
+	}
 	hasTables := b.weighted || b.slow > 0 ||
 		slices.ContainsFunc(b.out.Ports, func(sp *ServicePort) bool { return sp.Method.Key != balance.Chance })
 	if hasTables && b.applySlotLimit() {

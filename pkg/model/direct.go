@@ -71,17 +71,19 @@ func (b *builder) useNAT(reason string) {
 
 // checkDirect decides whether the Service can have the direct server return that it wants.
 func (b *builder) checkDirect() {
-	if !b.direct {
+	reason := b.preventsDirect()
+	if reason == "" {
 		return
 	}
-	if reason := b.preventsDirect(); reason != "" {
-		b.direct = false
-		b.useNAT(reason + "; " + usesNAT)
+	b.direct = false
+	b.useNAT(reason + "; " + usesNAT)
+	if b.method.Key == balance.Chance {
+		b.method = balance.Method{}
 	}
 }
 
-// methodOf returns the algorithm of a service port. With direct server return, all nodes must choose the same endpoint,
-// so Maglev replaces the random algorithm.
+// methodOf returns the algorithm of a port of a Service that wants direct server return. With direct server return, all
+// nodes must choose the same endpoint, so Maglev replaces the random algorithm.
 func (b *builder) methodOf(sp *ServicePort) balance.Method {
 	m := b.method
 	if m.Key == balance.Chance {
@@ -95,7 +97,7 @@ func (b *builder) methodOf(sp *ServicePort) balance.Method {
 
 // limitDirect disables direct server return if the tables of the Service exceed the limit with it.
 func (b *builder) limitDirect() {
-	if !b.direct || b.slots() <= b.limits.Slots {
+	if b.slots() <= b.limits.Slots {
 		return
 	}
 	b.direct = false

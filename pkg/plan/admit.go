@@ -118,7 +118,7 @@ type quantity uint8
 
 const (
 	ofElements quantity = iota
-	ofDirect
+	ofDirect            // the elements that direct server return adds
 	ofSourceRanges
 	ofPortRanges
 	// ofNumbers are the numbers of service ports and source ranges that are not affine, ofAffine those of affine
