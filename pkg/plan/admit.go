@@ -78,39 +78,34 @@ func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 	return &out
 }
 
-// elements returns the number of elements that a service port takes of [Room]. The elements of formSingle are not
-// counted: there are at most two for each frontend.
-func (f form) elements(sp *model.ServicePort) int {
+// elements returns the number of elements that a service port takes of [Room], and those that it takes in addition for
+// direct server return. The latter have their own room, so that they take nothing from Services with NAT. The elements of
+// formSingle are not counted: there are at most two for each frontend.
+func (f form) elements(sp *model.ServicePort) (n, direct int) {
 	endpoints, frontends := len(sp.Cluster)+len(sp.Local), len(sp.Frontends)
 	if (sp.Timeouts != model.Timeouts{}) {
 		frontends += mostTimeoutsElements
 	}
 	switch f {
 	case formSingle:
-		return 0
+		return 0, 0
 	case formEqual:
-		return frontends + endpoints
-	case formWeighted, formDirect:
-		if sp.Direct != nil {
-			sp = sp.WithoutDirect()
-		}
+		return frontends + endpoints, 0
 	case formAffine:
-		n := frontends + sp.Slots() + endpoints
+		n = frontends + sp.Slots() + endpoints
 		if sp.MaxConnections > 0 && !sp.Limited() {
 			n += endpoints // an element that counts, and one that session affinity uses
 		}
-		return n
+		return n, 0
 	}
-	return frontends + sp.Slots()
-}
-
-// directElements returns the number of elements that a service port takes for direct server return, in addition to
-// elements. They have their own room, so that they take nothing from Services with NAT.
-func (f form) directElements(sp *model.ServicePort) int {
-	if f != formDirect {
-		return 0
+	if sp.Direct == nil {
+		return frontends + sp.Slots(), 0
 	}
-	return 3*len(sp.Frontends) + 4*sp.Slots() - f.elements(sp)
+	n = frontends + sp.WithoutDirect().Slots()
+	if f == formDirect {
+		direct = 3*len(sp.Frontends) + 4*sp.Slots() - n
+	}
+	return n, direct
 }
 
 // quantity is a quantity of the node that Services share, an index of [rooms].
@@ -215,7 +210,8 @@ func (p *Planner) admit(s *service, n, before *port) bool {
 // tryForm takes the room and the number for a form of a service port. It returns the reason of a refusal, and then
 // takes nothing.
 func (p *Planner) tryForm(s *service, n, before *port, f form) (reason string) {
-	needed, direct, affine := f.elements(n.ServicePort), f.directElements(n.ServicePort), f == formAffine
+	needed, direct := f.elements(n.ServicePort)
+	affine := f == formAffine
 	if p.recalled != nil && f > p.recalled.had(n.id(), n.ServicePort) {
 		return waitsForOthers
 	}
@@ -332,9 +328,8 @@ func (p *Planner) lack(s *service, n *port, reason string) {
 	sp := n.ServicePort
 	l := s.lacking()
 	for _, f := range p.formsOf(sp) {
-		for q, now := range map[quantity][2]int{
-			ofElements: {n.elements, f.elements(sp)}, ofDirect: {n.direct, f.directElements(sp)},
-		} {
+		needed, direct := f.elements(sp)
+		for q, now := range map[quantity][2]int{ofElements: {n.elements, needed}, ofDirect: {n.direct, direct}} {
 			if p.rooms[q].Lacks(s.name.Namespace, now[0], now[1]) != room.None {
 				l.needs(q, now[1]-now[0])
 			}

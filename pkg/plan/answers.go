@@ -66,8 +66,9 @@ func (s PlannedService) CostOf(next *model.Service) (n int) {
 	const portRange = 6 // the kernel takes six times as long for a port range as for another element
 	counted := map[*model.Sources]bool{}
 	for _, sp := range next.Ports {
-		frontends, f := len(sp.Frontends), s.planner.formsOf(sp)[0]
-		n += max(f.elements(sp)+f.directElements(sp), frontends)
+		frontends := len(sp.Frontends)
+		elements, direct := s.planner.formsOf(sp)[0].elements(sp)
+		n += max(elements+direct, frontends)
 		if sp.Ranged() {
 			n += (portRange - 1) * frontends
 		}

@@ -64,7 +64,8 @@ func elementsIn(s *model.Service) (n int) {
 	p := New(testOptions())
 	for _, sp := range s.Ports {
 		f := p.formsOf(sp)[0]
-		n += f.elements(sp) + f.directElements(sp)
+		elements, direct := f.elements(sp)
+		n += elements + direct
 	}
 	return n
 }

@@ -90,7 +90,7 @@ func New(since time.Time, now func() time.Time) *Tracker {
 
 // MarkService marks a Service after its object was added, changed or removed.
 func (t *Tracker) MarkService(name types.NamespacedName) {
-	t.mark(func(d *Dirty) {
+	t.mark(true, func(d *Dirty) {
 		t.addService(name)
 		d.ServiceChanges++
 	})
@@ -99,7 +99,7 @@ func (t *Tracker) MarkService(name types.NamespacedName) {
 // MarkSlice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of
 // that change in the cluster; zero means unknown.
 func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
-	t.mark(func(d *Dirty) {
+	t.mark(true, func(d *Dirty) {
 		t.addService(service)
 		d.SliceChanges++
 		if !trigger.At.IsZero() && !trigger.At.Before(t.since) {
@@ -110,18 +110,18 @@ func (t *Tracker) MarkSlice(service types.NamespacedName, trigger Trigger) {
 
 // MarkNode marks the proxy's own Node after its object was added, changed or removed.
 func (t *Tracker) MarkNode() {
-	t.mark(func(d *Dirty) { d.Node = true })
+	t.mark(true, func(d *Dirty) { d.Node = true })
 }
 
 // MarkHost marks the proxy's own Node without a change of its object, for example after a change of the host's
 // addresses.
 func (t *Tracker) MarkHost() {
-	t.markBy(false, func(d *Dirty) { d.Node = true })
+	t.mark(false, func(d *Dirty) { d.Node = true })
 }
 
 // MarkServiceCIDRs marks the set of all ServiceCIDR objects.
 func (t *Tracker) MarkServiceCIDRs() {
-	t.mark(func(d *Dirty) { d.ServiceCIDRs = true })
+	t.mark(true, func(d *Dirty) { d.ServiceCIDRs = true })
 }
 
 // Together runs f. [Tracker.Take] takes all marks of f or none. Other goroutines may mark meanwhile. f must not call
@@ -172,10 +172,8 @@ func (t *Tracker) addService(name types.NamespacedName) {
 	}
 }
 
-// mark makes a change that follows from a change of an object.
-func (t *Tracker) mark(change func(*Dirty)) { t.markBy(true, change) }
-
-func (t *Tracker) markBy(object bool, change func(*Dirty)) {
+// mark makes a change. object is true if it follows from a change of an object.
+func (t *Tracker) mark(object bool, change func(*Dirty)) {
 	t.mu.Lock()
 	first, newest := t.dirty.Since.IsZero(), object && !t.received
 	if first || newest {

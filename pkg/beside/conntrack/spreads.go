@@ -207,7 +207,7 @@ func (s *Spreads) round() *round {
 		for i := range p.port.Frontends {
 			f := &p.port.Frontends[i]
 			flows, exists := s.Planner.Flows().Of(f.Key)
-			if exists && flows.Port == p.port.Name && spreads(p.port, f) {
+			if exists && flows.Port == p.port.Name && spreads(f) {
 				r.desired.Frontend(f.Key, flows)
 				r.spreads[f.Key], keys[f.Key] = p.spread, ""
 			}
@@ -257,11 +257,10 @@ func (s *Spreads) read(ctx context.Context, r *round) (counted bool, err error) 
 }
 
 // spreads reports whether connections to a frontend may end. The endpoints of the policy Local have other shares, a
-// range of ports keeps the ports, the author of a Service can write any external IP, and with direct server return
-// another node has the connections.
-func spreads(port *model.ServicePort, f *model.Frontend) bool {
-	return !f.Local && f.Last == 0 && (f.AtClusterIP() || f.Kind != model.ExternalIP) &&
-		(port.Direct == nil || !f.MayBeDirect())
+// range of ports keeps the ports, and the author of a Service can write any external IP. A Service whose connections
+// are spread has no direct server return.
+func spreads(f *model.Frontend) bool {
+	return !f.Local && f.Last == 0 && (f.AtClusterIP() || f.Kind != model.ExternalIP)
 }
 
 // start starts to spread the connections of a service port if the number of its endpoints has grown for long enough.

@@ -252,9 +252,7 @@ func TestSpreadOnlyAfterAScaleUp(t *testing.T) {
 		"the policy Local":           {as(ofFrontend(model.Frontend{Local: true})), false},
 		"an external IP":             {as(ofFrontend(model.Frontend{Kind: model.ExternalIP})), false},
 		"a load-balancer IP":         {as(ofFrontend(model.Frontend{Kind: model.LoadBalancer})), true},
-		"direct server return":       {as(direct(model.Frontend{Kind: model.LoadBalancer})), false},
-		"of node ports":              {as(direct(model.Frontend{Kind: model.NodePort, OnAllNodes: true})), false},
-		"a node port by NAT":         {as(direct(model.Frontend{Kind: model.NodePort})), true},
+		"a node port":                {as(ofFrontend(model.Frontend{Kind: model.NodePort})), true},
 		"UDP":                        {with(func(m *member) { m.Protocol = inet.UDP }), false},
 		"a connection is not open":   {with(func(m *member) { m.Established = false }), false},
 		"not translated by the DNAT": {with(func(m *member) { m.DNAT = false }), false},
@@ -298,14 +296,6 @@ func ofFrontend(f model.Frontend) func(*model.Service) {
 	return func(s *model.Service) {
 		f.Key = s.Ports[0].Frontends[0].Key
 		s.Ports[0].Frontends[0] = f
-	}
-}
-
-// direct returns a change of a Service: direct server return at a frontend.
-func direct(f model.Frontend) func(*model.Service) {
-	return func(s *model.Service) {
-		ofFrontend(f)(s)
-		s.Ports[0].Direct = &model.Direct{}
 	}
 }
 
