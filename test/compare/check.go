@@ -42,7 +42,7 @@ var bounds = []bound{
 	against(peakMemory, 1, "more memory than kube-proxy"),
 	against(pssMemory, 1, "more memory than kube-proxy"),
 	against(anonymousMemory, 1, "more memory than kube-proxy"),
-	against(spreadCPU, 1.1, "single changes take processor time beside their syncs"),
+	against(spreadCPU, 0.75, "single changes take more processor time than those of kube-proxy"),
 	against(allocations, 10, "a change allocates for more than itself"),
 	against(waitFirst, 2, "the first sync's batch has the kernel work longer"),
 	against(waitSingle, 5, "a single change's batch has the kernel work longer"),
