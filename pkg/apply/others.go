@@ -241,8 +241,8 @@ func (o *others) suspect(description string, generation uint32) {
 // stays empty without [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
-// Touched describes a foreign change of the tables that the listener or a check of all elements has found since the last
-// full sync; "" if there is none. It does not query the kernel.
+// Touched describes a foreign change of the tables that the listener or a check of all elements has found since the
+// last full sync; "" if there is none. It does not query the kernel.
 func (k *Kernel) Touched() string {
 	k.others.mu.Lock()
 	defer k.others.mu.Unlock()

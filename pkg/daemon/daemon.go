@@ -180,9 +180,9 @@ type daemon struct {
 	// server.
 	ports    ports
 	rejected func() []model.Problem
-	// snapshot returns the time of the snapshot that is served without confirmation, and the reason why a snapshot cannot
-	// be read or written. turn returns the longest wait for the first list while it lasts. Both are nil without an API
-	// server.
+	// snapshot returns the time of the snapshot that is served without confirmation, and the reason why a snapshot
+	// cannot be read or written. turn returns the longest wait for the first list while it lasts. Both are nil without
+	// an API server.
 	snapshot func() (saved time.Time, err error)
 	turn     func() time.Duration
 	// adopts is true if an earlier process served just before the start.

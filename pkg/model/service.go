@@ -82,7 +82,8 @@ type Frontend struct {
 	ReplacesClusterIP bool
 	// OnNode is true if the address is the primary address of this node.
 	OnNode bool
-	// OnAllNodes is true for a node port that may have direct server return: the program knows the networks of all nodes.
+	// OnAllNodes is true for a node port that may have direct server return: the program knows the networks of all
+	// nodes.
 	OnAllNodes bool
 	// RefuseUnused is the vote on refusing connections to unused ports of the address, Ping on answering echo requests.
 	RefuseUnused, Ping Vote

@@ -79,8 +79,8 @@ func (f form) reduce(sp *model.ServicePort) *model.ServicePort {
 }
 
 // elements returns the number of elements that a service port takes of [Room], and those that it takes in addition for
-// direct server return. The latter have their own room, so that they take nothing from Services with NAT. The elements of
-// formSingle are not counted: there are at most two for each frontend.
+// direct server return. The latter have their own room, so that they take nothing from Services with NAT. The elements
+// of formSingle are not counted: there are at most two for each frontend.
 func (f form) elements(sp *model.ServicePort) (n, direct int) {
 	endpoints, frontends := len(sp.Cluster)+len(sp.Local), len(sp.Frontends)
 	if (sp.Timeouts != model.Timeouts{}) {

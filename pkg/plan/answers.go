@@ -57,8 +57,8 @@ func (s PlannedService) Releases(next *model.Service) bool {
 // Cost returns the cost of all changes of the Service, see [PlannedService.CostOf].
 func (s PlannedService) Cost() int { return s.cost }
 
-// CostOf returns the Cost of the Service after [Planner.Set] has replaced it by next: the number of elements that it asks
-// for, also of those for which there is no room. nil stands for a deleted Service.
+// CostOf returns the Cost of the Service after [Planner.Set] has replaced it by next: the number of elements that it
+// asks for, also of those for which there is no room. nil stands for a deleted Service.
 func (s PlannedService) CostOf(next *model.Service) (n int) {
 	if next == nil {
 		return 0

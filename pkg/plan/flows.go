@@ -40,9 +40,9 @@ type Flows struct {
 func (p *Planner) Flows() Flows { return Flows{p, p.rules.options.NodeNetworks} }
 
 // Take returns the changed frontends since the last call, and forgets them. Each has the namespace of the Service whose
-// change concerns it; "" if this was in an earlier process or is [Conflicts.Settle], or for the following frontends. For
-// ranges of ports and node ports, Take also returns their [Flows.SinglePortsBeside]. For a deleted single port, it also
-// returns the frontends that serve its clients now. Call it after a successful sync.
+// change concerns it; "" if this was in an earlier process or is [Conflicts.Settle], or for the following frontends.
+// For ranges of ports and node ports, Take also returns their [Flows.SinglePortsBeside]. For a deleted single port, it
+// also returns the frontends that serve its clients now. Call it after a successful sync.
 func (fs Flows) Take() map[model.Key]string {
 	p := fs.planner
 	if len(p.flows) == 0 {

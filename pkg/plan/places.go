@@ -21,8 +21,8 @@ import (
 // and single ports take precedence over ranges.
 //
 // A change of one Service can so decide about thousands of frontends of other Services. claims.replace decides about
-// the frontends of its Service. [Conflicts.Settle] decides about overlapping ranges, once for all changes at a place, and
-// in parts about the single ports of other Services.
+// the frontends of its Service. [Conflicts.Settle] decides about overlapping ranges, once for all changes at a place,
+// and in parts about the single ports of other Services.
 
 // places has the decisions that depend on other keys at the same address.
 type places struct {
@@ -101,7 +101,8 @@ func (cs *claims) settle(k model.Key) {
 	}
 }
 
-// settleRanges decides which ranges of a place are programmed: the best claim first, each if it overlaps none before it.
+// settleRanges decides which ranges of a place are programmed: the best claim first, each if it overlaps none before
+// it.
 func (cs *claims) settleRanges(at model.AddrProtocol) (list []contest) {
 	ranges := make([]claim, 0, len(cs.rangesAt[at]))
 	for k := range cs.rangesAt[at] {

@@ -313,8 +313,8 @@ func (p *Planner) serviceElements(s, other *service, to *wants) {
 	}
 }
 
-// frontendElements adds the elements of the frontend with which a Service has a key; none for the zero claim. Each has a
-// class, which selects a chain at a step.
+// frontendElements adds the elements of the frontend with which a Service has a key; none for the zero claim. Each has
+// a class, which selects a chain at a step.
 func (p *Planner) frontendElements(of claim, to *wants) {
 	if of.service == nil {
 		return

@@ -126,8 +126,8 @@ type Proxy struct {
 	// unplanned is the number of Services that the first batch does not contain yet.
 	unplanned int
 	standby   standby
-	// heard has a value after an announcement of a foreign change. granted is true while this process serves. turned has
-	// a value when granted may have changed. Without Turn, granted is always true, and turned is nil.
+	// heard has a value after an announcement of a foreign change. granted is true while this process serves. turned
+	// has a value when granted may have changed. Without Turn, granted is always true, and turned is nil.
 	heard, turned <-chan struct{}
 	granted       *atomic.Bool
 	lease         lease

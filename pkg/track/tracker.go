@@ -54,8 +54,8 @@ type Pending struct {
 	Others bool
 	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is the time of the first mark of an object that waits. If none waits, it is this time of the marks that were
-	// taken last; zero before the first one. A change of the host's addresses is not a change of an object.
+	// Latest is the time of the first mark of an object that waits. If none waits, it is this time of the marks that
+	// were taken last; zero before the first one. A change of the host's addresses is not a change of an object.
 	Latest time.Time
 }
 

@@ -422,8 +422,8 @@ func (v *Services) tried() bool {
 // unread warns of objects that have not been read yet, or may have changed since.
 func (v *Services) unread(p *Printer) {
 	if since := time.Duration(v.Unanswered) * time.Second; since > 0 && len(v.Unread) == 0 && !p.NoHeaders {
-		p.Printf("%s: the API server has not answered for %s, so this output has no changes since then; kube-nftproxy status "+
-			"shows the reason\n\n", p.Paint(Warn, "MAY BE OUTDATED"), short(since))
+		p.Printf("%s: the API server has not answered for %s, so this output has no changes since then; "+
+			"kube-nftproxy status shows the reason\n\n", p.Paint(Warn, "MAY BE OUTDATED"), short(since))
 	}
 	if len(v.Unread) > 0 {
 		p.Printf("%s %s: this output is incomplete, and does not describe the rules in the kernel; kube-nftproxy "+

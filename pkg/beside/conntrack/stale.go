@@ -52,8 +52,8 @@ type Desired struct {
 	// not evaluate the rules for its later packets. A UDP flow stays untranslated while the client sends, and a TCP
 	// flow while the client repeats its SYN. See kubernetes issue 126468.
 	Urgent bool
-	// Nodes are the addresses of this node that serve node ports, sorted. A flow to another address does not belong to a
-	// node port, even if its port is the same. (kube-proxy compares only the port.) Networks are those of all nodes,
+	// Nodes are the addresses of this node that serve node ports, sorted. A flow to another address does not belong to
+	// a node port, even if its port is the same. (kube-proxy compares only the port.) Networks are those of all nodes,
 	// whose node ports may have direct server return, see [plan.Flows.NodeNetworks].
 	Nodes    [2][]netip.Addr
 	Networks [2][]netip.Prefix

@@ -64,8 +64,8 @@ func (l *Loop) Planned(name types.NamespacedName) {
 	}
 }
 
-// Synced records the outcome of a sync for each family, as kube-proxy does, and the time from each change to its commit.
-// After a failed sync, changes stay pending, and also while Services still wait.
+// Synced records the outcome of a sync for each family, as kube-proxy does, and the time from each change to its
+// commit. After a failed sync, changes stay pending, and also while Services still wait.
 func (l *Loop) Synced(s *beside.Sync) {
 	took := s.End.Sub(s.Start).Seconds()
 	kind := l.partialSyncDuration

@@ -100,8 +100,8 @@ func newBudget() budget {
 	}
 }
 
-// repeats reports whether a problem that a Service of another namespace causes was reported in this window, perhaps with
-// another cause. Otherwise, Services that take an address and release it, by turns, would use up the share of the
+// repeats reports whether a problem that a Service of another namespace causes was reported in this window, perhaps
+// with another cause. Otherwise, Services that take an address and release it, by turns, would use up the share of the
 // namespace that had the address. The caller holds mu.
 func (b *budget) repeats(p model.Problem) bool {
 	if p.EventReason == "" {

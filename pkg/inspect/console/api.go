@@ -46,8 +46,8 @@ type API struct {
 	lost, failed time.Time
 }
 
-// NewAPI returns an API for a client of the API server. server returns the address in use, and the HTTP proxy of requests
-// to it or ""; both may contain secrets. user returns the name by which the API server knows this program.
+// NewAPI returns an API for a client of the API server. server returns the address in use, and the HTTP proxy of
+// requests to it or ""; both may contain secrets. user returns the name by which the API server knows this program.
 func NewAPI(
 	server func() (address, proxy string), client *kubeapi.Client, user func(context.Context) (string, error),
 ) *API {

@@ -174,7 +174,8 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 	pods := podsAmong(o.local, c.Loop.Facts().ServiceCIDRs)
 	return slices.Concat(
 		c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) }), c.snapshots(&s.API), c.unbound(s),
-		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods), c.behindOthers(pods),
+		c.configuration(), c.unserved(used), c.identity(s, o, used), c.rivals(s), c.unrecognised(used, pods),
+		c.behindOthers(pods),
 		c.bridged(pods),
 	)
 }
@@ -220,8 +221,8 @@ func (c *Console) unserved(used []inet.Family) view.Findings {
 			"of the kernel only at its start")}
 }
 
-// withoutFamily reports IP families that the Node or a Service uses, and this host lacks. It is a note if the Node has no
-// address of the family: then the host may lack it on purpose.
+// withoutFamily reports IP families that the Node or a Service uses, and this host lacks. It is a note if the Node has
+// no address of the family: then the host may lack it on purpose.
 func (c *Console) withoutFamily(used, families []inet.Family) (list view.Findings) {
 	var internal []netip.Addr
 	if node := c.Source.Node(); node != nil {
@@ -495,8 +496,8 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	return groups
 }
 
-// rivals reports another process that writes the same tables from another plan, for example with other flags, or another
-// program that keeps deleting or changing the tables. The program reverts each of these changes.
+// rivals reports another process that writes the same tables from another plan, for example with other flags, or
+// another program that keeps deleting or changing the tables. The program reverts each of these changes.
 func (c *Console) rivals(s *view.Status) view.Findings {
 	const (
 		window = 5 * time.Minute
@@ -542,8 +543,8 @@ func changedBy(process string) string {
 	return ". The ruleset was last changed by " + process
 }
 
-// podsAmong returns the addresses of pods: the addresses of local endpoints, without the node's own and without those of
-// Services, sorted, without duplicates.
+// podsAmong returns the addresses of pods: the addresses of local endpoints, without the node's own and without those
+// of Services, sorted, without duplicates.
 func podsAmong(local []netip.Addr, services [2][]netip.Prefix) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {

@@ -31,8 +31,8 @@ func tokenFault(path string, now time.Time) string {
 	return ""
 }
 
-// expiry returns the time at which a token of a service account expires, a JSON Web Token (RFC 7519); otherwise the zero
-// time. It trusts the token: only a text depends on it.
+// expiry returns the time at which a token of a service account expires, a JSON Web Token (RFC 7519); otherwise the
+// zero time. It trusts the token: only a text depends on it.
 func expiry(token string) (at time.Time) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
@@ -53,6 +53,6 @@ func expiry(token string) (at time.Time) {
 
 // tokenFix returns the fix for the token in a file.
 func tokenFix(path string) string {
-	return "write a valid token to " + path + ". In a pod, the kubelet writes it before the earlier one expires: check the " +
-		"log of the kubelet"
+	return "write a valid token to " + path + ". In a pod, the kubelet writes it before the earlier one expires: check " +
+		"the log of the kubelet"
 }

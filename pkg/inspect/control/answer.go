@@ -40,8 +40,8 @@ func Answer[T any](f func(context.Context, url.Values) (T, error)) http.HandlerF
 // patience is the time within which a watching client must read one value.
 const patience = 10 * time.Second
 
-// Stream returns a handler that sends values as lines of JSON, until the client disconnects. subscribe begins to publish
-// the values in a feed, until the context ends.
+// Stream returns a handler that sends values as lines of JSON, until the client disconnects. subscribe begins to
+// publish the values in a feed, until the context ends.
 func Stream[T any](subscribe func(context.Context, *Feed[T]) error, lost func(*T, uint64)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		feed := NewFeed[T]()

@@ -52,8 +52,8 @@ func (c *Config) drop(d *Drop) view.Finding {
 }
 
 // Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of
-// iptables-legacy. It omits a chain of nftables if one of its rules, or of the chains to which they lead, accepts packets
-// of translated connections.
+// iptables-legacy. It omits a chain of nftables if one of its rules, or of the chains to which they lead, accepts
+// packets of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -84,8 +84,8 @@ func Drops(families []inet.Family) (list []Drop, err error) {
 	return list, err
 }
 
-// LegacyTables returns the backends that have tables in this network namespace: iptables-legacy, ip6tables-legacy. A trace
-// does not show their rules.
+// LegacyTables returns the backends that have tables in this network namespace: iptables-legacy, ip6tables-legacy. A
+// trace does not show their rules.
 func LegacyTables() (commands []string) {
 	for _, prefix := range []string{"ip", "ip6"} {
 		names, err := os.ReadFile("/proc/thread-self/net/" + prefix + "_tables_names")
@@ -99,9 +99,9 @@ func LegacyTables() (commands []string) {
 // acceptTranslated are the conditions and the verdict of a rule of iptables for packets of translated connections.
 const acceptTranslated = " -m conntrack --ctstate DNAT -j ACCEPT"
 
-// dropOf describes a chain with the hook forward, by the rules of its table. drops is true if its policy or a rule without
-// conditions stops all packets that no earlier rule accepts, and no earlier rule accepts the packets of translated
-// connections.
+// dropOf describes a chain with the hook forward, by the rules of its table. drops is true if its policy or a rule
+// without conditions stops all packets that no earlier rule accepts, and no earlier rule accepts the packets of
+// translated connections.
 func dropOf(ch *read.BaseChain, rules []read.ForeignRule) (d Drop, drops bool) {
 	d = Drop{Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0}
 	names := []string{ch.Table}

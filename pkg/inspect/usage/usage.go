@@ -1,4 +1,5 @@
-// Package usage suggests known words for a mistyped word or flag of a command line, and makes help fit into the terminal.
+// Package usage suggests known words for a mistyped word or flag of a command line, and makes help fit into the
+// terminal.
 //
 // In: a word, the known words; the error of a command line and its command; or a command with help.
 // Out: the end of an error message; or the same help in shorter lines.
