@@ -44,7 +44,8 @@ func TestInherit(t *testing.T) {
 		running := &Running{Node: "node-1", Config: string(text), TableFlags: program.TableFlags}
 		for _, change := range []string{
 			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
-			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=zones", "--direct-server-return", "--limits=pairs=4", "--feature-gates=B=true",
+			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=zones",
+			"--direct-server-return", "--limits=pairs=4", "--feature-gates=B=true",
 			"--refuse-unused-ports=cluster", "--answer-ping=none", "--direct-server-return-node-cidrs=192.0.2.0/24",
 		} {
 			before := flags

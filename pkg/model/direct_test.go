@@ -63,35 +63,46 @@ func TestDirect(t *testing.T) {
 		{name: "port ranges", words: asked + annotationPortRanges + "=tcp/90-99", opts: permitted, problem: "port ranges"},
 		{name: "a label of nodes", words: asked + annotationNodeSelector + "=!none", opts: permitted, problem: "only some nodes"},
 		{name: "hints", words: asked, opts: permitted, hint: hinted, problem: "hints"},
-		{name: "spread", words: asked + annotationTerminate + "=gone " + annotationSpread + "=60", opts: permitted, problem: "are spread"},
-		{name: "too many slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 501}}, problem: "limit of 501 slots"},
-		{name: "enough slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 502}}, direct: true, key: balance.Flow},
+		{name: "spread", words: asked + annotationTerminate + "=gone " + annotationSpread + "=60", opts: permitted,
+			problem: "are spread"},
+		{name: "too many slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 501}},
+			problem: "limit of 501 slots"},
+		{name: "enough slots", words: asked, opts: Options{Direct: true, Limits: Limits{Slots: 502}}, direct: true,
+			key: balance.Flow},
 
-		{name: "default", opts: byDefault, direct: true, key: balance.Flow, note: "the default of this node, and the Service has no annotation"},
+		{name: "default", opts: byDefault, direct: true, key: balance.Flow,
+			note: "the default of this node, and the Service has no annotation"},
 		{name: "default and asked", words: asked, opts: byDefault, direct: true, key: balance.Flow},
 		{name: "default and nat", words: annotationForwarding + "=nat", opts: byDefault, note: "an annotation selects NAT"},
-		{name: "default and Cilium's snat", words: "service.cilium.io/forwarding-mode=snat", opts: byDefault, note: "an annotation selects NAT"},
-		{name: "default and an invalid value", words: annotationForwarding + "=DSR", opts: byDefault, problem: "must be dsr or nat", note: "an annotation selects NAT"},
-		{name: "default, source hash", words: annotationAlgorithm + "=source-hash", opts: byDefault, direct: true, key: balance.Source, note: "default"},
+		{name: "default and Cilium's snat", words: "service.cilium.io/forwarding-mode=snat", opts: byDefault,
+			note: "an annotation selects NAT"},
+		{name: "default and an invalid value", words: annotationForwarding + "=DSR", opts: byDefault,
+			problem: "must be dsr or nat", note: "an annotation selects NAT"},
+		{name: "default, source hash", words: annotationAlgorithm + "=source-hash", opts: byDefault, direct: true,
+			key: balance.Source, note: "default"},
 		{name: "default without external frontends", opts: byDefault, change: func(s *corev1.Service) {
 			s.Spec.Type, s.Status = corev1.ServiceTypeClusterIP, corev1.ServiceStatus{}
 		}},
-		{name: "default, a node port", opts: allNodePorts, change: onlyNodePort, direct: true, key: balance.Flow, note: "default"},
+		{name: "default, a node port", opts: allNodePorts, change: onlyNodePort, direct: true, key: balance.Flow,
+			note: "default"},
 		{name: "default, a node port without networks of nodes", opts: byDefault, change: onlyNodePort},
-		{name: "default, policy Local", opts: byDefault, note: "externalTrafficPolicy is Local; the Service uses NAT", change: func(s *corev1.Service) {
-			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
-		}},
+		{name: "default, policy Local", opts: byDefault, note: "externalTrafficPolicy is Local; the Service uses NAT",
+			change: func(s *corev1.Service) {
+				s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32000
+			}},
 		{name: "default, affinity", opts: byDefault, note: "session affinity", change: func(s *corev1.Service) {
 			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		}},
 		{name: "default, slow start", words: prefix + "slow-start=5", opts: byDefault, note: "slow start"},
 		{name: "default, maximum", words: annotationMaximum + "=5", opts: byDefault, note: "connection limit"},
-		{name: "default, spread", words: annotationTerminate + "=gone " + annotationSpread + "=60", opts: byDefault, note: "are spread"},
+		{name: "default, spread", words: annotationTerminate + "=gone " + annotationSpread + "=60", opts: byDefault,
+			note: "are spread"},
 		{name: "default, SCTP", opts: byDefault, note: "SCTP", change: func(s *corev1.Service) {
 			s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
 		}},
 		{name: "default, hints", opts: byDefault, hint: hinted, note: "hints"},
-		{name: "default, too many slots", opts: Options{Direct: true, DirectDefault: true, Limits: Limits{Slots: 501}}, note: "limit of 501 slots"},
+		{name: "default, too many slots", opts: Options{Direct: true, DirectDefault: true, Limits: Limits{Slots: 501}},
+			note: "limit of 501 slots"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			svc := annotated(tc.words)

@@ -112,8 +112,8 @@ func TestLargestServiceWithDirectReturn(t *testing.T) {
 }
 
 // TestDirectReturnHasItsOwnRoom: a namespace has many Services with direct server return. Those without room for it use
-// NAT, with all of their endpoints, and other Services of the namespace lose nothing. Only a Service that asks for direct
-// server return lacks something.
+// NAT, with all of their endpoints, and other Services of the namespace lose nothing. Only a Service that asks for
+// direct server return lacks something.
 func TestDirectReturnHasItsOwnRoom(t *testing.T) {
 	const services = 400
 	p := New(testOptions())
@@ -145,8 +145,10 @@ func TestDirectReturnHasItsOwnRoom(t *testing.T) {
 		switch {
 		case (port.Direct == nil) != (len(nat) == 1) || excess != (len(nat) == 1):
 			t.Fatalf("Service %d: direct %v, NAT %v, %v", i, port.Direct != nil, nat, excess)
-		case port.Direct == nil && (port.form != formWeighted || port.Method.Key != balance.Chance || len(port.slots[listCluster]) != 3):
-			t.Fatalf("Service %d uses NAT in form %d with %v and %d slots", i, port.form, port.Method, len(port.slots[listCluster]))
+		case port.Direct == nil && (port.form != formWeighted || port.Method.Key != balance.Chance ||
+			len(port.slots[listCluster]) != 3):
+			t.Fatalf("Service %d uses NAT in form %d with %v and %d slots", i, port.form, port.Method,
+				len(port.slots[listCluster]))
 		case port.Direct == nil && len(planned.Excess()) != 1-i%2:
 			t.Fatalf("Service %d: %v", i, planned.Excess())
 		}

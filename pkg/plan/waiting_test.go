@@ -121,7 +121,8 @@ func TestOneFreedElement(t *testing.T) {
 	c.set("elements", "a", 1, 8)
 	affine := c.set("affinity", "a", 2, 1) // takes two elements, and three with affinity
 	if len(c.Service(affine).Excess()) == 0 || c.Service(affine).takes[ofElements] != 2 {
-		t.Fatalf("without room for affinity, the Service takes %v, and lacks %v", c.Service(affine).takes, c.Service(affine).Excess())
+		t.Fatalf("without room for affinity, the Service takes %v, and lacks %v", c.Service(affine).takes,
+			c.Service(affine).Excess())
 	}
 	c.set("elements", "a", 1, 7)
 	if c.again(); len(c.Service(affine).Excess()) != 0 {

@@ -111,8 +111,7 @@ func (s *Schedule) Failed(end time.Time) (retryAt time.Time) {
 }
 
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next
-// sync compares the tables with the plan before it writes. The method touched changes nothing. All other methods
-// act.
+// sync compares the tables with the plan before it writes. The method touched changes nothing. All other methods act.
 type guard struct {
 	kernel Kernel
 	// doubted counts doubts.

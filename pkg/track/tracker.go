@@ -82,8 +82,7 @@ type Tracker struct {
 }
 
 // New returns an empty tracker. It drops triggers older than since, usually the start of the process: they measure the
-// downtime of the proxy, not the latency of programming. It reads the clock now only for the
-// times of [Pending].
+// downtime of the proxy, not the latency of programming. It reads the clock now only for the times of [Pending].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }

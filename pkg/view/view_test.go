@@ -406,7 +406,8 @@ func TestOutdatedServices(t *testing.T) {
 	for _, c := range []struct {
 		v    Services
 		want bool
-	}{{Services{}, false}, {Services{Unanswered: 3600}, true}, {Services{Unanswered: 3600, Unread: []string{"services"}}, false}} {
+	}{{Services{}, false}, {Services{Unanswered: 3600}, true}, {Services{Unanswered: 3600,
+		Unread: []string{"services"}}, false}} {
 		for name, text := range map[string]func(*Printer){"table": c.v.Text, "detail": c.v.Detail} {
 			var out bytes.Buffer
 			text(NewPrinter(&out))
@@ -423,7 +424,8 @@ func TestAgesAfterTheClockWasSet(t *testing.T) {
 	for _, jump := range []time.Duration{24 * time.Hour, -24 * time.Hour, 0} {
 		ago := func(d time.Duration) *time.Time { return new(now.Add(-d)) }
 		s := &Status{Time: set(now, jump), Started: *ago(time.Hour),
-			API: API{LastEvent: ago(time.Second), Since: ago(2 * time.Second), Failures: []WatchFailure{{Last: *ago(3 * time.Second)}}},
+			API: API{LastEvent: ago(time.Second), Since: ago(2 * time.Second),
+				Failures: []WatchFailure{{Last: *ago(3 * time.Second)}}},
 			Loop: &Loop{Last: &Sync{Time: *ago(4 * time.Second)}, LastSent: &Sync{Time: *ago(5 * time.Second)},
 				Failure: &Failure{Since: *ago(6 * time.Second)}, Repairs: []Repair{{Time: *ago(7 * time.Second)}},
 				OldestChange: ago(8 * time.Second), LeaseRenewed: ago(9 * time.Second), LeaseEnds: ago(-10 * time.Second)},
@@ -434,15 +436,18 @@ func TestAgesAfterTheClockWasSet(t *testing.T) {
 		var got Status
 		lab.Must(t, json.Unmarshal(data, &got))
 		var ages []time.Duration
-		for _, at := range []time.Time{got.Started, *got.API.LastEvent, *got.API.Since, got.API.Failures[0].Last, got.Loop.Last.Time, got.Loop.LastSent.Time,
-			got.Loop.Failure.Since, got.Loop.Repairs[0].Time, *got.Loop.OldestChange, *got.Loop.LeaseRenewed, *got.Loop.LeaseEnds} {
+		for _, at := range []time.Time{got.Started, *got.API.LastEvent, *got.API.Since, got.API.Failures[0].Last,
+			got.Loop.Last.Time, got.Loop.LastSent.Time,
+			got.Loop.Failure.Since, got.Loop.Repairs[0].Time, *got.Loop.OldestChange, *got.Loop.LeaseRenewed,
+			*got.Loop.LeaseEnds} {
 			ages = append(ages, got.Time.Sub(at)/time.Second)
 		}
 		lab.Same(t, []time.Duration{3600, 1, 2, 3, 4, 5, 6, 7, 8, 9, -10}, ages, "ages in seconds after a jump by %v", jump)
 	}
 }
 
-// set returns a time as time.Now would return it if the clock had been set: the field wall of time.Time has the seconds from bit 30.
+// set returns a time as time.Now would return it if the clock had been set: the field wall of time.Time has the seconds
+// from bit 30.
 func set(now time.Time, by time.Duration) time.Time {
 	wall := (*uint64)(unsafe.Pointer(&now))
 	*wall += uint64(int64(by/time.Second) << 30)

@@ -11,9 +11,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// bound is the least allowed ratio: kube-proxy's figure to kube-nftproxy's, or a bare batch to kube-nftproxy's first sync. Bounds
-// of times are at most about 60 % of the least ratio seen with a small cluster on two processors, idle or busy: a violation means
-// a slowdown by a factor. Absolute times are not checked.
+// bound is the least allowed ratio: kube-proxy's figure to kube-nftproxy's, or a bare batch to kube-nftproxy's first
+// sync. Bounds of times are at most about 60 % of the least ratio seen with a small cluster on two processors, idle or
+// busy: a violation means a slowdown by a factor. Absolute times are not checked.
 type bound struct {
 	name  string
 	ratio func(theirs, ours *Figures) (float64, bool)
@@ -51,13 +51,15 @@ var bounds = []bound{
 // against returns a bound for kube-proxy's median divided by kube-nftproxy's.
 func against(q quantity, least float64, why string) bound { return againstQuantile(q, 0.5, least, why) }
 
-// againstLeast returns a bound for kube-proxy's least value divided by kube-nftproxy's. It is for a change whose sync takes less
-// than a millisecond after a quiet time: a processor that wakes up, or other work on the machine, doubles the median.
+// againstLeast returns a bound for kube-proxy's least value divided by kube-nftproxy's. It is for a change whose sync
+// takes less than a millisecond after a quiet time: a processor that wakes up, or other work on the machine, doubles
+// the median.
 func againstLeast(q quantity, least float64, why string) bound {
 	return againstQuantile(q, 0, least, why)
 }
 
-// againstQuantile returns a bound for a quantile of kube-proxy's values divided by the same quantile of kube-nftproxy's.
+// againstQuantile returns a bound for a quantile of kube-proxy's values divided by the same quantile of
+// kube-nftproxy's.
 func againstQuantile(q quantity, share, least float64, why string) bound {
 	return bound{string(q), func(theirs, ours *Figures) (float64, bool) {
 		a, ok := theirs.quantile(q, share)

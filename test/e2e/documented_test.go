@@ -367,8 +367,8 @@ kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=60s`)
 	return r
 }
 
-// command prepares a script to run on a host as in a reader's shell. It has a /run of its own, because programs of other
-// tests have their sockets in that of the machine.
+// command prepares a script to run on a host as in a reader's shell. It has a /run of its own, because programs of
+// other tests have their sockets in that of the machine.
 func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.Cmd {
 	path := r.inPod
 	if r.pods() == 0 {

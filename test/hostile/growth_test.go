@@ -10,7 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// mostGrowth is the permitted growth of live objects in MiB. Without the removal of forgotten conflicts, they grow by 12 and more.
+// mostGrowth is the permitted growth of live objects in MiB. Without the removal of forgotten conflicts, they grow by
+// 12 and more.
 const mostGrowth = 10
 
 // TestConflictsAreForgotten: in each round, two Services claim the same 5,000 keys, other keys than before. Beside them, one conflict lasts.
@@ -30,7 +31,8 @@ func TestConflictsAreForgotten(t *testing.T) {
 	n.grows(120, func(round int) { claims("passing", fmt.Sprintf("198.18.%d.1", round), 5_000) })
 }
 
-// grows repeats an action in many rounds, each with a change of bank. In the second half, live objects must not grow by more than mostGrowth.
+// grows repeats an action in many rounds, each with a change of bank. In the second half, live objects must not grow by
+// more than mostGrowth.
 func (n *node) grows(rounds int, do func(round int)) {
 	n.Helper()
 	half := 0.0

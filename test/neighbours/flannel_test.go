@@ -47,7 +47,8 @@ func flannel(backend, rules string) neighbour {
 		list = append(list, both("load-balancer IP with direct server return, to an endpoint on another node", n.Client,
 			passedLBIPs, 80, "client-2", n.Client.Addrs())...)
 		own := n.Node.Addrs()
-		list = append(list, both("node port with direct server return, to an endpoint on another node", n.Client, own[:], passedPort,
+		list = append(list, both("node port with direct server return, to an endpoint on another node", n.Client, own[:],
+			passedPort,
 			"client-2", n.Client.Addrs())...)
 		return append(list, both("cluster IP, from a container to an endpoint on another node", n.container(), farIPs, 80, "client-2", [2]netip.Addr{})...)
 	}

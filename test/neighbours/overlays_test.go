@@ -59,8 +59,8 @@ func (n *node) offer(endpoint [2]netip.Addr) {
 // passedPort is the node port of the Service passed.
 const passedPort = 30071
 
-// pass adds the Service passed, whose replies leave from the second node: kube-nftproxy runs there, too. The client has a
-// link to the second node, because this node would drop replies with its own address as the source.
+// pass adds the Service passed, whose replies leave from the second node: kube-nftproxy runs there, too. The client has
+// a link to the second node, because this node would drop replies with its own address as the source.
 func (n *node) pass(on *machine, endpoint [2]netip.Addr) {
 	n.t.Helper()
 	n.Client.Run(n.t, "ip", "link", "add", "direct", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name",

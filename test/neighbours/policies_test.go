@@ -76,7 +76,8 @@ func kubeRouter() neighbour {
 	}
 	return neighbour{
 		name: "kube-router (NetworkPolicy, iptables)", version: "kube-router --version 2>&1 | sed -n 's/.*version v\\([0-9.]*\\).*/\\1/p'",
-		policy: "a denied client reaches the pod neither directly, nor by load-balancer IPs, nor by node ports, also with [direct server return](dsr.md); a pod without egress reaches no Service. " +
+		policy: "a denied client reaches the pod neither directly, nor by load-balancer IPs, nor by node ports, " +
+			"also with [direct server return](dsr.md); a pod without egress reaches no Service. " +
 			"kube-router was run on a real API server, without its router and its service proxy, and for IPv4. With IPv6, its rules for this policy refer to an ipset that does not exist, and do not load",
 		prepare: func(n *node) {
 			n.createPolicies(n.serveAPI())

@@ -47,8 +47,8 @@ func (r *Oracle) permitsDirect(s *corev1.Service, port *corev1.ServicePort, six 
 	return !near && r.wantsDirect(s)
 }
 
-// hashes reports whether Maglev replaces the random algorithm of a port, also at its cluster IP: if one of its addresses
-// may have direct server return.
+// hashes reports whether Maglev replaces the random algorithm of a port, also at its cluster IP: if one of its
+// addresses may have direct server return.
 func (r *Oracle) hashes(c claim, six bool) bool {
 	others := slices.Concat(clusterIPs(c.service), r.primary)
 	balanced := exposes(c.service, corev1.ServiceTypeLoadBalancer) &&

@@ -194,7 +194,8 @@ func (f *fabric) endpoints(endpoints string, nodes ...int) {
 		nodes = []int{0, 1, 2}[:len(f.nodes)]
 	}
 	for _, i := range nodes {
-		lab.Must(f, os.WriteFile(filepath.Join(f.proxies[i].folder, "web.yaml"), []byte(f.service(i, f.annotations, endpoints)), 0o600))
+		lab.Must(f, os.WriteFile(filepath.Join(f.proxies[i].folder, "web.yaml"), []byte(f.service(i, f.annotations,
+			endpoints)), 0o600))
 		lab.Must(f, f.proxies[i].load())
 	}
 	var want []string
@@ -235,8 +236,8 @@ func (f *fabric) ask(family inet.Family, p inet.Protocol, times int) map[string]
 	return out
 }
 
-// flows returns the number of entries of the Service in connection tracking: those of its address, or of its node ports.
-// It reads them twice: before 6.18, the kernel skips the entry behind an expired one, which it deletes.
+// flows returns the number of entries of the Service in connection tracking: those of its address, or of its node
+// ports. It reads them twice: before 6.18, the kernel skips the entry behind an expired one, which it deletes.
 func (f *fabric) flows(node int) (n int) {
 	f.Helper()
 	f.script(f.nodes[node], `cat /proc/net/nf_conntrack`)
@@ -304,8 +305,8 @@ func TestDirectReturn(t *testing.T) {
 	}
 }
 
-// TestDirectReturnByDefault: direct server return is the default of two nodes, and the Service has no annotation for it.
-// The third node permits it, but its default is NAT.
+// TestDirectReturnByDefault: direct server return is the default of two nodes, and the Service has no annotation for
+// it. The third node permits it, but its default is NAT.
 func TestDirectReturnByDefault(t *testing.T) {
 	all := strings.Replace(withNodePorts, "--direct-server-return", "--direct-server-return=all", 1)
 	f := newFabric(t, all, all, withNodePorts)

@@ -479,7 +479,8 @@ func (s *settings) machine(out func(netip.Addr) string) oracle.Machine {
 		Name: nodeName, Addresses: ownAddresses, MasqueradeAll: s.plan.MasqueradeAll,
 		IgnoreExternalIPs: s.model.IgnoreExternalIPs, NodePortAddresses: s.nodePorts,
 		RefuseUnusedPorts: s.unusedPorts, AnswerPing: string(s.model.Ping), Out: out,
-		DirectServerReturn: s.plan.DirectReturn, DirectByDefault: s.model.DirectDefault, NodeNetworks: slices.Concat(s.plan.NodeNetworks[:]...),
+		DirectServerReturn: s.plan.DirectReturn, DirectByDefault: s.model.DirectDefault,
+		NodeNetworks: slices.Concat(s.plan.NodeNetworks[:]...),
 	}
 	pods := s.plan.LocalPods
 	switch {

@@ -513,8 +513,8 @@ func (w *world) redirect(m *member) {
 	}
 }
 
-// forwarding asks for direct server return, or leaves it to the default of the node, and removes most properties that prevent it. With source-hash, the oracle
-// knows the endpoint of each client.
+// forwarding asks for direct server return, or leaves it to the default of the node, and removes most properties that
+// prevent it. With source-hash, the oracle knows the endpoint of each client.
 func (w *world) forwarding(m *member) {
 	if m.service.Annotations["kube-nftproxy.io/forwarding-mode"] = "dsr"; w.rand.IntN(3) == 0 {
 		delete(m.service.Annotations, "kube-nftproxy.io/forwarding-mode") // the default of the node

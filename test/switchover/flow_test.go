@@ -161,8 +161,8 @@ func (f *flow) noteUDP(server string, err error) {
 	}
 }
 
-// counts returns the flow's counts so far, and the reason if it is broken. They include the segments that the kernel has sent again
-// in an exchange that is still under way.
+// counts returns the flow's counts so far, and the reason if it is broken. They include the segments that the kernel
+// has sent again in an exchange that is still under way.
 func (f *flow) counts() (flowCounts, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

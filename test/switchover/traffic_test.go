@@ -154,7 +154,8 @@ func TestTrafficNoticesFailures(t *testing.T) {
 	}{
 		{name: "no fault"},
 		// The rule for UDP matches only requests: the client of a rejected answer would wait, and not notice a refusal.
-		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f udp dport 8080 reject",
+		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; " +
+			"add rule inet x f udp dport 8080 reject",
 			map[inet.Protocol]string{inet.TCP: "refused", inet.UDP: "refused"}, true},
 		{"refused by ICMP", "add rule inet x f tcp flags & (syn|ack) == syn reject",
 			map[inet.Protocol]string{inet.TCP: "refused"}, false},

@@ -55,7 +55,8 @@ func FuzzEntry(f *testing.F) {
 				t.Fatalf("%+v: the deletion identifies no entry: %x", want, m.Payload)
 			}
 			// A deletion has neither these fields nor the zone of the reply direction.
-			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Client", "Replied", "DNAT", "Zone")}
+			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Client",
+				"Replied", "DNAT", "Zone")}
 			if diff := cmp.Diff(want, got, same); diff != "" {
 				t.Errorf("flow (-read +deleted):\n%s", diff)
 			}

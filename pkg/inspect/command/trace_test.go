@@ -383,15 +383,20 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 		{"the answer is dropped", "nft 'table ip z { chain c { type filter hook forward priority 10; ip saddr 10.244.0.10 drop; }; }'",
 			"10.244.0.10:8080 answered, but the client has not confirmed the answer within 1s: the answer was lost on the way back. A chain of another program " +
 				"may drop packets from 10.244.0.10:8080 (nft list ruleset), or a route to 10.244.0.11 may be wrong (ip route get 10.244.0.11).\n", true},
-		{"the next hop is dead", "ip neigh del 10.244.0.10 dev veth-pod0; ip route replace 10.244.0.10/32 via 192.0.2.77 dev eth0 onlink",
-			"10.244.0.10:8080 has not answered within 1s: its next hop 192.0.2.77 does not answer ARP or NDP on eth0. The host or the pod is gone, its link is " +
+		{"the next hop is dead",
+			"ip neigh del 10.244.0.10 dev veth-pod0; ip route replace 10.244.0.10/32 via 192.0.2.77 dev eth0 onlink",
+			"10.244.0.10:8080 has not answered within 1s: its next hop 192.0.2.77 does not answer ARP or NDP on eth0. " +
+				"The host or the pod is gone, its link is " +
 				"down, or the route is wrong (ip route get 10.244.0.10).\n", true},
 		{"the answer is exempt", "nft 'table ip z { chain c { type filter hook prerouting priority -300; ip saddr 10.244.0.10 notrack; }; }'",
 			"a rule exempts the answer from connection tracking (notrack).\n", true},
-		{"the answer bypasses the rules", "ip link add br0 type bridge && ip addr flush dev veth-pod0 && ip addr flush dev veth-pod1 && " +
-			"ip link set veth-pod0 master br0 && ip link set veth-pod1 master br0 && ip link set br0 up && ip addr add 10.244.0.1/24 dev br0 && " +
-			"{ ! test -e /proc/sys/net/bridge || sysctl -qw net.bridge.bridge-nf-call-iptables=0; }",
-			"10.244.0.10:8080 has not answered by this node within 1s: answers from 10.244.0.10 to 10.244.0.11 bypass the rules, because both are on bridge br0 " +
+		{"the answer bypasses the rules",
+			"ip link add br0 type bridge && ip addr flush dev veth-pod0 && ip addr flush dev veth-pod1 && " +
+				"ip link set veth-pod0 master br0 && ip link set veth-pod1 master br0 && ip link set br0 up && " +
+				"ip addr add 10.244.0.1/24 dev br0 && " +
+				"{ ! test -e /proc/sys/net/bridge || sysctl -qw net.bridge.bridge-nf-call-iptables=0; }",
+			"10.244.0.10:8080 has not answered by this node within 1s: answers from 10.244.0.10 to 10.244.0.11 " +
+				"bypass the rules, because both are on bridge br0 " +
 				"and net.bridge.bridge-nf-call-iptables is not 1 (kube-nftproxy status has the fix).\n", true},
 		{"iptables-legacy", "iptables-legacy -A FORWARD -p tcp --dport 8080 -j DROP",
 			"A trace does not show the rules of iptables-legacy, which may drop it; to list them: iptables-legacy-save.\n", true},
@@ -408,7 +413,8 @@ func TestTraceLiveOfPacketsInAnotherWay(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			if strings.Contains(c.name, "bypasses") { // the pods are in one subnet
-				lab.Must(t, lab.Err(l.Pods[0].Command(t.Context(), "ip", "route", "replace", "10.244.0.11/32", "dev", "eth0").CombinedOutput()))
+				lab.Must(t, lab.Err(l.Pods[0].Command(t.Context(), "ip", "route", "replace", "10.244.0.11/32", "dev",
+					"eth0").CombinedOutput()))
 			}
 			done := make(chan string, 1)
 			go func() {
@@ -491,7 +497,8 @@ func TestTraceLiveNamesTheRoute(t *testing.T) {
 			"The kernel drops it by strict reverse path filtering (rp_filter = 1 on veth-pod1): it arrives by veth-pod1, but the route back to 10.244.0.11 leaves by eth0. " +
 				"Correct the routes of this node or of the sender, or make the filter loose: sysctl -w net.ipv4.conf.veth-pod1.rp_filter=2.\n"},
 		{"the end of its hops", "ipv4/ip_default_ttl", "1", "",
-			"It arrived with the TTL or hop limit 1, so this node does not forward it. Its sender gets the ICMP error \"time exceeded\".\n"},
+			"It arrived with the TTL or hop limit 1, so this node does not forward it. " +
+				"Its sender gets the ICMP error \"time exceeded\".\n"},
 		{"no forwarding", "ipv4/conf/veth-pod1/forwarding", "0", "",
 			"This node does not forward packets that arrive by veth-pod1 (forwarding = 0; kube-nftproxy status has the fix).\n"},
 		{"no route", "ipv4/conf/veth-pod1/rp_filter", "0", "add unreachable 10.244.0.10/32 metric 0", "This node has no route to 10.244.0.10, or one of type unreachable, prohibit or " +

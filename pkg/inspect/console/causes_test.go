@@ -241,9 +241,12 @@ func TestServiceHasTheAddressOfTheAPIServer(t *testing.T) {
 		server  string
 		want    bool
 	}{
-		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7:6443", true}, {at(model.LoadBalancer, "fd00::7"), "https://[fd00::7]:6443/x", true},
-		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7", false}, {at(model.ExternalIP, "192.0.2.8"), "https://192.0.2.7:6443", false},
-		{at(model.ClusterIP, "192.0.2.7"), "https://192.0.2.7:6443", false}, {at(model.ExternalIP, "192.0.2.7"), "https://api:6443", false},
+		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7:6443", true}, {at(model.LoadBalancer, "fd00::7"),
+			"https://[fd00::7]:6443/x", true},
+		{at(model.ExternalIP, "192.0.2.7"), "https://192.0.2.7", false}, {at(model.ExternalIP, "192.0.2.8"),
+			"https://192.0.2.7:6443", false},
+		{at(model.ClusterIP, "192.0.2.7"), "https://192.0.2.7:6443", false}, {at(model.ExternalIP, "192.0.2.7"),
+			"https://api:6443", false},
 		{at(model.ExternalIP, "192.0.2.7"), "manifests in /m", false},
 	} {
 		if got := takes(c.service, serverAt(c.server)); got != c.want {
@@ -251,9 +254,11 @@ func TestServiceHasTheAddressOfTheAPIServer(t *testing.T) {
 		}
 	}
 	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}
-	s := &view.Status{Time: time.Now(), API: view.API{TakenBy: "a/b", Error: "no TLS", Remedy: "correct the kubeconfig"}, Loop: &view.Loop{}}
+	s := &view.Status{Time: time.Now(), API: view.API{TakenBy: "a/b", Error: "no TLS",
+		Remedy: "correct the kubeconfig"}, Loop: &view.Loop{}}
 	list := con.unread(s, nil)
-	if len(list) != 1 || list[0].Reason != view.APIServerUnreachable || !strings.HasPrefix(list[0].What, "Service a/b has the address of the API server") ||
+	if len(list) != 1 || list[0].Reason != view.APIServerUnreachable || !strings.HasPrefix(list[0].What,
+		"Service a/b has the address of the API server") ||
 		!strings.Contains(list[0].Fix, "of Service a/b. The program on node n cannot") {
 		t.Errorf("findings %+v", list)
 	}
@@ -271,7 +276,8 @@ func TestPodsBehindOtherInterfaces(t *testing.T) {
 		device string
 		want   bool
 	}{
-		{bridge, "cni0", false}, {bridge, "cni01", true}, {bridge, "veth0", true}, {prefix, "cali12", false}, {prefix, "cal", true}, {prefix, "eni1", true},
+		{bridge, "cni0", false}, {bridge, "cni01", true}, {bridge, "veth0", true}, {prefix, "cali12", false}, {prefix,
+			"cal", true}, {prefix, "eni1", true},
 		{plan.LocalPods{}, "eth0", false},
 	} {
 		if got := isOther(c.of, c.device); got != c.want {
@@ -293,8 +299,9 @@ func TestFolderHasNoAPIServer(t *testing.T) {
 func TestPortsThatCannotBeOpened(t *testing.T) {
 	con := &Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}
 	for text, want := range map[string]string{
-		"address already in use":          "on node n: ss -ltnp sport = :10256 shows the process",
-		"cannot assign requested address": "on node n: add the address 192.0.2.7 to an interface, or set another healthzBindAddress",
+		"address already in use": "on node n: ss -ltnp sport = :10256 shows the process",
+		"cannot assign requested address": "on node n: add the address 192.0.2.7 to an interface, " +
+			"or set another healthzBindAddress",
 	} {
 		list := con.unbound(&view.Status{Ports: []view.Port{{Name: "healthz", Address: "192.0.2.7:10256", Error: text}}})
 		if len(list) != 1 || list[0].Reason != view.PortNotBound || !strings.HasPrefix(list[0].Fix, want) {
@@ -303,7 +310,8 @@ func TestPortsThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestTokenFiles: the reason why a token file is of no use is in the finding about rejected requests, and is a warning before that.
+// TestTokenFiles: the reason why a token file is of no use is in the finding about rejected requests, and is a warning
+// before that.
 func TestTokenFiles(t *testing.T) {
 	now := time.Now()
 	token := func(claims string) string {
@@ -333,11 +341,13 @@ func TestTokenFiles(t *testing.T) {
 			s.API.Answers = true
 			return con.unread(s, nil)
 		}
-		if before := look(); (len(before) == 1) != (want != "") || len(before) == 1 && (before[0].Reason != view.TokenUnusable || before[0].What != want) {
+		if before := look(); (len(before) == 1) != (want != "") || len(before) == 1 &&
+			(before[0].Reason != view.TokenUnusable || before[0].What != want) {
 			t.Errorf("%q, before a rejection: %+v", c.content, before)
 		}
 		a.Failed("services", apierrors.NewUnauthorized("Unauthorized"))
-		if after := look(); len(after) != 1 || after[0].Reason != view.APIUnauthorized || !strings.HasSuffix(after[0].What, want) ||
+		if after := look(); len(after) != 1 || after[0].Reason != view.APIUnauthorized ||
+			!strings.HasSuffix(after[0].What, want) ||
 			!strings.Contains(after[0].Fix, "write a valid token to "+path) {
 			t.Errorf("%q, after a rejection: %+v", c.content, after)
 		}
