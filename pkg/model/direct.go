@@ -187,18 +187,18 @@ func (b *builder) locate(sp *ServicePort, s *selection) (reason string) {
 // there. So it does not apply to the primary address of this node: some load balancers use it, and the author of a
 // Service can write any address into spec.externalIPs. The rules of node ports handle no packet of a known connection.
 func (f Frontend) MayBeDirect() bool {
-	return (f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes) &&
-		!f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
+	return f.isForDirect() && !f.AtClusterIP() && !f.OnNode && !f.Local && f.Last == 0
+}
+
+// isForDirect reports whether a frontend is of a kind for which there is direct server return.
+func (f Frontend) isForDirect() bool {
+	return f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes
 }
 
 // forwardingNotes returns the effect of the node's default on a Service without an annotation for direct server return.
 func forwardingNotes(b *builder) []string {
 	const isDefault = "direct server return is the default of this node"
-	outside := func(sp *ServicePort) bool {
-		return slices.ContainsFunc(sp.Frontends, func(f Frontend) bool {
-			return f.Kind == ExternalIP || f.Kind == LoadBalancer || f.OnAllNodes
-		})
-	}
+	outside := func(sp *ServicePort) bool { return slices.ContainsFunc(sp.Frontends, Frontend.isForDirect) }
 	switch {
 	case !b.opts.DirectDefault || b.asked || !slices.ContainsFunc(b.out.Ports, outside):
 		return nil
